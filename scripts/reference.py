@@ -219,17 +219,19 @@ def library() -> str:
         thing = getattr(flowstone, name)
         if inspect.ismodule(thing):
             parts.append(f"## `flowstone.{name}`\n\n{_text(thing)}\n")
-            parts += [_function(f"flowstone.{name}.{inner}", getattr(thing, inner), "###") for inner in thing.__all__]
-        elif isinstance(thing, type):
-            parts.append(_class(name, thing))
+            parts += [_entry(f"flowstone.{name}.{inner}", getattr(thing, inner), "###") for inner in thing.__all__]
         elif callable(thing):
-            parts.append(_function(f"flowstone.{name}", thing, "##"))
+            parts.append(_entry(f"flowstone.{name}", thing, "##"))
     return "\n".join(parts)
 
 
-def _class(name: str, kind: type) -> str:
+def _entry(name: str, thing: Callable[..., Any], heading: str) -> str:
+    return _class(name, thing, heading) if isinstance(thing, type) else _function(name, thing, heading)
+
+
+def _class(name: str, kind: type, heading: str) -> str:
     rows = [f"| {_code(shown)} | {_cell(text)} |" for shown, text in _members(kind)]
-    head = f"## `flowstone.{name}`\n\n{_text(kind)}\n"
+    head = f"{heading} `{name}`\n\n{_text(kind)}\n"
     return head + ("\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else "")
 
 

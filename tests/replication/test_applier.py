@@ -13,7 +13,8 @@ from flowstone.replication.vclock import VClock
 
 State = ApplierState
 
-# Reference 11.1: code, what a 2.6.0 applier does, what a newer one does. Nobody sends 264: we say it ourselves.
+# docs/spec/replication.md#error-reactions: code, reaction of a 2.6.0 applier, reaction of a newer one. No peer sends
+# 264: the applier raises it itself.
 REACTIONS = (
     (116, State.LOADING, State.LOADING),
     (216, State.LOADING, State.LOADING),

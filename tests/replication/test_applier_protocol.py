@@ -70,5 +70,5 @@ def test_every_step_of_a_life_is_in_the_table() -> None:
 
 def test_a_command_out_of_place_is_our_mistake() -> None:
     protocol = ApplierProtocol("upstream", instance_uuid=US)
-    with pytest.raises(LocalProtocolError, match="cannot go from connect to initial_join"):
+    with pytest.raises(LocalProtocolError, match="invalid applier transition: connect to initial_join"):
         protocol.join(Join(US))

@@ -21,7 +21,7 @@ def owner(*lines: str) -> Story:
 def test_a_write_is_answered_once_and_nothing_else_is() -> None:
     limbo = owner("sync a", "writes").limbo
     stranger = Request(1, Confirm(1, 2))
-    with pytest.raises(LocalProtocolError, match="is not what was to be written"):
+    with pytest.raises(LocalProtocolError, match="unexpected write completion"):
         limbo.request_written(stranger)
     story = owner("sync a", "writes", "ack 2 {1: 2}")
     (request, _, _) = story.journal[0]

@@ -44,7 +44,8 @@ def test_a_peer_that_has_more_without_having_been_seen_there_is_refused_for_good
         lost = check(tails, 12)
         assert lost is not None
         assert not lost.may_come_back
-        assert lost.message.startswith("peer had lost its rows 5…10 and has written others since, maybe in their place")
+        text = "peer had lost its rows 5…10 and has written new rows since, possibly under the same LSNs: "
+        assert lost.message.startswith(text)
 
 
 def test_that_we_learn_more_of_its_rows_from_others_makes_the_loss_larger() -> None:

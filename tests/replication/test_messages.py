@@ -128,7 +128,7 @@ def test_recorded_ballots_are_decoded_and_encoded_to_the_same_bytes(version: str
     assert count
 
 
-# --- The bytes of the reference, section 24 ---
+# --- docs/spec/iproto.md#byte-samples ---
 
 
 def test_requests_are_the_samples_of_the_reference() -> None:

@@ -115,7 +115,7 @@ def test_what_lua_would_not_load_is_refused_with_the_place(formula: str, reason:
         ("math.pow(2, 1)", "attempt to call field 'pow' (a nil value)"),
         ("math.floor()", "bad argument #1 to 'floor' (number expected, got no value)"),
         ("math.max(1, nil)", "bad argument #2 to 'max' (number expected, got nil)"),
-        ("math.random(3)", "math.random has no source of chance here"),
+        ("math.random(3)", "math.random is not available"),
     ],
 )
 def test_what_lua_would_stop_in_is_refused(formula: str, reason: str) -> None:

@@ -107,11 +107,11 @@ def test_nothing_is_shown_while_it_is_written() -> None:
 def test_only_what_was_asked_to_be_written_is_written() -> None:
     raft = machine()
     settle(raft)
-    with pytest.raises(LocalProtocolError, match="term 2 and vote 1 were not asked"):
+    with pytest.raises(LocalProtocolError, match="unexpected write completion: term 2, vote 1"):
         raft.written(2, 1, 1.0)
     raft.tick(4.0)
     assert raft.ready().write == RaftState(term=2, vote=1)
-    with pytest.raises(LocalProtocolError, match="term 2 and vote 2 were not asked"):
+    with pytest.raises(LocalProtocolError, match="unexpected write completion: term 2, vote 2"):
         raft.written(2, 2, 4.0)
 
 
@@ -206,7 +206,7 @@ def test_a_second_leader_in_a_term_is_only_logged() -> None:
     settle(raft)
     raft.message(3, leads(3, 2), 1.0)
     (ready,) = settle(raft)
-    assert ready.notes == ("3 says it leads term 2, which 2 does: ignored",)
+    assert ready.notes == ("ignores leader 3: term 2 is led by 2",)
     assert raft.leader == 2
     other = leader()
     other.message(2, leads(2, 2), 5.0)

@@ -42,23 +42,23 @@ FINE = {
     "gap": [row(5), row(500)],
 }
 WRONG = {
-    "row 5 of replica 0, which no member has written": [row(5, replica_id=0)],
-    "row 5 of replica 1, a local one, which is nobody else's": [row(5, group_id=1)],
-    "row 5 of replica 1, of type SELECT, which this version does not know": [row(5, type=1)],
-    "row 5 of replica 1, of type RAFT, which this version does not know": [row(5, type=30)],
-    "row 5 of replica 1, of type 999, which this version does not know": [row(5, type=999)],
-    "row 5 of replica 1, REPLACE without a space": [row(5, body={0x21: (1,)})],
-    "row 5 of replica 1, REPLACE without a tuple": [row(5, body={0x10: 512})],
-    "row 5 of replica 1, DELETE without a key": [row(5, type=5, body={0x10: 512})],
-    "row 5 of replica 1, UPDATE without operations": [row(5, type=4, body={0x10: 512, 0x20: (1,)})],
-    "row 5 of replica 1, UPSERT without operations": [row(5, type=9)],
-    "row 4 of replica 1, behind row 5 of the same transaction": [row(5, is_last=False), row(4, tsn=5)],
-    "row 4 of replica 1, behind row 5 of the same": [
+    "row 5 of replica 0: no member has this id": [row(5, replica_id=0)],
+    "row 5 of replica 1: local rows are not replicated": [row(5, group_id=1)],
+    "row 5 of replica 1: unsupported type SELECT": [row(5, type=1)],
+    "row 5 of replica 1: unsupported type RAFT": [row(5, type=30)],
+    "row 5 of replica 1: unsupported type 999": [row(5, type=999)],
+    "row 5 of replica 1: REPLACE without a space": [row(5, body={0x21: (1,)})],
+    "row 5 of replica 1: REPLACE without a tuple": [row(5, body={0x10: 512})],
+    "row 5 of replica 1: DELETE without a key": [row(5, type=5, body={0x10: 512})],
+    "row 5 of replica 1: UPDATE without operations": [row(5, type=4, body={0x10: 512, 0x20: (1,)})],
+    "row 5 of replica 1: UPSERT without operations": [row(5, type=9)],
+    "row 4 of replica 1: out of order after row 5 of the same transaction": [row(5, is_last=False), row(4, tsn=5)],
+    "row 4 of replica 1: out of order after row 5 of the same": [
         row(5, is_last=False),
         row(9, tsn=5, replica_id=2, is_last=False),
         row(4, tsn=5),
     ],
-    "row 6 of replica 1, CONFIRM in the middle of a transaction": [
+    "row 6 of replica 1: CONFIRM inside a transaction": [
         row(5, is_last=False),
         row(6, tsn=5, type=40, body={2: 1, 3: 4}),
     ],
@@ -74,22 +74,22 @@ def test_what_masters_send_is_taken(rows: list[Row], before: int) -> None:
 @pytest.mark.parametrize("before", [0, MANY], ids=["few", "many"])
 @pytest.mark.parametrize(("what", "rows"), WRONG.items(), ids=WRONG)
 def test_what_no_master_sends_is_refused(what: str, rows: list[Row], before: int) -> None:
-    with pytest.raises(RowRefused, match=f"peer sent {what}") as caught:
+    with pytest.raises(RowRefused, match=f"peer sent invalid {what}") as caught:
         check_rows(slab(*(row(lsn, replica_id=7) for lsn in range(1, before + 1)), *rows))
-    assert caught.value.hint == "see what is wrong there, and follow it anew"
+    assert caught.value.hint == "check that instance, then restart replication from it"
 
 
 def test_rows_of_our_own_are_taken_up_to_where_they_are_known() -> None:
     check_own_rows(slab(row(5), row(6)), 1, 6)
     check_own_rows(slab(row(5), row(6)), 2, 0)
-    with pytest.raises(RowRefused, match="row 6 of replica 1, which is this instance; it has written 5"):
+    with pytest.raises(RowRefused, match="row 6 of replica 1, which is this instance: its last row is 5"):
         check_own_rows(slab(row(5), row(6), row(7)), 1, 5)
 
 
 def test_nobody_else_answers_in_our_name() -> None:
     check_name("peer", 2, 1)
     check_name("peer", 0, 0)
-    with pytest.raises(RowRefused, match="peer says that it is replica 1, which is this instance"):
+    with pytest.raises(RowRefused, match="peer claims replica id 1, which is this instance"):
         check_name("peer", 1, 1)
 
 

@@ -71,7 +71,7 @@ def test_story(path: Path) -> None:
 def test_synchronous_transaction_of_another_while_the_owners_wait_is_an_error() -> None:
     tracker: SettledTracker[Told] = SettledTracker()
     tracker.push(tell("1:1 insert sync"))
-    with pytest.raises(SettledError, match="2:1 in the log while those of replica 1 are waiting"):
+    with pytest.raises(SettledError, match="2:1 in the log while those of replica 1 are pending"):
         tracker.push(tell("2:1 insert sync"))
 
 
@@ -83,7 +83,7 @@ def test_rows_can_be_passed_by_only_while_quiet_and_forward() -> None:
     assert tracker.is_quiet
     tracker.push(tell("1:11 insert sync"))
     assert not tracker.is_quiet
-    with pytest.raises(LocalProtocolError, match="while 1 transactions wait"):
+    with pytest.raises(LocalProtocolError, match="cannot skip rows while transactions are pending: 1"):
         tracker.skip_to(VClock({1: 20}))
 
 

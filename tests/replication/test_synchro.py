@@ -63,15 +63,15 @@ def test_full_raft_state_and_unknown_keys() -> None:
 @pytest.mark.parametrize(
     ("row_type", "body", "message"),
     [
-        (40, b"", "RAFT_CONFIRM: not MessagePack"),
-        (40, b"\x01", "RAFT_CONFIRM: int where a map is due"),
+        (40, b"", "RAFT_CONFIRM: invalid MessagePack"),
+        (40, b"\x01", "RAFT_CONFIRM: expected a map, got int"),
         (40, msgpack.packb({2: 1}), "RAFT_CONFIRM: LSN is missing"),
         (41, msgpack.packb({2: 1, 3: -1}), "RAFT_ROLLBACK: LSN is -1, not a number from 0"),
         (31, msgpack.packb({2: 1, 3: 1, 0x53: "x"}), "RAFT_PROMOTE: TERM is b'x'"),
         (31, msgpack.packb({2: 1, 3: 1, 0x26: {40: 1}}), "RAFT_PROMOTE: VCLOCK: 40 is not a replica id"),
-        (30, msgpack.packb({0: 1, 2: 9}), "RAFT: state 9"),
+        (30, msgpack.packb({0: 1, 2: 9}), "RAFT: invalid state 9"),
         (30, msgpack.packb({0: 1, 5: 1}), "RAFT: IS_LEADER_SEEN is 1"),
-        (2, msgpack.packb({}), "type 2 has no synchro body"),
+        (2, msgpack.packb({}), "row type 2 is not a control row"),
     ],
 )
 def test_wrong_bodies_are_named(row_type: int, body: bytes, message: str) -> None:

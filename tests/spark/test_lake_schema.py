@@ -46,7 +46,8 @@ def test_parts_of_larger_arrays_are_decoded_at_their_place() -> None:
 
 
 def test_a_value_that_does_not_fit_is_named_by_its_key() -> None:
-    with pytest.raises(LakeError, match="space 'orders', tuple with _key x'6c': field 'name' is not of type string") as raised:
+    problem = "space 'orders', tuple with _key x'6c': field 'name' is not of type string"
+    with pytest.raises(LakeError, match=problem) as raised:
         LakeSchema(ORDERS).rows(pa.array([b"k", b"l"]), pa.array([packed(7, "x"), packed(8, 9)]))
     assert raised.value.hint == "name the columns that the table shall have"
 

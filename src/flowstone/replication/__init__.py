@@ -1,4 +1,5 @@
-"""Pure state machines of replication: the vclock, the settled position, the rows that speak about the log.
+"""Pure state machines of replication: applier, relay, limbo, elections, membership, settled position.
 
-Events go in, actions come out. Nothing here opens files or sockets, reads a clock, or draws a random number.
+Events go in, actions come out. Nothing here opens a file or a socket, reads a clock or generates a random number:
+`node/` runs the machines and passes in the time and the randomness.
 """

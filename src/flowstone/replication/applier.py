@@ -1,7 +1,45 @@
-"""The states of an applier, what may follow what, and what an error does to it.
+"""The states of an applier, the transitions between them, and the reaction to each error.
 
-All that decides about states is here, in tables. The protocol that moves through them is `applier_protocol.py`;
-`node/applier.py` runs it. Reference sections 7 and 11.1.
+Everything that decides about states is in the tables of this module. `applier_protocol.py` implements the protocol that
+moves through them, and `node/applier.py` runs it on a socket. See docs/spec/replication.md#applier-states.
+
+Theory of operation
+-------------------
+
+An applier follows one upstream, which is one URI of `replication`. It connects, fetches data if the instance has none,
+subscribes at the vclock of the instance, and then receives rows until the connection fails. An attempt is one
+connection and one `ApplierProtocol`; the applier and its state outlive the attempt.
+
+Input is what the upstream sends, the commands of the instance (start, stop, what to request next), and errors. Output
+is the state, which `box.info` shows and the quorum of connected upstreams counts (`replica_set.py`).
+
+    OFF, LOADING, STOPPED, DISCONNECTED -> CONNECT -> CONNECTED -> [AUTH ->] READY
+
+    READY -> INITIAL_JOIN -> FINAL_JOIN -> JOINED -> READY      JOIN: the instance has no data
+    READY -> FETCH_SNAPSHOT -> FETCHED_SNAPSHOT -> READY        the same for an anonymous replica
+    READY -> REGISTER -> REGISTERED -> READY                    an anonymous replica becomes a member
+    READY -> SYNC -> FOLLOW                                     SUBSCRIBE
+
+- CONNECT: an attempt has started. The greeting and the ballot of the upstream move it to CONNECTED.
+- CONNECTED: the upstream is known. The applier waits for the command to log in (AUTH) or to continue as guest.
+- READY: the applier waits for the command to send one of the four requests above.
+- SYNC: the upstream accepted SUBSCRIBE and sends rows. When the instance has reached the vclock that the upstream had
+  at SUBSCRIBE, and the lag is at most `replication_sync_lag`, the applier enters FOLLOW.
+- FOLLOW: the instance is in sync. Only an error or a stop ends this state.
+
+An error in any of these states ends the attempt. `reaction` returns the state that follows:
+
+- DISCONNECTED: the connection failed. The applier retries after a pause.
+- LOADING: the upstream rejected a request for a reason that may pass: it is starting, or a login, a right or a
+  registration is missing. The applier retries after a pause.
+- STOPPED: a retry cannot help. The applier stays stopped until it is started again.
+- OFF: the instance stopped the applier, or the upstream is the instance itself.
+
+Invariants:
+
+- The state changes only along TRANSITIONS.
+- The applier has a connection, or is opening one, exactly in the states outside FAILED.
+- Rows are applied only in the states of a join or registration, in SYNC and in FOLLOW.
 """
 
 from __future__ import annotations
@@ -21,7 +59,7 @@ from flowstone.replication.vclock import VClock
 
 
 class ApplierState(Enum):
-    """Where an applier is; the values are what `box.info.replication[n].upstream.status` shows."""
+    """The state of an applier. The values are those of `box.info.replication[n].upstream.status`."""
 
     OFF = "off"
     CONNECT = "connect"
@@ -45,9 +83,10 @@ class ApplierState(Enum):
 _State = ApplierState
 
 FAILED: Final = frozenset({_State.OFF, _State.LOADING, _State.STOPPED, _State.DISCONNECTED})
-"""Without a connection. From LOADING and DISCONNECTED it tries again; OFF and STOPPED are the end."""
+"""States without a connection. The applier retries from LOADING and DISCONNECTED, but not from OFF and STOPPED."""
 
 ENDED: Final = frozenset({_State.OFF, _State.STOPPED})
+"""States without a retry: the applier stays there until it is started again."""
 
 _FORWARD: Final = {
     _State.OFF: (_State.CONNECT,),
@@ -70,14 +109,14 @@ _FORWARD: Final = {
 }
 
 TRANSITIONS: Final[dict[ApplierState, frozenset[ApplierState]]] = {
-    # Whatever it is doing, it may fail or be told to stop; while it does nothing, it can only be told.
+    # An applier with a connection can fail or be stopped; one without a connection can only be stopped.
     state: frozenset(after) | (ENDED - {state} if state in FAILED else FAILED)
     for state, after in _FORWARD.items()
 }
-"""State → the states that may come next."""
+"""Maps each state to the states that may follow it."""
 
 _RETRIED: Final = {
-    # Not ready yet, or a matter of configuration that somebody may put right meanwhile.
+    # The upstream is not ready yet, or its configuration may be corrected while we retry.
     errors.Loading.code: _State.LOADING,
     errors.SyncQuorumTimeout.code: _State.LOADING,
     errors.SyncRollback.code: _State.LOADING,
@@ -87,7 +126,7 @@ _RETRIED: Final = {
     errors.CredsMismatch.code: _State.LOADING,
     errors.System.code: _State.DISCONNECTED,
     errors.ConnectionToSelf.code: _State.OFF,
-    # Our own word on a peer without a name: what is there now stands in for a server. 2.6 does not look.
+    # Raised by our side: a peer that greets with a nil UUID is not configured yet. 2.6 does not check the UUID.
     errors.NilUuid.code: _State.DISCONNECTED,
 }
 _RETRIED_SINCE_2_6_1: Final = {
@@ -96,7 +135,7 @@ _RETRIED_SINCE_2_6_1: Final = {
     errors.Ssl.code: _State.DISCONNECTED,
 }
 _CLASSES: Final = {
-    # The class at the top of a stack of errors counts before the code, which of these differs between versions.
+    # For these classes of error, the codes differ between versions, so the class at the top of the error stack decides.
     "SocketError": errors.System.code,
     "SystemError": errors.System.code,
     "TimedOut": errors.System.code,
@@ -105,14 +144,16 @@ _CLASSES: Final = {
 
 
 class ConnectionLost(FlowstoneError):
-    """The connection could not be made, broke, or nothing was heard for too long. Trying again may help."""
+    """The connection could not be opened, was closed, or timed out. A retry may help."""
 
 
 def reaction(error: FlowstoneError | OSError, *, is_2_6: bool, has_data: bool = True) -> ApplierState:
-    """The state that an applier of our age is in after `error`, its own or the peer's (reference 11.1).
+    """Return the state of an applier after `error`, raised by either side (docs/spec/replication.md#error-reactions).
+
+    `is_2_6` selects the rules of the 2.6 dialect. `has_data` is False for an instance that has not joined yet.
 
     Real instances without data give up if no member is writable; ours wait for an election. Real instances also stop
-    for good at an expelled peer; ours retry, because another member, or the peer itself, may join at that address.
+    permanently at an expelled peer; ours retry, because another member, or the peer itself, may join at that address.
     """
     if isinstance(error, OSError | ConnectionLost | OwnRowRefused):
         return _State.DISCONNECTED
@@ -130,7 +171,7 @@ def reaction(error: FlowstoneError | OSError, *, is_2_6: bool, has_data: bool = 
 
 
 def code_of(error: FlowstoneError) -> int:
-    """What an applier goes by; 0 for an error that is not Tarantool's."""
+    """Return the error code that decides about the state; 0 if `error` is not a Tarantool error."""
     if not isinstance(error, TarantoolError):
         return 0
     stack = error.stack.errors if error.stack is not None else ()
@@ -138,47 +179,47 @@ def code_of(error: FlowstoneError) -> int:
 
 
 DOES_NOT_KNOW_US: Final = (errors.UnknownReplica, errors.TooEarlySubscribe)
-"""What a member hears from a peer in whose `_cluster` it is not, or not yet: the first from 2.6.0, else the second."""
+"""Errors of a peer whose `_cluster` does not list us, or not yet: from 2.6.0, and from newer servers."""
 
-ON_ITS_WAY: Final = "the row that registers us may be on its way to it"
+ON_ITS_WAY: Final = "the row that registers this instance may not have reached it yet"
 NOT_A_MEMBER: Final = (
-    "it was expelled, or is an anonymous replica: take it out of replication here, or let it join again "
-    "(`flowstone rebootstrap`)"
+    "it was expelled, or is an anonymous replica: remove it from replication here, or rejoin it "
+    "with `flowstone rebootstrap`"
 )
 REMOVED: Final = (
-    "it does not know us (any more): if this instance was removed from the replica set, "
-    "delete its data and let it join again"
+    "it does not know us: if this instance was removed from the replica set, delete its data and let it join again"
 )
 
 UNKNOWN_MAX: Final = 10
-"""How often a peer is asked again that does not know us, although it has all that others gave us."""
+"""Retries with a peer that does not know us although it has all rows that other members sent us."""
 
 
 def lacks_rows(theirs: VClock, ours: VClock, *, besides: int) -> bool:
-    """Whether a peer lacks rows that others gave us: of whoever may not know us yet, the one that registers us.
+    """Return True if a peer at `theirs` lacks rows of other members that we, at `ours`, have.
 
-    Rows of our own, those of `besides`, it may lack for ever: nobody has them of a member that was removed.
+    The row that registers us may be one of them, so such a peer may learn of us later. Rows of `besides`, our own id,
+    do not count: if we were removed from the replica set, other members never get them.
     """
     return any(lsn > theirs.get(number) for number, lsn in ours if number not in (0, besides))
 
 
 DUPLICATE: Final = "duplicate connection with the same replica UUID"
 DUPLICATE_MAX: Final = 10
-"""How often a peer may say that we are connected already: it notices late that a connection of ours was lost."""
+"""Failures in a row up to which DUPLICATE is ordinary: a peer notices late that our last connection was lost."""
 
 MESSAGE_MAX: Final = 1024
-"""Characters of an error's text. Real servers cut theirs off at 512 bytes."""
+"""Characters of an error message that are kept. Real servers truncate messages to 512 bytes."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def other_replica_set(error: FlowstoneError, ours: UUID | None) -> str | None:
-    """What to do about a peer whose words show that it is of another replica set than `ours`; None: they do not."""
+    """Return advice if `error` shows that the peer belongs to a replica set other than `ours`; else None."""
     if ours is None or not isinstance(error, errors.UnknownReplica | errors.ReplicasetUuidMismatch):
         return None
     named = [UUID(text) for text in _UUID.findall(error.message)]
     if isinstance(error, errors.UnknownReplica):
-        named = named[1:]  # the first is the instance that it does not know
+        named = named[1:]  # the first UUID is that of the unknown instance
     other = next((uuid for uuid in named if uuid != ours), None)
     return None if other is None else f"that is another replica set ({other}, ours is {ours}): correct the URI"
 
@@ -193,7 +234,10 @@ def _is_of_no_member(error: FlowstoneError | OSError) -> bool:
 
 
 def is_ordinary(error: FlowstoneError, failures: int) -> bool:
-    """Whether it belongs to a good start, or a good return, and passes by itself; after so many `failures` in a row."""
+    """Return True if `error` is expected during a start or reconnect and passes without action.
+
+    `failures` is the number of failures in a row.
+    """
     if isinstance(error, errors.Cfg):
         return DUPLICATE in error.message and failures < DUPLICATE_MAX
     return isinstance(error, errors.Loading)
@@ -201,23 +245,26 @@ def is_ordinary(error: FlowstoneError, failures: int) -> bool:
 
 _DOING: Final = {
     _State.CONNECT: "cannot connect to",
-    _State.AUTH: "cannot log in at",
+    _State.AUTH: "cannot log in to",
     _State.CONNECTED: "cannot join or follow",
     _State.READY: "cannot join or follow",
 }
 
 
 def shortened(message: str) -> str:
-    """For the log and `box.info`, which show it for as long as the peer is not followed: a peer may say anything."""
+    """Return `message` truncated to MESSAGE_MAX: the log and `box.info` show it, and its length is up to the peer."""
     return message if len(message) <= MESSAGE_MAX else f"{message[:MESSAGE_MAX]}… ({len(message)} characters)"
 
 
 def doing(state: ApplierState, *, has_data: bool) -> str:
-    """Return what failed when the peer answers with an error in `state`. An instance that has data does not join."""
+    """Return the words for what failed when the peer answers with an error in `state`.
+
+    An instance that has data does not join.
+    """
     if has_data and state in (_State.CONNECTED, _State.READY):
         return "cannot follow"
-    return _DOING.get(state, "cannot go on reading from")
+    return _DOING.get(state, "cannot read from")
 
 
 class UnsupportedPeer(FlowstoneError):
-    """A server that we cannot follow, whatever it answers."""
+    """The peer runs a version that cannot be followed."""

@@ -1,7 +1,17 @@
-"""What a replica says to its upstream and what the answers mean, as a pure state machine.
+"""The replica's side of the replication protocol, as a pure state machine.
 
-Bytes go in, events come out, and between them what is to be sent; no socket, no clock, no box. The states are those of
-`applier.py`, `node/applier.py` runs it. Reference sections 7, 9 and 10.
+Bytes from the upstream go in; events and bytes to send come out. The module uses no socket, no clock and no box. The
+states, and their theory of operation, are in `applier.py`; `node/applier.py` runs the machine.
+The protocol is in docs/spec/replication.md#connection-sequence, docs/spec/replication.md#join and
+docs/spec/replication.md#subscribe.
+
+One `ApplierProtocol` handles one connection. Besides `state`, which the node and `box.info` see, it tracks what the
+upstream has to send next (`_Due`). `_STEPS` maps that to the method that decodes it, and `_BETWEEN` to the method for a
+packet that arrives among rows and is not a row of data. Commands send a request and set what is due; the answer sets
+the next state. `Entered` announces CONNECTED and READY, in which the machine waits for the next command.
+
+Invariants: at most one request is pending, so requests need no SYNC, and a packet that arrives while nothing is due is
+an error. Rows leave as whole transactions, in the order of the stream. After an error the connection is unusable.
 """
 
 from __future__ import annotations
@@ -34,13 +44,13 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 
 OLDEST: Final = (1, 10, 0)
-"""Masters before this one have no ballots, or heartbeats, or final stage of a join."""
+"""The oldest version that can be followed: masters before it have no ballots, heartbeats or final join stage."""
 
 NEWER: Final = (2, 10, 0)
-"""From here on a master knows ID, JOIN_META, and ACKs with a term and a time stamp."""
+"""The first version that supports ID, JOIN_META, and ACKs with a term and a timestamp."""
 
 BEATS_ALWAYS: Final = (2, 11, 0)
-"""From here on a master sends heartbeats also while it has rows to send."""
+"""The first version whose masters send heartbeats even while they send rows."""
 
 
 # --- Events ---------------------------------------------------------------------------------------------------------
@@ -48,7 +58,7 @@ BEATS_ALWAYS: Final = (2, 11, 0)
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The applier is in `state` now. In CONNECTED and READY it waits for the next command."""
+    """The applier has entered `state`. In CONNECTED and READY it waits for the next command."""
 
     state: ApplierState
 
@@ -60,7 +70,7 @@ class Greeted:
 
 @dataclass(frozen=True, slots=True)
 class BallotIsEvent:
-    """The ballot is to be watched on a connection of its own, see BallotWatch; then `ballot_known` is the command."""
+    """The ballot must be watched on a connection of its own (see BallotWatch) and passed to `ballot_known`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Whole transactions; `timestamp` is that of the last row."""
+    """Whole transactions; `timestamp` is the timestamp of the last row."""
 
     slab: Slab
     timestamp: float
@@ -134,17 +144,17 @@ Event = (
 
 
 class _Due(Enum):
-    """What the peer is to say next."""
+    """What the peer has to send next."""
 
-    GREETING = "its greeting"
-    FEATURES = "its features"
-    BALLOT = "its ballot"
+    GREETING = "greeting"
+    FEATURES = "answer to ID"
+    BALLOT = "answer to VOTE"
     NOTHING = "nothing"
-    LOGIN = "the answer to AUTH"
-    SNAPSHOT = "the answer to JOIN or FETCH_SNAPSHOT"
-    SNAPSHOT_ROWS = "the rows of a snapshot"
-    FINAL_ROWS = "the rows that end a join"
-    SUBSCRIPTION = "the answer to SUBSCRIBE"
+    LOGIN = "answer to AUTH"
+    SNAPSHOT = "answer to JOIN or FETCH_SNAPSHOT"
+    SNAPSHOT_ROWS = "snapshot rows"
+    FINAL_ROWS = "rows of the final join stage or of a registration"
+    SUBSCRIPTION = "answer to SUBSCRIBE"
     ROWS = "rows"
 
 
@@ -161,11 +171,11 @@ _MARKERS: Final = (RequestType.JOIN_META.value, RequestType.JOIN_SNAPSHOT.value)
 
 
 class ApplierProtocol:
-    """One connection to an upstream: `receive` bytes, take events until there are none, send `data_to_send`.
+    """One connection to an upstream: pass bytes to `receive`, take events until none is left, send `data_to_send`.
 
     The commands are `log_in` or `go_on` in CONNECTED; `join`, `fetch_snapshot`, `register` or `subscribe` in READY;
-    `acknowledge` and `synchronize` from SYNC on. Every error of the peer, and everything it says that makes no sense,
-    is raised by `next_event`; the connection is of no more use then.
+    `acknowledge` and `synchronize` from SYNC on. `next_event` raises the errors that the peer sends, and
+    RemoteProtocolError if the peer violates the protocol; the connection is unusable after that.
     """
 
     def __init__(self, peer: str, *, instance_uuid: UUID, came_from: ApplierState = ApplierState.OFF) -> None:
@@ -185,14 +195,14 @@ class ApplierProtocol:
         self.features: tuple[int, ...] = ()
         self.ballot: Ballot | None = None
         self.reply: SubscribeReply | None = None
-        self.subscribed_from = VClock()  # what was asked: rows come by other ways until it is answered
+        self.subscribed_from = VClock()  # as sent: our vclock may advance by other upstreams before the answer
         self.has_joined = False
         self.has_registered = False
         self._enter(ApplierState.CONNECT)
 
     @property
     def greeting(self) -> Greeting:
-        """Known from `CONNECTED` on."""
+        """The greeting of the peer; only after `Greeted`."""
         assert self._greeting is not None
         return self._greeting
 
@@ -206,7 +216,7 @@ class ApplierProtocol:
 
     @property
     def is_joining(self) -> bool:
-        """The peer has been asked for data, which may take it long."""
+        """True while the peer prepares or sends a snapshot or the final rows, which may take long."""
         return self._due in (_Due.SNAPSHOT, _Due.SNAPSHOT_ROWS, _Due.FINAL_ROWS)
 
     def receive(self, data: bytes) -> None:
@@ -223,12 +233,12 @@ class ApplierProtocol:
         return data
 
     def _expect(self, due: _Due) -> None:
-        """Only where rows are due a packet may be large: until then a stranger could fill our memory."""
+        """Set what is due. Large packets are accepted only for rows: an arbitrary peer could fill our memory."""
         self._due = due
         self._stream.packet_size_max = BLOCK_SIZE_MAX if due in _WITH_ROWS else REPLY_SIZE_MAX
 
     def next_event(self) -> Event | None:
-        """None: nothing more before the next bytes, or the next command."""
+        """Return the next event; None until more bytes arrive or the next command is given."""
         while not self._events:
             if not _STEPS[self._due](self):
                 return None
@@ -236,11 +246,11 @@ class ApplierProtocol:
 
     def _enter(self, state: ApplierState) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise LocalProtocolError(f"an applier cannot go from {self.state.value} to {state.value}")
+            raise LocalProtocolError(f"invalid applier transition: {self.state.value} to {state.value}")
         self.state = state
         self._events.append(Entered(state))
 
-    # --- getting connected ---
+    # --- connecting ---
 
     def _hear_greeting(self) -> bool:
         if len(self._greeting_bytes) < GREETING_SIZE:
@@ -248,13 +258,13 @@ class ApplierProtocol:
         greeting = self._greeting = decode_greeting(self._greeting_bytes)
         if greeting.version < OLDEST:
             raise UnsupportedPeer(
-                f"{self._peer} is Tarantool {greeting.version_text}, too old to be followed",
+                f"{self._peer} runs Tarantool {greeting.version_text}, which is too old to follow",
                 hint="upgrade it to 1.10 or newer",
             )
         if greeting.uuid.int == 0:
             raise errors.NilUuid(
                 "Nil UUID is reserved and can't be used in replication",
-                hint=f"{self._peer} is no server yet, or waits to be configured",
+                hint=f"{self._peer} is not configured yet, or is not an instance",
             )
         self._events.append(Greeted(greeting))
         if greeting.version >= NEWER:
@@ -268,7 +278,7 @@ class ApplierProtocol:
         response = self._take_response()
         if response is None:
             return False
-        if not response.is_error:  # what ID tells is of use, and nothing more
+        if not response.is_error:  # features are optional: a peer that rejects ID has none
             features = response.values().get(Key.FEATURES, ())
             self.features = features if isinstance(features, tuple) else ()
         if Feature.WATCHERS in self.features:
@@ -287,7 +297,7 @@ class ApplierProtocol:
         return True
 
     def ballot_known(self, ballot: Ballot) -> None:
-        """The command after BallotIsEvent."""
+        """Continue after BallotIsEvent with the ballot that was watched."""
         self.ballot = ballot
         self._expect(_Due.NOTHING)
         self._enter(ApplierState.CONNECTED)
@@ -304,7 +314,7 @@ class ApplierProtocol:
         self._ask(_request(RequestType.AUTH, body), _Due.LOGIN)
 
     def go_on(self) -> None:
-        """As guest."""
+        """Continue as guest, without a login."""
         self._check_self()
         self._enter(ApplierState.READY)
 
@@ -318,7 +328,7 @@ class ApplierProtocol:
         self._enter(ApplierState.READY)
         return True
 
-    # --- getting data ---
+    # --- joining and registering ---
 
     def join(self, join: Join) -> None:
         self._enter(ApplierState.INITIAL_JOIN)
@@ -363,10 +373,13 @@ class ApplierProtocol:
         return True
 
     def _was_registered_before(self) -> bool:
-        """By a request of ours whose answer we did not hear. We are a member; the row that says so is in the log."""
+        """Handle ER_REPLICA_NOT_ANON: a former REGISTER succeeded, but its answer was lost.
+
+        We are a member already, and the subscription brings the row that registers us.
+        """
         packet = self._stream.take_packet() if self.state is ApplierState.REGISTER else None
         if packet is None:
-            raise RemoteProtocolError(f"{self._peer} says that we are registered, which was not asked")
+            raise RemoteProtocolError(f"unexpected ER_REPLICA_NOT_ANON from {self._peer}: no REGISTER is pending")
         self._expect(_Due.NOTHING)
         self.has_registered = True
         self._enter(ApplierState.REGISTERED)
@@ -374,7 +387,10 @@ class ApplierProtocol:
         return True
 
     def _pass_on(self, slab: Slab, first: int) -> int:
-        """Makes events of data rows from `first` on, and of the next packet that is none; the number behind it."""
+        """Create events for the data rows from row `first` on and for the next packet that is not a data row.
+
+        Return the number of the row after them.
+        """
         if self._due is _Due.SNAPSHOT_ROWS:
             is_other = slab.cells[scan.TYPE, first:] != _INSERT
         else:
@@ -403,10 +419,10 @@ class ApplierProtocol:
                 self._unacknowledged.append((slab.newest(), timestamp))
             self._events.append(Rows(slab, timestamp))
         else:
-            raise RemoteProtocolError(f"{self._peer} sends rows after the end of a join")
+            raise RemoteProtocolError(f"unexpected rows from {self._peer}: the join has ended")
 
     def _other(self, packet: bytes) -> None:
-        """A packet between rows that is no row of data."""
+        """Handle a packet among rows that is not a row of data."""
         _BETWEEN[self._due](self, decode_row(packet))
 
     def _between_snapshot_rows(self, row: Row) -> None:
@@ -456,13 +472,13 @@ class ApplierProtocol:
             raise errors.Protocol("Invalid response to SUBSCRIBE")
         reply = messages.decode_subscribe_reply(decode_row(packet))
         theirs, ours = reply.replicaset_uuid, self._replicaset_uuid
-        # A master that says no UUID, as 1.10 does, has compared them itself.
+        # A master that sends no UUID, such as 1.10, has compared the two itself.
         if theirs is not None and theirs.int and ours is not None and theirs != ours:
             mismatch = errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {theirs}, got {ours}")
             mismatch.hint = other_replica_set(mismatch, ours)
             raise mismatch
         if reply.replica_id >= VCLOCK_MAX:
-            raise RemoteProtocolError(f"{self._peer} says that it is replica {reply.replica_id}, which nobody can be")
+            raise RemoteProtocolError(f"{self._peer} claims invalid replica id {reply.replica_id}")
         self.reply = reply
         self._expect(_Due.ROWS)
         self._events.append(Subscribed(reply))
@@ -470,7 +486,7 @@ class ApplierProtocol:
         return True
 
     def _between_rows(self, row: Row) -> None:
-        """Whatever has no LSN is a heartbeat, too."""
+        """Handle a packet without an LSN: each counts as a heartbeat, whatever its type."""
         if row.type == _RAFT:
             self._events.append(RaftHeard(row))
         heartbeat = Heartbeat(row.replica_id, row.timestamp)
@@ -487,14 +503,14 @@ class ApplierProtocol:
         self._vclock_sync = number
 
     def acknowledge(self, vclock: VClock, term: int) -> None:
-        """Says that everything up to `vclock` is written here."""
+        """Send an ACK: all rows up to `vclock` are written here."""
         ack = Ack(vclock)
         if not self._is_old:
             ack = Ack(vclock, term, self._vclock_sync, self._newest_written(vclock))
         self._outgoing.append(messages.encode_ack(ack))
 
     def _newest_written(self, vclock: VClock) -> float:
-        """The time stamp of the last rows that `vclock` covers, if no ACK has told it yet; else 0."""
+        """Return the timestamp of the last rows that `vclock` covers and no ACK did before; 0 if there are none."""
         timestamp = 0.0
         while self._unacknowledged:
             lsns, when = self._unacknowledged[0]
@@ -505,7 +521,11 @@ class ApplierProtocol:
         return timestamp
 
     def synchronize(self, vclock: VClock, lag: float, sync_lag: float) -> bool:
-        """From SYNC to FOLLOW, if we have come to where the master was when we subscribed, and it is no old news."""
+        """Move from SYNC to FOLLOW if possible; return True if the state has changed.
+
+        That requires that we, at `vclock`, have reached the vclock of the master at SUBSCRIBE, and that `lag` is at
+        most `sync_lag`.
+        """
         if self.state is not ApplierState.SYNC or self.reply is None or lag > sync_lag:
             return False
         if not self.reply.vclock.without_zero() <= vclock:
@@ -525,7 +545,7 @@ class ApplierProtocol:
 
     def _hear_nothing(self) -> bool:
         if self._stream.take_packet() is not None:
-            raise RemoteProtocolError(f"{self._peer} answers something that was not asked")
+            raise RemoteProtocolError(f"unexpected packet from {self._peer}: no request is pending")
         return False
 
 
@@ -541,11 +561,11 @@ _STEPS: Final[dict[_Due, Callable[[ApplierProtocol], bool]]] = {
     _Due.SUBSCRIPTION: ApplierProtocol._hear_subscription,
     _Due.ROWS: ApplierProtocol._hear_rows,
 }
-"""What is done about the bytes that have come; False: there are too few of them."""
+"""Maps what is due to the method that decodes it, which returns False if more bytes are needed."""
 
 
 def _after_the_end(protocol: ApplierProtocol, row: Row) -> None:
-    raise RemoteProtocolError(f"{protocol._peer} sends {type_name(row.type)} after the end of a join")
+    raise RemoteProtocolError(f"unexpected {type_name(row.type)} from {protocol._peer}: the join has ended")
 
 
 _BETWEEN: Final[dict[_Due, Callable[[ApplierProtocol, Row], None]]] = {
@@ -554,10 +574,10 @@ _BETWEEN: Final[dict[_Due, Callable[[ApplierProtocol, Row], None]]] = {
     _Due.ROWS: ApplierProtocol._between_rows,
     _Due.NOTHING: _after_the_end,
 }
-"""What is done about a packet between rows of data."""
+"""Maps what is due to the method for a packet that is not a row of data."""
 
 _PROTOCOL_VERSION: Final = 3
-"""The one that brought watchers."""
+"""The IPROTO version that introduced watchers."""
 
 _FEATURES: Final = [
     Feature.STREAMS.value,
@@ -568,7 +588,7 @@ _FEATURES: Final = [
 
 
 def _request(type: RequestType, body: bytes) -> bytes:
-    """Without a SYNC, as real appliers ask: there is only one answer to wait for."""
+    """Return a request without SYNC, as real appliers send it: at most one answer is pending."""
     return frame(encode_header(Row(type.value)) + body)
 
 

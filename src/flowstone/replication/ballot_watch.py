@@ -1,6 +1,6 @@
-"""Learning an upstream's ballot: by VOTE, or, from newer servers, as an event on a connection of its own.
+"""Ballots of an upstream: the answer to VOTE, or, from newer servers, an event on a connection of its own.
 
-Pure: bytes in, ballots out. Reference section 7.
+Pure: bytes go in, ballots come out. See docs/spec/replication.md#ballot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowstone.replication.row_stream import REPLY_SIZE_MAX, RowStream
 
 
 def decode_vote(response: Response, greeting: Greeting) -> Ballot | None:
-    """The ballot in the reply to VOTE; None from a server that knows no such request."""
+    """Return the ballot in the reply to VOTE; None if the server does not support VOTE. Raise any other error of it."""
     if response.is_error:
         error = response.error()
         if not isinstance(error, errors.UnknownRequestType):
@@ -31,7 +31,11 @@ def decode_vote(response: Response, greeting: Greeting) -> Ballot | None:
 
 
 class BallotWatch:
-    """The second connection to a newer upstream, which tells its ballot whenever that changes."""
+    """A second connection to a newer upstream, which sends its ballot whenever the ballot changes.
+
+    It watches the event `internal.ballot`. If the event has no value, the server supports watchers but not this event,
+    and the ballot is requested once with VOTE.
+    """
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -58,16 +62,17 @@ class BallotWatch:
         return data
 
     def next_ballot(self) -> Ballot | None:
-        """None: nothing more before the next bytes. A peer that is not sure yet who it is is waited for.
+        """Return the next ballot; None until more bytes arrive.
 
-        Raises what the peer says or does wrong, and nothing but FlowstoneErrors.
+        Ballots of a peer that is still starting are skipped. Raise the errors that the peer sends, and
+        RemoteProtocolError for a ballot that cannot be decoded; no other exception is raised.
         """
         while (packet := self._stream.take_packet()) is not None:
             ballot = self._read(packet)
             if ballot is None:
                 continue
             self._ballot = ballot
-            if ballot.is_booted or ballot.is_ro:  # else it is no ballot: reference 7
+            if ballot.is_booted or ballot.is_ro:  # a ballot with neither is a placeholder
                 return ballot
         return None
 
@@ -78,7 +83,7 @@ class BallotWatch:
         except FlowstoneError:
             raise
         except Exception as error:
-            raise RemoteProtocolError(f"{self._peer} tells a ballot that cannot be read: {error}") from error
+            raise RemoteProtocolError(f"cannot decode the ballot of {self._peer}: {error}") from error
 
     def _voted(self, response: Response) -> Ballot:
         assert self._greeting is not None
@@ -90,7 +95,7 @@ class BallotWatch:
         if response.type != RequestType.EVENT:
             raise errors.UnknownRequestType(f"Unknown request type {response.type}")
         data = split_map(response.body).get(Key.EVENT_DATA)
-        if data is None:  # a server that knows watchers and no ballots
+        if data is None:  # the server supports watchers, but not this event
             self._is_vote = True
             self._outgoing.append(messages.encode_vote())
             return None
@@ -99,4 +104,4 @@ class BallotWatch:
 
 
 _WATCH: Final = frame(encode_header(Row(RequestType.WATCH.value)) + pack({Key.EVENT_KEY.value: "internal.ballot"}))
-"""Asks for the ballot, and, again after each event, for the next one."""
+"""Requests the ballot; sent again after each event, it requests the next one."""

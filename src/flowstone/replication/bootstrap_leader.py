@@ -1,7 +1,7 @@
-"""Whom an instance without data takes its data from, and whom one takes it from whose logs are gone.
+"""Choice of the peer to join: for an instance without data, and for one whose upstreams have deleted the logs it needs.
 
-The rules are those of real servers (reference sections 8 and 13), over what peers say of themselves in their ballots.
-Candidates are asked in the order of their UUIDs, whatever order they come in, so that all members choose alike.
+The rules are those of real servers (docs/spec/replication.md#bootstrap-leader). They work on the ballots of the peers.
+Candidates are always considered in the order of their UUIDs, so that all members make the same choice.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from flowstone.replication.messages import Ballot
 from flowstone.replication.vclock import Order, VClock
 
 _NAME: Final = re.compile(r"[\w-]+")
-"""What names and UUIDs look like."""
+"""Matches instance names and UUIDs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A peer that answered: who it is, where, and what it says of itself."""
+    """A peer that answered: its UUID, its ballot and its address."""
 
     uuid: UUID
     ballot: Ballot
@@ -34,7 +34,7 @@ Rule = Callable[[Iterable[Candidate]], Candidate | None]
 
 
 def oldest_rule(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Of 1.10 to 2.6: who can be written to, if anybody can; then who has left loading, then the larger vclock."""
+    """Rule of 1.10 to 2.6: prefer peers writable by configuration, then peers not loading, then the larger vclock."""
     ordered = _in_order(candidates)
     return _round(candidate for candidate in ordered if not candidate.ballot.is_ro_cfg) or _round(ordered)
 
@@ -52,7 +52,10 @@ def _round(ordered: Iterable[Candidate]) -> Candidate | None:
 
 
 def score_rule(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Since 2.10: booted before writable by configuration before writable now before who can lead; then the vclock."""
+    """Rule since 2.10: prefer the higher score, then the larger vclock.
+
+    The score ranks booted above writable by configuration, that above writable now, and that above able to lead.
+    """
     leader: Candidate | None = None
     best = -1
     for candidate in _in_order(candidates):
@@ -67,7 +70,10 @@ def _score(ballot: Ballot) -> int:
 
 
 def configured_rule(leader: str) -> Rule:
-    """Strategy `config`: the peer that `bootstrap_leader` names, by address, UUID or name; the others do not count."""
+    """Strategy `config`: the peer that `bootstrap_leader` names by address, UUID or name, regardless of the others.
+
+    The rule raises ER_CFG if that peer is not among the candidates.
+    """
 
     def rule(candidates: Iterable[Candidate]) -> Candidate | None:
         named = named_leader(candidates, leader)
@@ -82,7 +88,7 @@ def configured_rule(leader: str) -> Rule:
 
 
 def named_leader(candidates: Iterable[Candidate], leader: str) -> Candidate | None:
-    """The one among them that `bootstrap_leader` names; of a URI only the address counts."""
+    """Return the candidate that `bootstrap_leader` names; None if there is none. Of a URI only the address counts."""
     names = (leader, leader.lower(), _address(leader))
     for candidate in _in_order(candidates):
         if candidate.address in names or str(candidate.uuid) in names or candidate.ballot.instance_name == leader:
@@ -98,17 +104,17 @@ def _address(leader: str) -> str | None:
 
 
 def leader_text(leader: str) -> str:
-    """`bootstrap_leader` as it may be shown to anybody: without the password that a URI may have."""
+    """Return `bootstrap_leader` without the password that a URI may contain, for logs and errors."""
     if _NAME.fullmatch(leader):
         return leader
     try:
         return str(parse_uri(leader))
     except UriError:
-        return "(neither URI nor UUID nor name)"
+        return "(not a URI, UUID or name)"
 
 
 def supervised_rule(candidates: Iterable[Candidate]) -> Candidate | None:
-    """Strategy `supervised`: the peer that was made the leader, and says so."""
+    """Strategy `supervised`: the peer whose ballot names itself as the bootstrap leader."""
     for candidate in _in_order(candidates):
         if candidate.ballot.bootstrap_leader_uuid == candidate.uuid:
             return candidate
@@ -116,9 +122,9 @@ def supervised_rule(candidates: Iterable[Candidate]) -> Candidate | None:
 
 
 def rejoin_source(candidates: Iterable[Candidate], vclock: VClock) -> Candidate | None:
-    """Whom to join anew because nobody has the logs behind `vclock` any more; None while following is possible.
+    """Return the peer to rejoin from if no candidate has the logs after `vclock` any more.
 
-    A peer that lacks rows which we have is no source: they would be lost.
+    Return None if a candidate still has them, or if no candidate has all our rows: rows that it lacks would be lost.
     """
     source: Candidate | None = None
     for candidate in _in_order(candidates):
@@ -147,11 +153,11 @@ def followable(candidates: Iterable[Candidate], registered: Collection[UUID]) ->
 
 
 def unlisted_members(candidates: Iterable[Candidate], uri_count: int, leader: Candidate) -> tuple[UUID, ...]:
-    """Members that ballots know and nobody is connected to, where there are more members than addresses.
+    """Return the registered members that are not connected, if there are more members than URIs; else nothing.
 
-    Since 2.11 an instance that joins an existing replica set must be able to reach all of it. Real servers count the
-    lists of all peers. Here the list of a peer that `leader` does not have does not count: that peer was expelled, and
-    may still list members that were expelled after it.
+    Since 2.11 an instance that joins an existing replica set must be able to reach all members. Real servers use the
+    member lists of all peers. Here the list of a peer that is not in the list of `leader` is ignored: that peer was
+    expelled, and may still list members that were expelled after it.
     """
     ordered = _in_order(candidates)
     known = leader.ballot.registered_uuids
@@ -164,7 +170,7 @@ def unlisted_members(candidates: Iterable[Candidate], uri_count: int, leader: Ca
 
 
 def dissenter(candidates: Iterable[Candidate], own_uuid: UUID) -> Candidate | None:
-    """A peer that has chosen somebody else than us as the leader of the replica set to be born."""
+    """Return a peer that has chosen another bootstrap leader than us for the new replica set; None if there is none."""
     for candidate in _in_order(candidates):
         if candidate.ballot.bootstrap_leader_uuid not in (None, UUID(int=0), own_uuid):
             return candidate
@@ -176,6 +182,10 @@ def _in_order(candidates: Iterable[Candidate]) -> Sequence[Candidate]:
 
 
 def _is_ahead(candidate: Candidate, leader: Candidate) -> bool:
-    """Walking up the UUIDs, equal vclocks keep who was first; incomparable ones count as larger."""
+    """Return True if the candidate replaces the leader chosen so far.
+
+    Equal vclocks keep the leader, which has the smaller UUID. An incomparable vclock counts as larger, as in real
+    servers.
+    """
     order = candidate.ballot.vclock.compare(leader.ballot.vclock, ignore_zero=True)
     return order in (Order.AFTER, Order.INCOMPARABLE)

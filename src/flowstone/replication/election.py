@@ -1,6 +1,49 @@
-"""What elections are made of: modes and states, what a member is told to do, votes and healthy peers counted.
+"""Elections: their theory of operation, and the parts they consist of (states, modes, output, votes, healthy peers).
 
-The rules by which all this moves are in `raft.py`. Nothing here knows time or terms.
+The machine that follows these rules is `Raft` in `raft.py`, which builds on this module. Nothing here keeps a term or
+the time.
+
+Theory of operation
+-------------------
+
+An election chooses the leader of a term: the only member that may write while elections are on. Each member runs one
+`Raft` machine, as Tarantool 2.11 does. Members exchange RAFT rows, each of which carries the whole state of its sender:
+term, vote, state, leader, and the vclock of a candidate.
+
+Input: RAFT rows (`message`), terms in ACKs (`heard_term`), heartbeats, connections, the members and the quorum,
+options, commands (`promote`, `begin_term`, `resign`), the time (`tick`), and completed writes (`written`). Output:
+`ready()` returns a `Ready`, which says what to write, broadcast and do; `deadline` says when `tick` is due.
+
+States, per term:
+
+- FOLLOWER: every term starts here. The member may vote for one candidate, if that candidate has all rows that the
+  member has.
+- CANDIDATE: the member has voted for itself, and the vote is on disk. With enough votes for a quorum it becomes LEADER.
+  If the quorum is 1, it becomes LEADER directly.
+- LEADER: the member may write once it owns the limbo (`Ready.promote_term`).
+
+A CANDIDATE or LEADER becomes FOLLOWER when it sees a newer term. A CANDIDATE does so as well when another member leads
+the term; a LEADER when it resigns, loses its quorum of healthy peers (`Fencing`), or elections are switched off.
+
+Timers (`Wait`). A follower that hears the leader waits for LEADER_DEATH, and each heartbeat restarts that timer. A
+candidate by configuration waits for LEADER_FOUND while it knows no leader, and for ELECTION_END once an election is
+under way. If the votes are split so that no candidate can win, SPLIT_VOTE shortens that wait. When a timer expires, the
+member starts an election in the next term, unless another member reports that it still hears the leader (pre-vote).
+Only `election_mode` CANDIDATE, with a quorum of healthy peers, starts elections this way. MANUAL starts one per
+`promote`, VOTER only votes, and OFF only keeps up with terms.
+
+Persistence. A term and a vote count only once they are on disk. Decisions use the volatile term and vote, which may be
+ahead; other members see the written ones. Until a write completes, the member is a follower without a timer. A vote
+for another member takes two writes: after the term is on disk, the vclock includes all rows that were being written,
+and the candidate's vclock is compared again before the vote is written.
+
+Invariants:
+
+- A member votes at most once per term, and never for a candidate that lacks a row of its log.
+- A leader has the votes of a quorum. If a quorum is more than half of the members, a term has at most one leader, and
+  the leader has every row that a quorum has acknowledged.
+- A term or vote is shown to other members only after it is on disk.
+- A CANDIDATE or LEADER has its term, and its vote for itself, on disk.
 """
 
 from __future__ import annotations
@@ -17,11 +60,11 @@ from flowstone.replication.synchro import RaftState
 
 
 class RaftError(RemoteProtocolError):
-    """A peer said something of an election that nobody may say."""
+    """A peer sent an invalid RAFT row."""
 
 
 class State(IntEnum):
-    """What an instance is in the current term; the numbers are those of RAFT rows."""
+    """The state of an instance in the current term; the numbers are those of RAFT rows."""
 
     FOLLOWER = 1
     CANDIDATE = 2
@@ -38,7 +81,11 @@ class Mode(Enum):
 
 
 class Fencing(Enum):
-    """`election_fencing_mode`: does a leader without a quorum of healthy peers resign, and does it hurry?"""
+    """`election_fencing_mode`: whether a leader that has lost its quorum of healthy peers resigns.
+
+    STRICT also halves the timeout after which a peer counts as disconnected, so that the leader resigns before the
+    other members can elect another one.
+    """
 
     OFF = "off"
     SOFT = "soft"
@@ -46,17 +93,17 @@ class Fencing(Enum):
 
 
 class Wait(Enum):
-    """What a deadline is for."""
+    """What the member waits for until the deadline; the values are used in notes."""
 
-    LEADER_DEATH = "a sign of the leader"
-    LEADER_FOUND = "a leader to show up"
+    LEADER_DEATH = "a heartbeat of the leader"
+    LEADER_FOUND = "a leader"
     ELECTION_END = "the election to end"
-    SPLIT_VOTE = "the others to stand first"
+    SPLIT_VOTE = "another candidate"
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What `box.cfg` says of elections; times in seconds. `death_timeout` is four times `replication_timeout`."""
+    """The election options of `box.cfg`; times in seconds. `death_timeout` is four times `replication_timeout`."""
 
     mode: Mode = Mode.OFF
     election_timeout: float = 5.0
@@ -66,21 +113,22 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What is to be done, in any order. Falsy where nothing is."""
+    """What the owner of the machine has to do, in any order. False if there is nothing to do."""
 
     write: RaftState | None = None
-    """Term and vote for the log, as a local row. Then `written`; before that there is no second one. If the log
-    refuses, the instance cannot take part any longer: it must stop."""
+    """Term and vote to write to the log, as a local row that is synced. Call `written` when they are on disk; until
+    then no further write is requested. If the write fails, the instance takes no part in elections until it succeeds.
+    """
     broadcast: RaftState | None = None
-    """For every replica that is not anonymous. A newer one makes an unsent one superfluous."""
+    """The state to send to every replica that is not anonymous. A newer state replaces one that is not sent yet."""
     promote_term: int = 0
-    """We lead in this term: when the queue of the old owner has its quorum, PROMOTE is to be written."""
+    """If not 0: this member leads in this term, and must write PROMOTE once a quorum has the old owner's queue."""
     fence: bool = False
-    """The queue must not be confirmed or rolled back from here on, until a PROMOTE of a newer term."""
+    """True if the queue must not be confirmed or rolled back until a PROMOTE of a newer term."""
     is_changed: bool = False
-    """`info`, `is_read_only` or the state shown to new replicas has changed."""
+    """True if `info`, `is_read_only` or the state shown to new replicas has changed."""
     notes: tuple[str, ...] = ()
-    """Lines for the instance's log."""
+    """Lines for the log; this member is the subject of each line."""
 
     def __bool__(self) -> bool:
         return self != _NOTHING
@@ -91,42 +139,42 @@ _NOTHING: Final = Ready()
 
 @dataclass(frozen=True, slots=True)
 class ElectionInfo:
-    """`box.info.election`. Term and vote may still be on their way to the disk."""
+    """`box.info.election`. Term and vote may not be on disk yet."""
 
     state: str
     term: int
     vote: int
     leader: int
     leader_idle: float | None
-    """Seconds since the leader was heard, 0 on the leader itself; None while elections are off."""
+    """Seconds since the last sign of life of the leader; 0 on the leader itself, None while elections are off."""
 
 
 def check(instance_id: int, source_id: int, told: RaftState) -> None:
-    """Refuses what `instance_id` can be told by nobody."""
+    """Raise RaftError if the RAFT row `told` from `source_id` is not valid for `instance_id`."""
     if not 0 < source_id < VCLOCK_MAX or source_id == instance_id:
-        raise RaftError(f"a RAFT row from {source_id}, which is no other member")
+        raise RaftError(f"unexpected RAFT row from {source_id}: not the id of another member")
     if not told.term or told.state not in tuple(State) or told.vote >= VCLOCK_MAX:
         said = f"term {told.term}, state {told.state}, vote {told.vote}"
-        raise RaftError(f"RAFT of {source_id}: {said}, which is no state of a member")
+        raise RaftError(f"invalid RAFT row from {source_id}: {said}")
     if told.state == State.CANDIDATE and (told.vote != source_id or told.vclock is None):
-        raise RaftError(f"RAFT of {source_id}: a candidate must vote for itself and say its vclock")
+        raise RaftError(f"invalid RAFT row from {source_id}: a candidate must vote for itself and send its vclock")
 
 
 class Votes:
-    """Who votes for whom in one term. The first word of a member counts."""
+    """The votes of one term, by voter. Only the first vote of a member counts."""
 
     def __init__(self) -> None:
         self._votes: dict[int, int] = {}
 
     def add(self, voter_id: int, candidate_id: int) -> bool:
-        """False if the member had voted."""
+        """Record a vote; return False if the member has voted already."""
         if voter_id in self._votes:
             return False
         self._votes[voter_id] = candidate_id
         return True
 
     def revoke(self, voter_id: int) -> None:
-        """Takes back a vote that nobody has seen."""
+        """Remove a vote that no other member has seen."""
         del self._votes[voter_id]
 
     def forget(self, voter_ids: Collection[int]) -> None:
@@ -141,7 +189,10 @@ class Votes:
         return Counter(self._votes.values())[candidate_id]
 
     def is_split(self, quorum: int, member_count: int) -> bool:
-        """Can nobody win any more? Unknown while members are missing to make a quorum, or more voted than there are."""
+        """Return True if no candidate can win any more.
+
+        Return False if that is unknown: there are fewer members than a quorum, or more votes than members.
+        """
         open_count = member_count - len(self._votes)
         if member_count < quorum or open_count < 0:
             return False
@@ -153,7 +204,7 @@ class Votes:
 
 
 class Peers:
-    """The members, which of them are connected with the one called `instance_id`, and how many make a quorum."""
+    """The members, their connections with this member (`instance_id`), and the quorum."""
 
     def __init__(self, instance_id: int) -> None:
         self.instance_id = instance_id
@@ -163,13 +214,13 @@ class Peers:
         self._downstreams: set[int] = set()
 
     def replace(self, synchro_quorum: int, members: Collection[int]) -> list[int]:
-        """Gives the ids that are no longer members."""
+        """Set the quorum and the members; return the ids that are no longer members."""
         gone = sorted(self._members - frozenset(members) - {self.instance_id})
         self.synchro_quorum, self._members = synchro_quorum, frozenset(members)
         return gone
 
     def connect(self, peer_id: int, *, upstream: bool, downstream: bool) -> bool:
-        """True if we followed the peer and do not any more."""
+        """Record how `peer_id` is connected; return True if the connection by which we followed it has ended."""
         was_followed = peer_id in self._upstreams
         for peers, is_connected in ((self._upstreams, upstream), (self._downstreams, downstream)):
             if is_connected:
@@ -180,17 +231,17 @@ class Peers:
 
     @property
     def member_count(self) -> int:
-        """Before the first is registered, one: ourselves."""
+        """The number of members; at least 1, because this member counts before the first one is registered."""
         return max(1, len(self._members))
 
     @property
     def healthy_count(self) -> int:
-        """Members with a connection in each direction, and ourselves."""
+        """The number of members connected in both directions, including this member."""
         return 1 + len((self._upstreams & self._downstreams & self._members) - {self.instance_id})
 
     @property
     def quorum(self) -> int:
-        """For elections: below the synchronous one while a set is being built and is smaller than that."""
+        """The election quorum: `synchro_quorum`, or all members while there are fewer than that."""
         return min(self.synchro_quorum, self.member_count)
 
     @property

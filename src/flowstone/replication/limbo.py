@@ -1,11 +1,28 @@
-"""The limbo (synchro queue): transactions that are in the log and become facts by a verdict, as a pure state machine.
+"""The limbo (synchro queue): transactions that wait for a verdict before they commit, as a pure state machine.
 
-One machine per instance, for both its parts: as owner of the queue it counts ACKs and decides, as follower it applies
-what others have decided. Events are method calls (a transaction, an outcome of the journal, an ACK, a control row,
-the time), and each returns the actions that follow from it, to be done in their order. It relies on a journal that
-writes what it is given in that order and tells outcomes in the same order. It writes nothing, reads no clock, and knows
-transactions only as something to be committed or undone. Terms are Raft's business; what a term means for the queue is
-decided here. Rules: seed 002, reference 14, txn_limbo.c of 2.6.0, 2.11.9 and 3.8.0.
+It relies on a journal that writes what it is given, and reports the outcomes, in order. It never writes itself, reads
+no clock, and only commits or undoes transactions. Terms come from Raft; what a term means for the queue is decided
+here. The rules are in docs/spec/synchro.md#limbo.
+
+Theory of operation
+-------------------
+
+A synchronous transaction is applied and logged at once, but commits only when a quorum has it. One member, the owner of
+the limbo, decides that. It counts ACKs and writes verdicts: CONFIRM commits its entries up to an LSN; ROLLBACK, after a
+timeout, undoes those from an LSN on. Every instance runs this machine; those that are not the owner apply the verdicts
+they receive. PROMOTE makes its origin the owner, DEMOTE leaves no owner, and either decides all pending entries. In 2.6
+the instance that writes to the empty queue is the owner. The states are those of an entry (`limbo_queue.State`) and of
+the limbo (`limbo_state.py`: owner, frozen, busy).
+
+Input is method calls: transactions, outcomes of the journal, ACKs, control rows of other instances, terms, commands and
+time. Output is the actions they return (`limbo_actions.py`), to be carried out in order. After each event, `_advance`
+requests the next write unless one is pending: control rows of others, then our own PROMOTE or DEMOTE, then CONFIRM.
+
+Invariants:
+- One control row is written at a time, and takes effect only when it is in the log.
+- Entries commit in log order and are undone in reverse order. The first one is synchronous, and an asynchronous one
+  shares the fate of the synchronous one before it. All entries belong to the owner, or are local.
+- A frozen limbo writes no verdict of its own, and the confirmed LSN of an owner never decreases.
 """
 
 from __future__ import annotations
@@ -54,14 +71,14 @@ from flowstone.replication.tenures import Owner, Tenures
 from flowstone.replication.vclock import VClock, VClockBuilder
 
 RETRY_DELAY: Final = 1.0
-"""Seconds until a verdict that could not be written is tried again, as real servers do."""
+"""Seconds until a failed write of a verdict is retried, as in real servers."""
 
 _WAIT_SYNC: Final = Flag.WAIT_SYNC.value
 _WAIT_ACK: Final = Flag.WAIT_ACK.value
 
 
 class _Transfer(NamedTuple):
-    """A promotion or demotion of ours that waits until a quorum has all that waits in the queue."""
+    """A promotion or demotion of ours that waits until a quorum has all pending entries."""
 
     kind: type[Promote | Demote]
     term: int
@@ -69,7 +86,7 @@ class _Transfer(NamedTuple):
 
 
 class _Unproven(NamedTuple, Generic[T]):
-    """What a PROMOTE or DEMOTE has made facts, and no quorum is known to have that row, `lsn` of `origin_id`."""
+    """Entries committed by a PROMOTE or DEMOTE, row `lsn` of `origin_id`, that no quorum is known to have yet."""
 
     origin_id: int
     lsn: int
@@ -77,15 +94,15 @@ class _Unproven(NamedTuple, Generic[T]):
 
 
 class Limbo(LimboState[T]):
-    """See the module. `instance_id` is 0 until the instance is registered, and for anonymous ones."""
+    """The limbo of one instance. `instance_id` is 0 for anonymous instances and until the instance is registered."""
 
     def __init__(self, *, instance_id: int, dialect: Dialect, quorum: int, timeout: float, max_size: int = 0) -> None:
-        """`max_size`: bytes of transactions from which on no more of our own may enter; 0 for no limit."""
+        """`max_size`: size of the queue in bytes at which our own transactions are rejected; 0 for no limit."""
         super().__init__(instance_id=instance_id, dialect=dialect, quorum=quorum)
         self._timeout = timeout
         self._max_size = max_size
         self._raft_term = 0
-        # Of the owner: up to where we have it written, and up to where a quorum was seen to have it.
+        # LSNs of the owner: the last one that is written here, and the last one that a quorum was seen to have.
         self._written_lsn = 0
         self._reached_lsn = 0
         self._acks = Acks()
@@ -106,10 +123,10 @@ class Limbo(LimboState[T]):
         former: Sequence[Owner] = (),
         voids: Mapping[int, int] | None = None,
     ) -> list[Action[T]]:
-        """Begins where a log ended: with `state` as of its end, and what waits, all of it written.
+        """Start from the end of a recovered log: with its `state` and the `pending` entries, all of which are written.
 
-        `former` and `voids` are those of `Tenures`. Without them this knows less, and takes more for a split brain.
-        In 2.11 the queue stays frozen until the next PROMOTE or DEMOTE: it may have been decided about elsewhere.
+        `former` and `voids` are those of `Tenures`; without them more histories look like a split brain. In 2.11 the
+        queue stays frozen until the next PROMOTE or DEMOTE, because other members may have decided about it meanwhile.
         """
         self._owner_id, self._term = state.owner_id, state.term
         self._confirmed = VClockBuilder(state.confirmed_vclock)
@@ -130,10 +147,10 @@ class Limbo(LimboState[T]):
     def submit(
         self, transaction: T, *, is_synchronous: bool, is_local: bool = False, size: int = 0, count: int = 1
     ) -> Entry[T] | None:
-        """A transaction of our own, before it goes to the journal. None: it has nothing to wait for but its write.
+        """Add a transaction of our own before it is written. Return None if it commits with its write.
 
-        Raises the error for its client; then it must be undone. `is_local`: no row of it is ever replicated. `count`
-        of more than one: a `Run` of so many, all synchronous, one row each.
+        Raise the error for the client; the transaction must be undone then. `is_local`: its rows are never replicated.
+        `count` above 1: the transaction is a `Run` of that many synchronous transactions of one row each.
         """
         if not is_synchronous and not self._queue:
             if not is_local:
@@ -151,13 +168,15 @@ class Limbo(LimboState[T]):
         return entry
 
     def row_flags(self, entry: Entry[T] | None) -> int:
-        """What the last row of a transaction of ours says besides COMMIT; `entry` is what `submit` gave."""
+        """Return the flags, besides COMMIT, of the last row of our transaction; `entry` comes from `submit`."""
         if entry is None or not self._has_transfers:
             return 0
         return _WAIT_SYNC | _WAIT_ACK if entry.is_synchronous else _WAIT_SYNC
 
     def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool, was_control: bool = False) -> Fate:
-        """Decide about a transaction of another instance before it is applied; raises ER_SPLIT_BRAIN (reference 14.5).
+        """Decide about a transaction of another instance before it is applied; raise ER_SPLIT_BRAIN.
+
+        The rules: docs/spec/synchro.md#term-filter.
 
         `lsn` and `flags` are those of its last row. `was_control`: the transaction is a NOP that replaces a control
         row. A transaction of NOPs, received or made here, never enters the queue.
@@ -176,7 +195,7 @@ class Limbo(LimboState[T]):
     def receive(
         self, transaction: T, *, origin_id: int, lsn: int, is_synchronous: bool, size: int = 0, count: int = 1
     ) -> Entry[T] | None:
-        """A transaction of another instance, admitted and applied, before it goes to the journal. As `submit`."""
+        """Add a transaction of another instance, admitted and applied, before it is written; see `submit`."""
         self._check_not_busy()
         if not is_synchronous and not self._queue:
             self._tenures.made_fact()
@@ -187,7 +206,7 @@ class Limbo(LimboState[T]):
         return entry
 
     def _claim(self, origin_id: int) -> None:
-        """May `origin_id` put a transaction into the queue? In 2.6 whoever finds it empty owns it from then on."""
+        """Raise unless `origin_id` may add a transaction. In 2.6 it becomes the owner if the queue is empty."""
         if self._owner_id == origin_id and origin_id:
             return
         if not self._has_transfers and not self._queue:
@@ -202,15 +221,15 @@ class Limbo(LimboState[T]):
 
     def _check_not_busy(self) -> None:
         if self.is_busy:
-            raise LocalProtocolError("rows of others have to wait until a verdict on the queue is written")
+            raise LocalProtocolError("limbo is busy: a control row is being written")
 
     # --- the journal ---
 
     def written(self, entry: Entry[T], lsn: int, now: float) -> list[Action[T]]:
-        """The transaction is in the log. `lsn` is that of its last global row (of a local one, of its last row)."""
+        """Record that the transaction is in the log. `lsn` is that of its last global row, or last row if local."""
         assert entry.lsn in (0, lsn), "the LSN of a transaction does not change"
         entry.lsn, entry.is_written = lsn, True
-        assert entry.state in (State.WAITING, State.RELEASED), "verdicts come behind what they are about"
+        assert entry.state in (State.WAITING, State.RELEASED), "a verdict is written after its transactions"
         if entry.state is State.RELEASED:
             entry.state = State.COMMITTED
             return [Commit((entry,)), *self._advance()]
@@ -221,9 +240,9 @@ class Limbo(LimboState[T]):
         return self._advance()
 
     def written_together(self, entries: Sequence[Entry[T]], now: float) -> list[Action[T]]:
-        """As `written` for each of them, which have their LSNs and wait: what follows is asked once, at the end."""
+        """Do as `written` for several waiting entries that have their LSNs, but look for a quorum only once."""
         for entry in entries:
-            assert entry.state is State.WAITING, "verdicts come behind what they are about"
+            assert entry.state is State.WAITING, "a verdict is written after its transactions"
             entry.is_written = True
             if entry.origin_id == self.instance_id:
                 entry.written_at = now
@@ -231,7 +250,7 @@ class Limbo(LimboState[T]):
         return self._advance()
 
     def write_failed(self, entry: Entry[T]) -> list[Action[T]]:
-        """The transaction is not in the log, nor is anything behind it. Told already, it is told again in vain."""
+        """Record that neither the transaction nor any later one is in the log. A repeated call has no effect."""
         error = write_failure()
         if entry.state is State.RELEASED:
             entry.state = State.UNDONE
@@ -242,16 +261,16 @@ class Limbo(LimboState[T]):
         return [*undone, *self._refuse_held(), *self._advance()]
 
     def _refuse_held(self) -> list[Action[T]]:
-        """What control rows are about may be missing in the log now; their appliers have to ask for it again."""
+        """Reject held control rows: rows they refer to may be missing in the log, so their appliers must reconnect."""
         held, self._held = self._held, deque()
         return [Reject(request, write_failure()) for request in held]
 
     # --- ACKs ---
 
     def ack(self, replica_id: int, vclock: VClock) -> list[Action[T]]:
-        """`replica_id` has all up to `vclock` in its log. 0 for any anonymous replica: 2.6 counts all of them as one.
+        """Record that `replica_id` has all rows up to `vclock`. 0 is any anonymous replica: 2.6 counts them as one.
 
-        The last word counts: a replica that has lost its log says less than before.
+        The last ACK counts, even if it is lower: the replica has lost rows then.
         """
         if replica_id == self.instance_id or (replica_id == 0 and self._has_transfers):
             return []
@@ -267,27 +286,27 @@ class Limbo(LimboState[T]):
         self._acks.forget(replica_id)
 
     def _quorum_lsn(self) -> int:
-        """Up to where a quorum has the owner's rows, ourselves counted."""
+        """Return the LSN up to which a quorum, including this instance, has the owner's rows."""
         return self._acks.quorum_lsn(self._owner_id, self._written_lsn, self._quorum)
 
     # --- control rows ---
 
     def request(self, request: Request) -> list[Action[T]]:
-        """A CONFIRM, ROLLBACK, PROMOTE or DEMOTE of another instance, in the order in which its rows came.
+        """Accept a CONFIRM, ROLLBACK, PROMOTE or DEMOTE of another instance, in the order of its rows.
 
-        Sooner or later it is answered with Write, WriteNop or Reject; until then this is busy.
+        It is answered with Write, WriteNop or Reject, now or by a later event; the limbo is busy until then.
         """
         self._held.append(request)
         return self._advance()
 
     def request_written(self, request: Request, lsn: int = 0) -> list[Action[T]]:
-        """The answer to a Write: the row is in the log, and means something from now on. `lsn` is its own."""
+        """Complete a Write: the row, at `lsn`, is in the log and takes effect."""
         self._check_writing(request)
         self._writing = None
         return [*self._apply(request, request.lsn or lsn), *self._advance()]
 
     def request_failed(self, request: Request, now: float) -> list[Action[T]]:
-        """The answer to a Write: the row is not in the log. Verdicts of our own are tried again later."""
+        """Fail a Write: the row is not in the log. Our own verdicts are retried after RETRY_DELAY."""
         self._check_writing(request)
         self._writing = self._overdue = None
         actions = self._refuse_held()
@@ -300,7 +319,7 @@ class Limbo(LimboState[T]):
 
     def _check_writing(self, request: Request) -> None:
         if request is not self._writing:
-            raise LocalProtocolError(f"{request} is not what was to be written")
+            raise LocalProtocolError(f"unexpected write completion: {request}")
 
     def _filter(self, request: Request) -> Fate:
         if self._has_transfers:
@@ -310,13 +329,13 @@ class Limbo(LimboState[T]):
     def _apply(self, request: Request, own_lsn: int) -> list[Action[T]]:
         match request.body:
             case Confirm(owner_id, lsn) if owner_id == self._owner_id:
-                # Whoever has made a quorum follow it has been read by one.
+                # A quorum acknowledged rows after the owner's PROMOTE, so a quorum has read the PROMOTE.
                 return [*self._prove(owner_id), *self._confirm(lsn)]
             case Rollback(owner_id, lsn) if owner_id == self._owner_id:
                 return [*self._rollback(lsn)]
             case Promote() | Demote() as body:
                 return self._change_owner(request, body, own_lsn)
-        # A verdict about a former owner's transactions, where nobody checks histories: it comes too late.
+        # A late verdict on transactions of a former owner, which passed because histories are not validated.
         return []
 
     def _confirm(self, lsn: int) -> list[Commit[T]]:
@@ -344,8 +363,8 @@ class Limbo(LimboState[T]):
 
     def _change_owner(self, request: Request, body: Promote | Demote, own_lsn: int) -> list[Action[T]]:
         if body.term <= self._term:
-            return []  # not validating: of a leader that missed its successor's election
-        # Who promotes without knowing the owner was elected by a quorum that lacks the owner's transactions.
+            return []  # histories are not validated: from a leader that missed its successor's election
+        # A PROMOTE that does not name the owner comes from a leader whose quorum lacks the owner's transactions.
         border = body.lsn if body.owner_id == self._owner_id else 0
         proven = self._prove(body.owner_id)
         confirmed, undone = self._confirm(border), self._rollback(border + 1)
@@ -362,7 +381,7 @@ class Limbo(LimboState[T]):
         if self._term >= self._raft_term:
             self._is_fenced = False
         actions.append(Transferred(request))
-        # One of an older term only comes late. 2.11.9 gives up there, too, and its elected leader never takes over.
+        # A row of an older term is late and fails nothing. 2.11.9 gives up then: its new leader never takes over.
         if self._transfer is not None and self._transfer.term <= body.term:
             if request.origin_id != self.instance_id:
                 actions.append(TransferFailed(promoted_first(self._owner_id)))
@@ -370,10 +389,10 @@ class Limbo(LimboState[T]):
         return actions
 
     def _prove(self, origin_id: int = 0) -> list[Proven[T]]:
-        """A PROMOTE decides at once, but the next leader need not have read it unless a quorum has: `origin_id`
-        is known to have been read by one, of others the ACKs tell. 2.11 and 3.8 answer clients without asking."""
+        """Return the entries whose PROMOTE a quorum has, by its ACKs or, for `origin_id`, as the caller knows. Until
+        then the next leader may not have read the PROMOTE. 2.11 and 3.8 answer clients without this check."""
         proven: list[Proven[T]] = []
-        # As in elections, more than there are members are all of them.
+        # As in elections, a quorum above the number of members means all members.
         quorum = self._quorum if self._member_count is None else min(self._quorum, self._member_count)
         for unproven in tuple(self._unproven):
             holders = self._acks.holders(unproven.origin_id, unproven.lsn) | {unproven.origin_id, self.instance_id}
@@ -386,10 +405,10 @@ class Limbo(LimboState[T]):
         if self._owner_id and lsn > self.confirmed_lsn:
             self._confirmed.follow(self._owner_id, lsn)
 
-    # --- what is to be written next ---
+    # --- the next write ---
 
     def _advance(self) -> list[Action[T]]:
-        """Starts the next write, if none is under way; the rows of others come first."""
+        """Request the next write, unless one is pending; control rows of others come first."""
         actions: list[Action[T]] = []
         while self._held and not self._is_writing and self._queue.is_numbered:
             actions.append(self._answer(self._held.popleft()))
@@ -433,7 +452,7 @@ class Limbo(LimboState[T]):
         return self.is_owner and not self.is_frozen and self._retry_at is None
 
     def _look_for_quorum(self) -> None:
-        """ACKs count for the owner only, and for nothing while the queue is frozen or may be undone."""
+        """Count ACKs, on the owner only, and not while the queue is frozen or may be rolled back."""
         if self.is_owner and self._queue and not self.is_frozen and not self.is_in_rollback:
             self._reached_lsn = max(self._reached_lsn, self._queue.reach(self._quorum_lsn()))
 
@@ -441,7 +460,7 @@ class Limbo(LimboState[T]):
 
     @property
     def deadline(self) -> float | None:
-        """When `tick` is due next; None for never. It may change with every event."""
+        """The time at which `tick` is due; None if it is not. Any event may change it."""
         moments = [self._retry_at, self._transfer_deadline, self._clear_at if self._clear_lsn is None else None]
         first = self._first_undecided()
         if first is not None and first.written_at is not None:
@@ -449,7 +468,7 @@ class Limbo(LimboState[T]):
         return min((moment for moment in moments if moment is not None), default=None)
 
     def tick(self, now: float) -> list[Action[T]]:
-        """It is `now`. Before the deadline, this does nothing."""
+        """Handle the passing of time; no effect before `deadline`."""
         actions: list[Action[T]] = []
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
@@ -468,8 +487,8 @@ class Limbo(LimboState[T]):
         return actions
 
     def _first_undecided(self) -> Entry[T] | None:
-        """The entry whose time runs: the first, if it is ours to decide about and nobody is doing that now."""
-        # With a quorum its CONFIRM would be under way.
+        """Return the entry whose timeout is running: the first, if we decide and no control row is being written."""
+        # If it had a quorum, its CONFIRM would be pending.
         return self._queue.first if self._writing is None and not self._held and self._decides else None
 
     def configure(
@@ -480,7 +499,7 @@ class Limbo(LimboState[T]):
         max_size: int | None = None,
         member_count: int | None = None,
     ) -> list[Action[T]]:
-        """Options that changed, and how many members there are; they hold for what waits already, too."""
+        """Change options or the number of members; the new values apply to pending entries, too."""
         self._quorum = self._quorum if quorum is None else quorum
         self._timeout = self._timeout if timeout is None else timeout
         self._max_size = self._max_size if max_size is None else max_size
@@ -490,13 +509,13 @@ class Limbo(LimboState[T]):
     # --- ownership ---
 
     def see_term(self, raft_term: int) -> None:
-        """Raft knows of this term. If it is newer than the queue's, its leader decides: we freeze until its PROMOTE."""
+        """Record the newest term of Raft. If it is above the queue's, freeze until the PROMOTE of its leader."""
         self._raft_term = max(self._raft_term, raft_term)
         if self._has_transfers and self._raft_term > self._term:
             self._is_fenced = True
 
     def fence(self) -> None:
-        """No verdicts any more: a quorum is out of reach, and may elect another."""
+        """Stop writing verdicts: this instance has lost its quorum, and another leader may be elected."""
         self._is_fenced = True
 
     def unfence(self) -> list[Action[T]]:
@@ -504,16 +523,15 @@ class Limbo(LimboState[T]):
         return self._advance()
 
     def promote(self, term: int, now: float, *, timeout: float | None = None) -> list[Action[T]]:
-        """Takes the queue over in `term`, once a quorum has all that waits in it. Ends with Transferred or
-        TransferFailed; `timeout` is for the waiting, None for as long as it takes."""
+        """Take over the queue in `term` once a quorum has all pending entries; fail if that exceeds `timeout`."""
         return self._start_transfer(_Transfer(Promote, term, None if timeout is None else now + timeout))
 
     def demote(self, term: int, now: float, *, timeout: float | None = None) -> list[Action[T]]:
-        """As `promote`, but gives the queue to nobody."""
+        """Do as `promote`, but leave the queue without an owner."""
         return self._start_transfer(_Transfer(Demote, term, None if timeout is None else now + timeout))
 
     def cancel_transfer(self, error: TarantoolError) -> list[Action[T]]:
-        """Gives up waiting, for instance because the leadership is lost. What is being written cannot be stopped."""
+        """Cancel a transfer, for example because leadership is lost, unless its row is being written already."""
         if self._transfer is None or self._is_transferring:
             return []
         return [self._fail_transfer(error), *self._advance()]
@@ -554,14 +572,14 @@ class Limbo(LimboState[T]):
         return TransferFailed(error)
 
     def clear_synchro_queue(self, now: float) -> list[Action[T]]:
-        """The way of 2.6 out of a dead owner's queue; ends with Cleared.
+        """Decide the queue of a dead owner, in 2.6; ends with Cleared.
 
-        The owner's own verdicts have twice the timeout to come. Then what a quorum has is confirmed on behalf of the
-        owner, and the rest rolled back; all of it, if fewer than a quorum are known. For a live queue of our own, whose
-        clients wait, there is nothing to clear.
+        The owner's own verdicts have twice the timeout to arrive. Then the entries that a quorum has are confirmed on
+        behalf of the owner, and the rest is rolled back; all of them if fewer members than a quorum have sent ACKs. A
+        live queue of our own, whose clients are waiting, is not cleared.
         """
         if self._has_transfers:
-            raise errors.Unsupported("Dialect 2.11 does not support clear_synchro_queue, but PROMOTE")
+            raise errors.Unsupported("Dialect 2.11 does not support clear_synchro_queue; use box.ctl.promote()")
         first = self._queue.first
         if first is None or (self.is_owner and first.written_at is not None):
             return [Cleared()]

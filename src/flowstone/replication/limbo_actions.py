@@ -1,6 +1,6 @@
-"""What the limbo wants done. `limbo.py` returns these, in the order in which they are to be done; `node/` does them.
+"""Actions of the limbo, and the errors that it reports to clients and appliers, with the texts of real servers.
 
-Also the errors that clients and appliers are told, in the words of real servers.
+`limbo.py` returns the actions in the order in which `node/` has to carry them out.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from flowstone.replication.split_brain import Request
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[T]):
-    """These are facts, in this order."""
+    """Commit these entries, in this order."""
 
     entries: tuple[Entry[T], ...]
     is_proven: bool = True
-    """If not, clients must not be told yet: a PROMOTE has decided, and a majority may not have read it. See Proven."""
+    """False if a PROMOTE or DEMOTE decided that a quorum may not have yet: answer clients only after Proven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proven(Generic[T]):
-    """Clients of these may be told that they are facts: a quorum has the PROMOTE that made them so."""
+    """Answer the clients of these committed entries: a quorum has the PROMOTE or DEMOTE that committed them."""
 
     entries: tuple[Entry[T], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Undo(Generic[T]):
-    """This never happened: take it back now, and tell whoever waits for it why. Newer ones have come before."""
+    """Undo this entry and report the error to its client. Newer entries are undone before older ones."""
 
     entry: Entry[T]
     error: TarantoolError
@@ -40,9 +40,9 @@ class Undo(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """To the log with this row, and then `request_written` or `request_failed`.
+    """Write this control row to the log, then call `request_written` or `request_failed`.
 
-    If its origin is this instance, it is a new row of ours; else the row goes as it was received.
+    If the origin is this instance, it is a new row of ours; else write the row as it was received.
     """
 
     request: Request
@@ -50,14 +50,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class WriteNop:
-    """What this row says is known: a NOP goes into the log in its place. Nothing more is to be told about it."""
+    """Write a NOP in place of this control row, which changes nothing. The limbo needs no report of the outcome."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """This row must not be written; whoever sent it has another history than we have."""
+    """Reject this control row and stop its applier: the sender's history differs from ours, or a write failed."""
 
     request: Request
     error: TarantoolError
@@ -65,33 +65,33 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """The queue has another owner, or none. Ends the `promote` or `demote` that made `request`."""
+    """The queue has a new owner, or none. Ends the `promote` or `demote` that wrote `request`, if it is ours."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class TransferFailed:
-    """`promote` or `demote` has ended without effect."""
+    """`promote` or `demote` failed and has no effect."""
 
     error: TarantoolError
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """`clear_synchro_queue` has ended."""
+    """`clear_synchro_queue` is done."""
 
 
 Action = Commit[T] | Proven[T] | Undo[T] | Write | WriteNop | Reject | Transferred | TransferFailed | Cleared
 
 
 def quorum_timeout() -> TarantoolError:
-    """For the transaction that waited too long."""
+    """Return the error of the transaction whose timeout expired."""
     return errors.SyncQuorumTimeout("Quorum collection for a synchronous transaction is timed out")
 
 
 def sync_rollback() -> TarantoolError:
-    """For one that goes with another, or by somebody else's verdict."""
+    """Return the error of a transaction rolled back because of an earlier one, or by another instance."""
     return errors.SyncRollback("A rollback for a synchronous transaction is received")
 
 
@@ -100,7 +100,7 @@ def write_failure() -> TarantoolError:
 
 
 def not_the_owner(owner_id: int, *, is_empty: bool) -> TarantoolError:
-    """For a transaction of an instance that is not `owner_id`, whose queue `is_empty`."""
+    """Return the error of a transaction that does not come from `owner_id`; `is_empty`: no entry is pending."""
     if owner_id == 0:
         return errors.SyncQueueUnclaimed("The synchronous transaction queue doesn't belong to any instance")
     if is_empty:
@@ -117,10 +117,10 @@ def queue_full() -> TarantoolError:
 
 
 def promoted_first(owner_id: int) -> TarantoolError:
-    """For a promotion or demotion of ours that another one has overtaken."""
+    """Return the error of a promotion or demotion of ours that was overtaken by that of `owner_id`."""
     return errors.InterferingPromote(f"Instance with replica id {owner_id} was promoted first")
 
 
 def quorum_wait(quorum: int, acks: int) -> TarantoolError:
-    """For one that waited too long."""
+    """Return the error of a promotion or demotion that timed out."""
     return errors.QuorumWait(f"Couldn't wait for quorum {quorum}: timed out with {acks} acks")

@@ -1,7 +1,8 @@
-"""The queue inside the limbo: transactions that took effect in memory and have no verdict yet, in log order.
+"""The queue inside the limbo: transactions that are applied in memory and have no verdict yet, in log order.
 
-It knows in which order they leave (forwards when confirmed, backwards when rolled back) and which of them still lack
-a quorum; `Acks` knows who has what. Who may enter, who decides, and what is written about it is `limbo.py`'s business.
+`Queue` knows the order in which entries leave (oldest first when confirmed, newest first when rolled back) and which
+entries lack a quorum; `Acks` knows which replica has which rows. `limbo.py` decides which transactions may enter, when
+they are decided, and what is written.
 """
 
 from __future__ import annotations
@@ -17,33 +18,38 @@ T = TypeVar("T")
 
 
 class State(Enum):
-    """Where an entry is. The last two are for ever."""
+    """The state of an entry.
+
+    WAITING -> COMMITTED by a verdict; -> UNDONE by a verdict, or if its write fails.
+    WAITING -> RELEASED if the entry is asynchronous and not written yet when the entry before it is confirmed.
+    RELEASED -> COMMITTED when it is written; -> UNDONE if its write fails.
+    """
 
     WAITING = "waiting"
-    RELEASED = "released"  # a plain transaction now: it waits for its own write and nothing else
+    RELEASED = "released"  # out of the queue: only its own write is pending
     COMMITTED = "committed"
     UNDONE = "undone"
 
 
 class Run(Protocol):
-    """Several transactions as one, until a verdict divides them."""
+    """Several transactions handled as one, until a verdict on some of them splits the run."""
 
     def take_first(self, count: int) -> Self:
-        """The first `count` of them; the others stay."""
+        """Remove and return the first `count` transactions."""
         ...
 
     def take_last(self, count: int) -> Self:
-        """The last `count` of them; the others stay."""
+        """Remove and return the last `count` transactions."""
         ...
 
 
 class Entry(Generic[T]):
-    """A transaction in the queue. Made by the limbo, held by whoever waits for it; only the limbo changes it.
+    """A transaction in the queue. Created and changed only by the limbo; the caller keeps a reference.
 
-    `lsn` is that of its last global row, 0 while the journal has not numbered it. `written_at` is None for
-    transactions of others and those that recovery found: nobody's patience ends with them. `count` of more than one: a
-    run of synchronous transactions of one row each, their LSNs without gaps; `transaction` is a `Run` then. What a
-    verdict takes out of a run, while the rest waits on, `is_part` of it.
+    `lsn` is that of its last global row; 0 until the journal has assigned it. `written_at` is None for transactions of
+    other instances and for recovered ones: they have no timeout. `count` above 1 means a run of synchronous
+    transactions of one row each, with consecutive LSNs; `transaction` is a `Run` then. `is_part` is True for the part
+    of a run that a verdict has split off while the rest remains pending.
     """
 
     __slots__ = (
@@ -83,11 +89,11 @@ class Entry(Generic[T]):
 
     @property
     def first_lsn(self) -> int:
-        """The LSN of the first of its transactions, by which verdicts mean that."""
+        """The LSN of the first transaction of the run; 0 until LSNs are assigned."""
         return self.lsn - self.count + 1 if self.lsn else 0
 
     def take_first(self, lsn: int) -> Entry[T]:
-        """What of this run is not behind `lsn`, to leave the queue; the rest stays this entry."""
+        """Split off and return the transactions up to `lsn`, which leave the queue; this entry keeps the rest."""
         count = lsn - self.first_lsn + 1
         part = self._part(cast(T, cast(Run, self.transaction).take_first(count)), count)
         part.lsn, part.is_part = lsn, True
@@ -95,7 +101,7 @@ class Entry(Generic[T]):
         return part
 
     def take_others(self, count: int) -> Entry[T]:
-        """The first `count` of this run, in its place; the others are this entry, and leave the queue."""
+        """Return an entry of the first `count` transactions, to replace this one, which keeps the rest and leaves."""
         others = cast(T, cast(Run, self.transaction).take_last(self.count - count))
         part = self._part(self.transaction, count)
         part.lsn = self.first_lsn + count - 1
@@ -120,7 +126,7 @@ class Entry(Generic[T]):
 
 
 class Pending(NamedTuple, Generic[T]):
-    """A transaction of the owner that recovery, or a join, found without a verdict."""
+    """A transaction of the owner without a verdict, found by recovery or received in a join."""
 
     transaction: T
     lsn: int
@@ -128,11 +134,11 @@ class Pending(NamedTuple, Generic[T]):
 
 
 class Queue(Generic[T]):
-    """Entries in the order of the log. Invariant: the first one, if any, is synchronous."""
+    """Entries in log order. Invariant: the first one, if any, is synchronous."""
 
     def __init__(self) -> None:
         self._entries: deque[Entry[T]] = deque()
-        # The synchronous ones among them that have not been seen with a quorum: a tail of those.
+        # The synchronous entries that no quorum was seen to have; always the last ones of the queue.
         self._without_quorum: deque[Entry[T]] = deque()
         self._count = 0
         self.size = 0
@@ -158,16 +164,16 @@ class Queue(Generic[T]):
 
     @property
     def is_numbered(self) -> bool:
-        """Every entry has its LSN. The journal numbers in order, so the last one tells."""
+        """True if every entry has its LSN. The journal assigns LSNs in order, so the last entry decides."""
         return not self._entries or self._entries[-1].lsn > 0
 
     @property
     def is_written(self) -> bool:
-        """Every entry is in the log. It is told in order, so the last one tells."""
+        """True if every entry is in the log. Writes are reported in order, so the last entry decides."""
         return not self._entries or self._entries[-1].is_written
 
     def append(self, entry: Entry[T]) -> None:
-        assert self._entries or entry.is_synchronous, "an asynchronous transaction waits behind a synchronous one only"
+        assert self._entries or entry.is_synchronous, "an asynchronous transaction waits only after a synchronous one"
         self._entries.append(entry)
         if entry.is_synchronous:
             self._without_quorum.append(entry)
@@ -175,7 +181,7 @@ class Queue(Generic[T]):
         self._count += entry.count
 
     def reach(self, lsn: int) -> int:
-        """A quorum has everything up to `lsn`: the LSN of the newest transaction that this newly covers, or 0."""
+        """Record that a quorum has all rows up to `lsn`; return the LSN of the last transaction newly covered, or 0."""
         newest, waiting = 0, self._without_quorum
         while waiting and 0 < waiting[0].lsn <= lsn:
             newest = waiting.popleft().lsn
@@ -184,10 +190,10 @@ class Queue(Generic[T]):
         return newest
 
     def confirm(self, lsn: int) -> tuple[Entry[T], ...]:
-        """Takes out synchronous entries up to `lsn` and the asynchronous ones directly behind them.
+        """Remove the synchronous entries up to `lsn` and the asynchronous ones directly after them.
 
-        Returns those that are committed by it, in order. An asynchronous one that is not written yet was made while
-        the verdict was being written; it is released, and committed by its own write.
+        Return those that are committed by this, in order. An asynchronous entry that is not written yet was submitted
+        while the verdict was being written: it is released, and commits with its own write.
         """
         committed: list[Entry[T]] = []
         entries = self._entries
@@ -216,7 +222,7 @@ class Queue(Generic[T]):
         return part
 
     def rollback(self, lsn: int) -> tuple[Entry[T], ...]:
-        """Takes out the first synchronous entry at or behind `lsn` and all behind it; the newest comes first."""
+        """Remove the first synchronous entry at or after `lsn` and all later entries; return them, newest first."""
         first = next((entry for entry in self._entries if entry.is_synchronous and not 0 < entry.lsn < lsn), None)
         if first is None:
             return ()
@@ -228,7 +234,7 @@ class Queue(Generic[T]):
         return self.drop(first)
 
     def drop(self, first: Entry[T]) -> tuple[Entry[T], ...]:
-        """Takes out `first` and all behind it; the newest comes first."""
+        """Remove `first` and all later entries; return them, newest first."""
         dropped: list[Entry[T]] = []
         while True:
             entry = self._entries.pop()
@@ -244,13 +250,16 @@ class Queue(Generic[T]):
 
 
 class Acks:
-    """What other instances have in their logs, by the last word of each."""
+    """The last acknowledged vclock of each other instance."""
 
     def __init__(self) -> None:
         self._vclocks: dict[int, VClock] = {}
 
     def note(self, replica_id: int, vclock: VClock) -> bool:
-        """False: it is no news. 0 stands for all anonymous replicas: of them, what any has counts."""
+        """Record an ACK; return False if it changes nothing.
+
+        Id 0 stands for all anonymous replicas, whose highest vclock counts.
+        """
         known = self._vclocks.get(replica_id)
         if known is not None and (known == vclock or (replica_id == 0 and vclock <= known)):
             return False
@@ -261,15 +270,18 @@ class Acks:
         self._vclocks.pop(replica_id, None)
 
     def count(self, owner_id: int, lsn: int) -> int:
-        """How many have the owner's row `lsn`."""
+        """Return the number of replicas that acknowledged the owner's row `lsn`."""
         return len(self.holders(owner_id, lsn))
 
     def holders(self, owner_id: int, lsn: int) -> set[int]:
-        """Who has the owner's row `lsn`."""
+        """Return the replicas that acknowledged the owner's row `lsn`."""
         return {replica_id for replica_id, vclock in self._vclocks.items() if vclock.get(owner_id) >= lsn}
 
     def quorum_lsn(self, owner_id: int, own_lsn: int, quorum: int) -> int:
-        """Up to where `quorum` instances have the owner's rows, one of them us with `own_lsn`; 0 if they are fewer."""
+        """Return the LSN up to which `quorum` instances have the owner's rows; 0 if fewer instances are known.
+
+        This instance counts with `own_lsn`.
+        """
         lsns = [vclock.get(owner_id) for vclock in self._vclocks.values()]
         lsns.append(own_lsn)
         if len(lsns) < quorum:

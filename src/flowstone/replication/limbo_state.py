@@ -1,6 +1,12 @@
-"""What a limbo knows and shows: owner, terms, what is confirmed, what waits, whether it is frozen.
+"""The state of a limbo as others read it: owner, term, confirmed LSNs, pending entries, frozen, busy.
 
-Here is nothing but how that is read; it changes by the events in `limbo.py`, which builds on this.
+This module only reads the state. It changes by the events in `limbo.py`, whose `Limbo` extends `LimboState`:
+
+- owner: no instance, this one or another one. PROMOTE and DEMOTE change it; in 2.6 the first entry of an empty queue.
+- frozen: the limbo writes no verdict of its own, because another instance may decide. It starts frozen, except
+  in 2.6, freezes on a newer term or a lost quorum (fenced), and thaws with the PROMOTE or DEMOTE of the newest term.
+- busy: a control row is being written or waits for that. Rows of other instances must wait, because the outcome decides
+  whether they are accepted. A CONFIRM of our own does not count: it cannot change that.
 """
 
 from __future__ import annotations
@@ -17,12 +23,12 @@ from flowstone.replication.vclock import VClock, VClockBuilder
 
 
 class LimboState(Generic[T]):
-    """`instance_id` is 0 until the instance is registered, and for anonymous ones."""
+    """The readable state. `instance_id` is 0 for anonymous instances and until the instance is registered."""
 
     def __init__(self, *, instance_id: int, dialect: Dialect, quorum: int) -> None:
         self.instance_id = instance_id
         self.is_validating = True
-        """Whether control rows have to fit our history. Not on schemas up to 2.10.1, nor while joining."""
+        """True if control rows must match our history: not with a schema up to 2.10.1, nor during a join."""
         self._has_transfers = dialect is not Dialect.V2_6
         self._quorum = quorum
         self._queue: Queue[T] = Queue()
@@ -37,7 +43,7 @@ class LimboState(Generic[T]):
 
     @property
     def owner_id(self) -> int:
-        """Whose transactions may wait; 0 for nobody's."""
+        """The instance whose transactions may enter the queue; 0 if there is none."""
         return self._owner_id
 
     @property
@@ -51,21 +57,21 @@ class LimboState(Generic[T]):
 
     @property
     def promote_terms(self) -> dict[int, int]:
-        """Per instance, the newest term of a PROMOTE or DEMOTE that it wrote. The caller's own."""
+        """Per instance, the newest term of a PROMOTE or DEMOTE that it wrote. The dict is a copy."""
         return dict(self._tenures.promote_terms)
 
     def promote_term(self, instance_id: int) -> int:
-        """The newest term of a PROMOTE or DEMOTE that `instance_id` wrote."""
+        """Return the newest term of a PROMOTE or DEMOTE that `instance_id` wrote; 0 if it wrote none."""
         return self._tenures.promote_terms.get(instance_id, 0)
 
     @property
     def tenures(self) -> Tenures:
-        """To be read only."""
+        """The tenures; read only."""
         return self._tenures
 
     @property
     def confirmed_vclock(self) -> VClock:
-        """Per instance that ever was owner, its highest LSN known to be confirmed."""
+        """Per instance that was ever the owner, its highest confirmed LSN."""
         return self._confirmed.vclock()
 
     @property
@@ -78,12 +84,12 @@ class LimboState(Generic[T]):
 
     @property
     def rollback_count(self) -> int:
-        """How many transactions were ever undone here, also by failed writes."""
+        """The number of transactions undone since the start, including those whose write failed."""
         return self._queue.rollback_count
 
     @property
     def size(self) -> int:
-        """Bytes of what waits."""
+        """The size of the pending entries in bytes."""
         return self._queue.size
 
     def __len__(self) -> int:
@@ -91,43 +97,46 @@ class LimboState(Generic[T]):
 
     @property
     def pending(self) -> tuple[Entry[T], ...]:
-        """What waits, in the order of the log."""
+        """The pending entries, in log order."""
         return tuple(self._queue)
 
     @property
     def newest(self) -> Entry[T] | None:
-        """What a checkpoint or a join waits for: it contains all up to here, and none of it may be undone."""
+        """The last pending entry. A checkpoint or join contains it, so it waits until the entry is committed."""
         return self._queue.last
 
     @property
     def newest_synchronous(self) -> Entry[T] | None:
-        """Up to where the queue will be confirmed once `newest` is."""
+        """The last pending synchronous entry: its LSN is confirmed when `newest` is committed."""
         return self._queue.last_synchronous
 
     @property
     def is_frozen(self) -> bool:
-        """No verdict is given: another instance may be about to give it, or has while we were away."""
+        """True if no verdict is written: another instance may decide about the queue, or has done so meanwhile."""
         return self._is_fenced or self._is_frozen_until_promotion
 
     @property
     def is_fenced(self) -> bool:
-        """Frozen, because a newer term has begun or a quorum is out of reach."""
+        """True if frozen because of a newer term or a lost quorum."""
         return self._is_fenced
 
     @property
     def is_read_only(self) -> bool:
-        """Whether the instance must not write because of the queue. 2.6 does not know that."""
+        """True if the queue makes the instance read-only; never in 2.6."""
         return self._has_transfers and self._owner_id != 0 and (not self.is_owner or self.is_frozen)
 
     @property
     def is_in_rollback(self) -> bool:
-        """A row that may undo the queue is being written: whatever enters now could not be told before from behind."""
+        """True if a row that may roll back the queue is being written or held.
+
+        A transaction that entered now could not be distinguished from those that the row decides.
+        """
         requests = self._held if self._writing is None else (self._writing, *self._held)
         return any(not isinstance(request.body, Confirm) for request in requests)
 
     @property
     def is_busy(self) -> bool:
-        """Rows of others have to wait until what is being written is decided: `admit` and `receive` would refuse."""
+        """True if rows of other instances must wait for a write: `admit` and `receive` would raise."""
         writing = self._writing
         if writing is None or self._held:
             return bool(self._held)
@@ -141,5 +150,5 @@ class LimboState(Generic[T]):
         return History(self._owner_id, self._term, self.confirmed_vclock, terms, first, last, former)
 
     def checkpoint(self) -> Promote:
-        """The state as snapshots and JOIN_META have it; what waits is not part of it."""
+        """Return the state for a snapshot or JOIN_META, which does not include pending entries."""
         return Promote(self._owner_id, self.confirmed_lsn, self._term, self._confirmed.vclock())

@@ -1,9 +1,10 @@
-"""Peers that have lost rows of their own which we have, and whether they have them again.
+"""Detection of peers that have lost rows of their own, which we have, and of their recovery.
 
-A peer that forgets what it has written gives the same LSNs to other rows, which everybody else passes over as known:
-the data of the two differ then, and nothing shows it. Vclocks do not tell whose rows are behind a number. So a loss is
-kept in mind until the peer was seen with exactly the last row that it had lost: who gets rows back has no others before
-that, while who writes others is rarely seen just there. Pure, and not to be forgotten when a connection ends.
+A peer that has lost its last rows assigns their LSNs to new rows, and other members skip the new rows as known: the
+data differs from then on without an error. A vclock does not tell which rows an LSN stands for. So a loss is remembered
+until the peer is seen with exactly the last row that it had lost. A peer that gets its rows back reaches that point
+before it writes new rows; a peer that writes new rows is rarely seen at exactly that point. Pure; the state must
+outlive the connection.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from flowstone.replication.vclock import VClock
 
 
 class TailLost(FlowstoneError):
-    """The peer does not have rows that it has written itself, and we have; or it has others in their place."""
+    """The peer has lost rows that it wrote itself and that we have, or has other rows in their place."""
 
     def __init__(self, message: str, *, hint: str, may_come_back: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.may_come_back = may_come_back
-        """It may get them from somebody, so that asking again has a point."""
+        """True if the peer may get the rows back, so that a retry can help."""
 
 
 @dataclass(slots=True)
@@ -29,23 +30,25 @@ class _Loss:
     number: int
     """The id of the peer."""
     kept: int
+    """Its last own LSN that was not lost."""
     last: int
+    """Its last own LSN that was lost."""
 
 
 class LostTails:
-    """What each peer, by its UUID, has lost and not got back yet, as far as we know."""
+    """The known losses that are not repaired yet, by the UUID of the peer."""
 
     def __init__(self) -> None:
         self._losses: dict[UUID, _Loss] = {}
 
     def check(self, peer: str, uuid: UUID, number: int, theirs: VClock, ours: VClock) -> TailLost | None:
-        """What is wrong with following a peer with id `number` whose vclock is `theirs`; None: nothing."""
-        if not number:  # who is anonymous writes nothing
+        """Return the error that prevents following the peer with id `number` at vclock `theirs`; None if it may be."""
+        if not number:  # an anonymous replica writes no rows
             return None
         has = theirs.get(number)
         loss = self._losses.get(uuid)
         if loss is not None and loss.number != number:
-            loss = None  # a member under a new id: its rows are counted anew
+            loss = None  # the member has a new id, so its LSNs start again
         if has < ours.get(number):
             kept, last = has, ours.get(number)
             if loss is not None:
@@ -53,20 +56,20 @@ class LostTails:
             self._losses[uuid] = _Loss(number, kept, last)
             return TailLost(
                 f"{peer} has lost its rows {has + 1}…{last}: its vclock is {theirs}, ours {ours}",
-                hint="it must get them back from an instance that has them, or join the set anew",
+                hint="let it get them back from a member that has them, or rejoin it",
                 may_come_back=True,
             )
         if loss is None or has == loss.last:
             self._losses.pop(uuid, None)
             return None
         return TailLost(
-            f"{peer} had lost its rows {loss.kept + 1}…{loss.last} and has written others since, maybe in their place:"
-            f" its vclock is {theirs}, ours {ours}",
-            hint="compare its data with ours; then let it join anew, or set `replication` again to follow it as it is",
+            f"{peer} had lost its rows {loss.kept + 1}…{loss.last} and has written new rows since, possibly under the"
+            f" same LSNs: its vclock is {theirs}, ours {ours}",
+            hint="compare its data with ours; then rejoin it, or set `replication` again to follow it as it is",
         )
 
     def acknowledged(self, number: int, vclock: VClock) -> None:
-        """The peer with this id, as one that follows us, has written all of `vclock`."""
+        """Record that the peer with this id, which follows us, has all rows up to `vclock`."""
         for uuid, loss in tuple(self._losses.items()):
             if loss.number == number and vclock.get(number) == loss.last:
                 del self._losses[uuid]

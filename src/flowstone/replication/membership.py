@@ -1,10 +1,10 @@
 """Membership: which peers may be followed according to `_cluster`, and the errors about expelled members.
 
 A row names its originator by an id, and ids are reissued: rows of an expelled member that still runs look like those of
-its successor. So rows and RAFT messages of a peer count only while `_cluster` has its UUID under the id that the peer
-claims. A peer that is not registered may be about to send the row that registers it, so it is followed up to its own
-first row; a peer that has no rows that we lack is refused. Pure. Real servers check membership only when a replica
-subscribes (reference of 3.x, section 1.5).
+its successor. So rows and RAFT messages of a peer are accepted only while `_cluster` has its UUID under the id that the
+peer claims. A peer that is not registered may be about to send the row that registers it, so it is followed up to its
+own first row; a peer that has no rows that we lack is rejected. Pure. Real servers check membership only when a replica
+subscribes (docs/spec/replication.md#unregistered-originators).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _EXPELLED: Final = f"it was expelled: to let it join again, {_DELETE}"
 _UNREGISTERED: Final = f"if it is an anonymous replica, start it with replication_anon; otherwise {_EXPELLED}"
 _COMMIT: Final = Flag.COMMIT.value
 _NOT_A_MEMBER: Final = (
-    "it was expelled, or the row that registers it has not come here yet; if it was expelled, stop it and take it out "
-    "of replication"
+    "it was expelled, or the row that registers it has not arrived yet; if it was expelled, stop it and remove it "
+    "from replication"
 )
 
 NO_MEMBERS: Final = "Anonymous replica does not support non-anonymous followers."
@@ -44,10 +44,13 @@ NO_FOLLOWERS: Final = "Instance that was expelled from its replica set does not 
 """Answers of an expelled instance to SUBSCRIBE: to a member, as 3.8 does, and to any other replica."""
 
 NO_SNAPSHOTS: Final = "Instance that was expelled from its replica set does not support snapshots"
-"""A snapshot would not show that the instance was a member; its log does, and is not written to any more."""
+"""Answer of an expelled instance to `box.snapshot()`: a snapshot would not show that the instance was a member.
+
+Its log does, and is no longer written.
+"""
 
 LOSSES_MAX: Final = 10
-"""Retries with a peer that has lost rows of its own and does not follow us: it may be about to, and get them back."""
+"""Retries with a peer that has lost rows of its own and does not follow us: it may follow us soon and get them back."""
 
 
 class NotAMember(FlowstoneError):
@@ -75,7 +78,7 @@ def unregistered(instance_uuid: UUID, replicaset_uuid: UUID | None, *, was_membe
 def not_anonymous(instance_uuid: UUID) -> TarantoolError:
     """Return the error that ends the start, with `replication_anon`, of an instance that was expelled.
 
-    Rows that it wrote itself may be missing elsewhere, or have the LSNs of another member that got its id later: an
+    Its own rows may be missing on other members, or have the same LSNs as rows of a member that got its id later: an
     anonymous replica would keep the former and skip the latter.
     """
     text = f"Incorrect value for option 'replication_anon': replica {instance_uuid} was a member of its replica set"
@@ -85,9 +88,9 @@ def not_anonymous(instance_uuid: UUID) -> TarantoolError:
 def unused_id(taken: Collection[int], used: Collection[int]) -> int:
     """Return the id for a new member: the smallest one that is neither `taken` by a member nor was `used` before.
 
-    Rows that a former member wrote may still be on their way here, through other members; a new member with the same
-    id would write different rows under the same LSNs. Only if all ids were used, it is the smallest one that is not
-    taken, as in real servers, and VCLOCK_MAX, which `_cluster` rejects, if all are taken.
+    Rows of a former member may still arrive through other members; a new member with the same id would write different
+    rows under the same LSNs. If all ids were used, return the smallest one that is not taken, as real servers do; if
+    all are taken, return VCLOCK_MAX, which `_cluster` rejects.
     """
     free = [number for number in range(1, VCLOCK_MAX) if number not in taken]
     unused = [number for number in free if number not in used]
@@ -111,10 +114,10 @@ class Members(Protocol):
 
 
 class Standing:
-    """Whether the peer at one address may be followed, over all its connections.
+    """Decides whether the peer at one address may be followed; one per address, across its connections.
 
     `members` is None if rows of any peer are accepted. `may_regain` returns whether a peer that has lost rows of its
-    own may get them back from us; without it, lost rows are not checked for.
+    own may get them back from us; if it is None, lost rows are not checked for.
     """
 
     def __init__(
@@ -135,7 +138,7 @@ class Standing:
         self._losses = 0
 
     def subscribed(self, uuid: UUID, replica_id: int, theirs: VClock, ours: VClock) -> None:
-        """Check the answer to SUBSCRIBE from `ours`; raise NotAMember, TailLost or VClockLags."""
+        """Check the answer to a SUBSCRIBE at vclock `ours`; raise NotAMember, TailLost or VClockLags."""
         self._uuid, self._replica_id = uuid, replica_id
         self._was_member, self._raft = self.is_member, None
         lacks_nothing = all(lsn <= ours.get(number) for number, lsn in theirs if number not in (0, replica_id))
@@ -154,7 +157,10 @@ class Standing:
         return self._replica_id if self.is_member else 0
 
     def check(self) -> bool:
-        """Check the peer before each message: True if it has just become a member; NotAMember if it was expelled."""
+        """Check the peer before each message: return True if it has just become a member.
+
+        Raise NotAMember if it was expelled.
+        """
         before, self._was_member = self._was_member, self.is_member
         if before and not self._was_member:
             raise self._not_a_member()
@@ -163,8 +169,8 @@ class Standing:
     def split(self, slab: Slab, ours: VClock) -> tuple[Slab, Slab | None]:
         """Return the transactions that may be applied now, and the rest, to be split again when those are applied.
 
-        The rest begins with a transaction of an originator that is not a member: rows before it may register that one.
-        Raises NotAMember if the slab begins with such a transaction.
+        The rest begins with a transaction whose originator is not a member: rows before it may register the originator.
+        Raise NotAMember if the slab begins with such a transaction.
         """
         if self.is_member or self._members is None:
             return slab, None
@@ -195,10 +201,10 @@ class Standing:
         text = f"{self._peer} is not a member: _cluster does not have {self._uuid} as {self._replica_id}"
         return NotAMember(text, hint=_NOT_A_MEMBER)
 
-    # --- its own rows ---
+    # --- rows of the peer itself ---
 
     def _check_tail(self, theirs: VClock, ours: VClock) -> None:
-        """Check that the peer has its own rows: it would reuse LSNs of lost ones, and we would skip the new rows."""
+        """Raise if the peer lacks rows of its own: it would reuse their LSNs, and we would skip the new rows."""
         if self._may_regain is None:
             return
         if theirs.get(self._replica_id) < ours.get(self._replica_id) and self._is_intact:
@@ -215,9 +221,9 @@ class Standing:
 
     @property
     def _is_intact(self) -> bool:
-        """True if a lower vclock is no loss: a real relay can send a row before the vclock of its instance has it."""
+        """True if a lower vclock is not a loss: a real relay may send a row before its instance's vclock has it."""
         return self._members is not None and self._members.is_intact(self._uuid)
 
     def acknowledged(self, replica_id: int, vclock: VClock) -> None:
-        """Take note that a member that follows us has written all of `vclock`, perhaps rows that it had lost."""
+        """Record that a member that follows us has all rows up to `vclock`, perhaps also rows it had lost."""
         self._lost_tails.acknowledged(replica_id, vclock)

@@ -1,9 +1,9 @@
-"""What members of a replica set say to each other besides rows: requests, their replies, ballots, heartbeats, ACKs.
+"""Messages between members of a replica set other than rows: requests, replies, ballots, heartbeats, ACKs.
 
-A message is a frozen value; `encode_x` gives the packet that a real server sends, byte for byte (reference section
-24), `decode_x` takes a body or a row. A body that breaks a rule raises the error with which the real server of that
-age refuses it; keys that a message does not need are skipped as they skip them. `is_2_6` is the age of whoever
-speaks when encoding, of whoever listens when decoding. Rows in bulk are read by `row_stream.py`.
+A message is a frozen value. `encode_x` returns the packet that a real server sends, byte for byte
+(docs/spec/iproto.md#byte-samples); `decode_x` takes a body or a row. An invalid body raises the error with which a real
+server of that version rejects it; unknown keys are skipped, as real servers do. `is_2_6` is about the sender when
+encoding, about the receiver when decoding. `row_stream.py` decodes rows in bulk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flowstone.replication.synchro import NUMBER_MAX
 from flowstone.replication.vclock import VClock, VClockError
 
 NIL_UUID: Final = UUID(int=0)
-"""What a request without a UUID says: 2.6 takes it for one, newer servers refuse it with ER_NIL_UUID."""
+"""The UUID of a request that has none: 2.6 accepts it, newer servers reject it with ER_NIL_UUID."""
 
 _NOWHERE: Final = VClock()
 _VCLOCK, _TERM, _VCLOCK_SYNC = Key.VCLOCK.value, Key.TERM.value, Key.VCLOCK_SYNC.value
@@ -35,7 +35,7 @@ _OF_ACK: Final = frozenset((_VCLOCK, _TERM, _VCLOCK_SYNC))
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """JOIN. `version` is 0 where it was not sent: then the reply has no JOIN_META."""
+    """JOIN. `version` is 0 if it was not sent; the reply has no JOIN_META then."""
 
     instance_uuid: UUID
     version: int = 0
@@ -44,7 +44,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshot:
-    """FETCH_SNAPSHOT: what JOIN is to a replica that will stay anonymous."""
+    """FETCH_SNAPSHOT: the JOIN of an anonymous replica."""
 
     version: int = 0
     instance_uuid: UUID | None = None
@@ -53,7 +53,7 @@ class FetchSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """REGISTER: an anonymous replica asks for an id."""
+    """REGISTER: an anonymous replica requests an id."""
 
     instance_uuid: UUID
     vclock: VClock
@@ -62,7 +62,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """SUBSCRIBE. `id_filter` lists the originators whose rows are not wanted, in ascending order."""
+    """SUBSCRIBE. `id_filter` lists the originators whose rows must not be sent, in ascending order."""
 
     replicaset_uuid: UUID | None
     instance_uuid: UUID | None
@@ -74,9 +74,9 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What an instance says of itself before anybody joins it (reference section 4.3).
+    """The state of an instance, by which others choose the peer to join (docs/spec/replication.md#ballot).
 
-    Only 2.6.0 says `is_loading`; it says nothing of `is_ro` and of what follows `is_loading`.
+    Only 2.6.0 sends `is_loading`; it sends neither `is_ro` nor the fields after `is_loading`.
     """
 
     vclock: VClock = _NOWHERE
@@ -94,7 +94,7 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A replica's word on what it has written. `term` is 0 from 2.6, `timestamp` 0 where no transaction is new."""
+    """Acknowledges the rows a replica has written. `term` is 0 from 2.6, `timestamp` 0 if no transaction is new."""
 
     vclock: VClock
     term: int = 0
@@ -104,7 +104,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A master's sign of life. `vclock_sync` is 0 from 2.6, `timestamp` 0 where rows came since the last one."""
+    """A master's sign of life. `vclock_sync` is 0 from 2.6, `timestamp` 0 if rows were sent since the last one."""
 
     replica_id: int
     timestamp: float
@@ -113,7 +113,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeReply:
-    """The OK to SUBSCRIBE. Masters before 2.0 do not say the replica set's UUID, those before 3.0 not its name."""
+    """The OK to SUBSCRIBE. Masters before 2.0 do not send the replica set's UUID, those before 3.0 not its name."""
 
     replica_id: int
     vclock: VClock
@@ -129,31 +129,31 @@ _VALUE = msgspec.msgpack.Decoder()
 
 def _uuid(raw: bytes) -> UUID:
     if raw[:2] != b"\xd9\x24" or _UUID_TEXT.fullmatch(raw, 2) is None:
-        raise ValueError("no UUID")
+        raise ValueError("not a UUID")
     uuid = UUID(raw[2:].decode("ascii"))
-    if uuid.bytes[8] >= 0xE0:  # real servers know the variants NCS, RFC 4122 and Microsoft
-        raise ValueError("no UUID of a known variant")
+    if uuid.bytes[8] >= 0xE0:  # real servers accept the variants NCS, RFC 4122 and Microsoft
+        raise ValueError("not a UUID of a known variant")
     return uuid
 
 
 def _whole_vclock(raw: bytes) -> VClock:
     lsns = _VALUE.decode(raw)
     if not isinstance(lsns, dict) or len(lsns) > VCLOCK_MAX:
-        raise ValueError("no map of LSNs")
+        raise ValueError("not a map of LSNs")
     try:
         return VClock(lsns)
     except (VClockError, TypeError) as error:  # TypeError: keys of several types
-        raise ValueError("no vclock") from error
+        raise ValueError("not a vclock") from error
 
 
 def _vclock(raw: bytes) -> VClock:
-    """As peers mean it: without the local component, which is nobody else's business."""
+    """Decode a vclock without component 0, which is local to its instance."""
     return _whole_vclock(raw).without_zero()
 
 
 def _uint(raw: bytes) -> int:
     if not (raw[0] < 0x80 or 0xCC <= raw[0] <= 0xCF):
-        raise ValueError("no unsigned number")
+        raise ValueError("not an unsigned number")
     return decode_uint(raw)
 
 
@@ -170,27 +170,27 @@ def _version(raw: bytes) -> int:
 
 def _bool(raw: bytes) -> bool:
     if raw not in (b"\xc2", b"\xc3"):
-        raise ValueError("no boolean")
+        raise ValueError("not a boolean")
     return raw == b"\xc3"
 
 
 def _text(raw: bytes) -> str:
     if not (0xA0 <= raw[0] < 0xC0 or 0xD9 <= raw[0] <= 0xDB):
-        raise ValueError("no string")
+        raise ValueError("not a string")
     return decode_text(raw)
 
 
 def _id_filter(raw: bytes) -> tuple[int, ...]:
     ids = _VALUE.decode(raw)
     if not isinstance(ids, list) or any(type(number) is not int or not 0 <= number < VCLOCK_MAX for number in ids):
-        raise ValueError("no list of replica ids")
+        raise ValueError("not a list of replica ids")
     return tuple(sorted(set(ids)))
 
 
 def _uuids(raw: bytes) -> tuple[UUID, ...]:
     texts = _VALUE.decode(raw)
     if not isinstance(texts, list) or len(texts) >= VCLOCK_MAX or not all(isinstance(text, str) for text in texts):
-        raise ValueError("no list of members")
+        raise ValueError("not a list of members")
     return tuple(_uuid(pack(text)) for text in texts)
 
 
@@ -208,7 +208,7 @@ _FIELDS: dict[int, tuple[Callable[[bytes], Any], str]] = {
     Key.TERM: (_term, "invalid term"),
     Key.VCLOCK_SYNC: (_uint, "invalid vclock sync"),
 }
-"""How the value of a key is read, and what real servers call it when they cannot."""
+"""Per key, the decoder of its value, and the text of real servers if the value is invalid."""
 
 _TEXTS_2_6 = {Key.REPLICASET_UUID.value: "UUID", Key.INSTANCE_UUID.value: "UUID"}
 
@@ -238,14 +238,14 @@ def _refuse(what: str) -> NoReturn:
 
 
 def _read(body: bytes | None, wanted: tuple[Key, ...], *, is_2_6: bool = False) -> dict[int, Any]:
-    """The values of the `wanted` keys that the body has."""
+    """Return the values of those `wanted` keys that the body has."""
     try:
         fields = split_map(body or b"")
     except ValueError:
         _refuse("request body")
     found: dict[int, Any] = {}
     for number, raw in fields.items():
-        key = number & 0xFF  # real servers look at the lowest byte only
+        key = number & 0xFF  # real servers use only the lowest byte
         if key not in wanted:
             continue
         decode, text = _FIELDS[key]
@@ -257,7 +257,7 @@ def _read(body: bytes | None, wanted: tuple[Key, ...], *, is_2_6: bool = False) 
 
 
 def decode_join(body: bytes | None, *, is_2_6: bool) -> Join:
-    """2.6 knows the UUID only."""
+    """Decode JOIN. 2.6 reads only the UUID."""
     if is_2_6:
         return Join(_read(body, (Key.INSTANCE_UUID,), is_2_6=True).get(Key.INSTANCE_UUID, NIL_UUID))
     found = _read(body, (Key.INSTANCE_UUID, Key.SERVER_VERSION))
@@ -265,7 +265,7 @@ def decode_join(body: bytes | None, *, is_2_6: bool) -> Join:
 
 
 def decode_fetch_snapshot(body: bytes | None, *, is_2_6: bool) -> FetchSnapshot:
-    """2.6 ignores the body, newer servers insist on one."""
+    """Decode FETCH_SNAPSHOT. 2.6 ignores the body, newer servers require one."""
     if is_2_6:
         return FetchSnapshot()
     cursor = (Key.IS_CHECKPOINT_JOIN, Key.CHECKPOINT_VCLOCK, Key.CHECKPOINT_LSN)
@@ -294,12 +294,12 @@ def decode_subscribe(body: bytes | None, *, is_2_6: bool) -> Subscribe:
 
 
 def decode_vclock_reply(body: bytes | None) -> VClock:
-    """The vclock in an OK to JOIN, REGISTER or FETCH_SNAPSHOT, without component 0."""
+    """Return the vclock in an OK to JOIN, REGISTER or FETCH_SNAPSHOT, without component 0."""
     return _position(_read(body, (Key.VCLOCK,)))
 
 
 def _position(found: dict[int, Any]) -> VClock:
-    """Without it an answer would be one about nothing: all masters say where they are."""
+    """Return the vclock of an answer; raise if it is missing, because all masters send it."""
     vclock: VClock | None = found.get(Key.VCLOCK)
     if vclock is None:
         _refuse("missing VCLOCK")
@@ -307,13 +307,13 @@ def _position(found: dict[int, Any]) -> VClock:
 
 
 def decode_subscribe_reply(row: Row) -> SubscribeReply:
-    """The OK to SUBSCRIBE, whose header says the id of the instance that answers."""
+    """Decode the OK to SUBSCRIBE, whose header has the id of the answering instance."""
     found = _read(row.body, (Key.VCLOCK, Key.REPLICASET_UUID))
     return SubscribeReply(row.replica_id, _position(found), found.get(Key.REPLICASET_UUID))
 
 
 def decode_ack(row: Row) -> Ack:
-    """What a replica sends after SUBSCRIBE."""
+    """Decode an ACK, which is all that a replica sends after SUBSCRIBE."""
     ack = _plain_ack(row)
     if ack is not None:
         return ack
@@ -323,7 +323,7 @@ def decode_ack(row: Row) -> Ack:
 
 
 def _plain_ack(row: Row) -> Ack | None:
-    """An ACK as all members send it, one per transaction and replica; None: it needs a closer look."""
+    """Decode an ordinary ACK, the most frequent message, fast; None if it needs the checks of `_read`."""
     try:
         found = _VALUE.decode(row.body)
         if type(found) is not dict or not found.keys() <= _OF_ACK:
@@ -339,18 +339,21 @@ def _plain_ack(row: Row) -> Ack | None:
 
 
 def decode_heartbeat(row: Row) -> Heartbeat:
-    """A row of type OK with LSN 0. Without a body it comes from a master before 2.11."""
+    """Decode a heartbeat: a row of type OK with LSN 0. Masters before 2.11 send it without a body."""
     found = _read(row.body, (Key.VCLOCK_SYNC,)) if row.body else {}
     return Heartbeat(row.replica_id, row.timestamp, found.get(Key.VCLOCK_SYNC, 0))
 
 
 def decode_ballot(body: bytes | None, *, is_2_6: bool) -> Ballot:
-    """The reply to VOTE; `is_2_6`: the peer is older than 2.6.1. A body without a ballot is an empty ballot."""
+    """Decode the reply to VOTE; `is_2_6`: the peer is older than 2.6.1. A body without a ballot is an empty ballot."""
     return _ballot(body, Ballot(), _BALLOT_FIELDS_2_6 if is_2_6 else _BALLOT_FIELDS) or Ballot()
 
 
 def decode_ballot_event(data: bytes | None, previous: Ballot) -> Ballot | None:
-    """The value of the event `internal.ballot`: what it leaves out is as in `previous`. None: the ballot is empty."""
+    """Decode the value of the event `internal.ballot`; None if the ballot is empty.
+
+    Fields that the event omits are as in `previous`.
+    """
     return _ballot(data, previous, _BALLOT_FIELDS)
 
 
@@ -366,7 +369,7 @@ def _ballot(body: bytes | None, base: Ballot, fields: dict[int, tuple[str, Calla
 
 
 def _lenient(body: bytes | None, key: Key) -> Any:
-    """A value that servers newer than our dialects read and 2.11 skips, so that a broken one is no error."""
+    """Return the value of a key that 2.11 skips, but newer servers read; None if it is missing or invalid."""
     try:
         return _FIELDS[key][0](split_map(body or b"")[key])
     except (KeyError, ValueError):
@@ -408,7 +411,7 @@ def encode_join(join: Join, sync: int = 0, *, is_2_6: bool = False) -> bytes:
 
 
 def encode_fetch_snapshot(fetch: FetchSnapshot, sync: int = 0, *, is_2_6: bool = False) -> bytes:
-    """2.6 sends no body; newer masters need one, an empty map at least."""
+    """Encode FETCH_SNAPSHOT. 2.6 sends no body; newer masters require one, if only an empty map."""
     if is_2_6:
         return _packet(RequestType.FETCH_SNAPSHOT, sync)
     body: dict[int, Any] = {}
@@ -443,7 +446,7 @@ def encode_subscribe(subscribe: Subscribe, sync: int = 0, *, is_2_6: bool = Fals
 
 
 def encode_vclock_reply(vclock: VClock, sync: int = 0, *, with_zero: bool = False) -> bytes:
-    """An OK with a position. Masters since 2.11 show component 0 in the first one of JOIN and FETCH_SNAPSHOT."""
+    """Encode an OK with a vclock. Masters since 2.11 include component 0 in the first OK to JOIN or FETCH_SNAPSHOT."""
     lsns = vclock.to_mapping() if with_zero else _lsns(vclock)
     return _packet(RequestType.OK, sync, pack({Key.VCLOCK.value: lsns}))
 
@@ -472,18 +475,18 @@ def encode_ack(ack: Ack, sync: int = 0) -> bytes:
 
 
 def encode_marker(type: RequestType, sync: int = 0) -> bytes:
-    """A packet that is only a type: JOIN_META, JOIN_SNAPSHOT."""
+    """Encode a packet that consists only of its type: JOIN_META, JOIN_SNAPSHOT."""
     return _packet(type, sync)
 
 
 def encode_row_packet(row: Row, sync: int = 0) -> bytes:
-    """One row with the SYNC of the request that it answers, whatever SYNC it came with."""
+    """Encode a row with the SYNC of the request that it answers, instead of its own."""
     fields = msgspec.structs.replace(row, sync=sync)
     return frame(encode_header(fields) + row.body)
 
 
 def encode_ballot_body(ballot: Ballot, *, is_2_6: bool) -> bytes:
-    """The body of the reply to VOTE, and the value of the event `internal.ballot`."""
+    """Encode the body of the reply to VOTE, which is also the value of the event `internal.ballot`."""
     vclocks = {
         BallotKey.VCLOCK.value: _lsns(ballot.vclock),
         BallotKey.GC_VCLOCK.value: _lsns(ballot.gc_vclock),

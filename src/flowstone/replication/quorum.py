@@ -1,9 +1,9 @@
 """`replication_synchro_quorum`: a number, or a formula over N, the number of registered members.
 
-The formula is an expression of Lua, as users of Tarantool write it: `N / 2 + 1`, `math.max(2, N - 1)`,
-`N > 3 and 3 or 1`. It is parsed here into closures and can reach nothing but N and eight functions of `math`.
-What is refused, and in which words, is as in real servers (reference 14.4): the result, rounded down, has to be
-1..31 for every N in 1..31. Chance, for `math.random`, is an argument.
+The formula is a Lua expression, as in Tarantool: `N / 2 + 1`, `math.max(2, N - 1)`, `N > 3 and 3 or 1`. It is parsed
+into closures and has access to N and eight functions of `math` only. Invalid values are rejected with the errors of
+real servers (docs/spec/synchro.md#quorum): the result, rounded down, must be 1..31 for every N in 1..31.
+Random numbers, for `math.random`, are passed in.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ DEFAULT: Final = "N / 2 + 1"
 
 QUORUM_MAX: Final = VCLOCK_MAX - 1
 DEPTH_MAX: Final = 100
-"""Parentheses in each other. Lua itself stops at 200."""
+"""Nesting depth of a formula. Lua itself stops at 200."""
 
 LENGTH_MAX: Final = 4096
+"""Characters of a formula, which bounds the work of the parser."""
 
 _CHUNK: Final = '[string "local expr, N = ......"]'
 _NUMBER: Final = r"0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
@@ -33,11 +34,11 @@ _PLAIN_NUMBER: Final = re.compile(rf"\s*-?(?:{_NUMBER})\s*\Z")
 
 Value = float | bool | None
 Random = Callable[[], float]
-"""A number in [0, 1), another one each time."""
+"""Returns a new random number in [0, 1) on each call."""
 
 Node = Callable[[int], Value]
 
-# How strongly operators bind, to the left and to the right: `^` and only `^` groups from the right.
+# Precedence of operators, to the left and to the right: only `^` is right-associative.
 _BINDING: Final[dict[str, tuple[int, int]]] = {
     "or": (1, 1),
     "and": (2, 2),
@@ -54,14 +55,14 @@ _WORDS: Final = frozenset(
 
 
 class FormulaError(FlowstoneError):
-    """Lua would not load the formula, or would stop in it."""
+    """The formula is invalid: Lua would fail to load or to evaluate it."""
 
 
 class Quorum:
-    """A checked value of the option."""
+    """A valid value of the option."""
 
     def __init__(self, value: int | str, *, random: Random | None = None) -> None:
-        """Raises ER_CFG. `random` is asked by formulas with `math.random` only; without it they are refused."""
+        """Check `value`; raise ER_CFG if it is invalid. Formulas with `math.random` require `random`."""
         self.value: Final = value
         self._formula: Node | None = None
         self._number = 0
@@ -75,7 +76,7 @@ class Quorum:
                 _refuse("the value must be greater than zero and less than maximal number of replicas")
 
     def of(self, members: int) -> int:
-        """The quorum of a replica set with so many registered `members`; before the first one there is one, too."""
+        """Return the quorum of a replica set with this number of registered `members`; 0 counts as 1."""
         if self._formula is None:
             return self._number
         return self._evaluate(self._formula, max(1, members))
@@ -107,7 +108,7 @@ def _number(text: str) -> float:
 
 
 def _whole(value: float) -> int:
-    """Rounded down; what C makes of numbers that no integer can hold is out of range as well."""
+    """Return `value` rounded down. Numbers that do not fit an int64 become out-of-range values, as in C."""
     if math.isnan(value):
         return -(2**63)
     return math.floor(value) if abs(value) < 2.0**63 else int(math.copysign(2.0**63, value))
@@ -122,11 +123,11 @@ def _load(text: str, random: Random | None) -> Node:
         _refuse(f"{_CHUNK}:3: Failed to load {text[:80]}:{error.message}")
 
 
-# --- the grammar ------------------------------------------------------------------------------------------------------
+# --- grammar ----------------------------------------------------------------------------------------------------------
 
 
 class _Parser:
-    """Precedence climbing over the tokens of one expression."""
+    """A precedence-climbing parser of one expression."""
 
     def __init__(self, text: str, random: Random | None) -> None:
         self._text = text
@@ -138,7 +139,7 @@ class _Parser:
 
     def _next(self) -> None:
         match = _TOKEN.match(self._text, self._at)
-        assert match is not None  # the last two alternatives take anything
+        assert match is not None  # the last two alternatives match anything
         self._at = match.end()
         for kind, token in zip(("number", "name", "sign", "end", "unknown"), match.groups(), strict=True):
             if token is not None:
@@ -203,7 +204,7 @@ class _Parser:
         return self._call() if token == "math" else self._unknown(token)
 
     def _unknown(self, name: str) -> Node:
-        """A name that Lua would find nothing under: harmless until something is done with it."""
+        """Parse an unknown global name: nil, as in Lua, which is an error only if it is called or indexed."""
         if self._token in ("(", "."):
             what = "call" if self._token == "(" else "index"
             raise FormulaError(f"attempt to {what} global '{name}' (a nil value)")
@@ -216,7 +217,7 @@ class _Parser:
             self._fail()
         self._next()
         if self._token != "(":
-            return lambda members: None  # a function, or nothing: no number in either case
+            return lambda members: None  # a function or nil: not a number in either case
         self._take("(")
         arguments: list[Node] = []
         while self._token != ")" or self._kind != "sign":
@@ -232,7 +233,7 @@ class _Parser:
         return _applied(name, function, arguments)
 
 
-# --- what it means ----------------------------------------------------------------------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 def _raising(what: str) -> Node:
@@ -250,7 +251,7 @@ def _operand(value: Value, what: str) -> float:
 
 
 def _is_true(value: Value) -> bool:
-    """Only nil and false are not: 0 is."""
+    """Return the truth value as in Lua: only nil and false are false, 0 is true."""
     return value is not None and value is not False
 
 
@@ -317,7 +318,7 @@ _ARITHMETIC: Final[dict[str, Callable[[float, float], float]]] = {
     "%": _modulo,
     "^": _power,
 }
-# Each with the number of arguments that it needs; more are given to `min` and `max` only.
+# Functions with the number of arguments that they require; only `min` and `max` use further ones.
 _FUNCTIONS: Final[dict[str, tuple[int, Callable[..., float]]]] = {
     "ceil": (1, _round(math.ceil)),
     "floor": (1, _round(math.floor)),
@@ -349,9 +350,9 @@ def _check_argument(name: str, number: int, values: list[Value]) -> None:
 
 
 def _chance(arguments: list[Node], random: Random | None) -> Node:
-    """`math.random()`: [0, 1); `math.random(m)`: 1..m; `math.random(m, n)`: m..n."""
+    """Return the node of `math.random()`: [0, 1), `math.random(m)`: 1..m, or `math.random(m, n)`: m..n."""
     if random is None:
-        return _raising("math.random has no source of chance here")
+        return _raising("math.random is not available")
 
     def node(members: int) -> Value:
         values = [argument(members) for argument in arguments]

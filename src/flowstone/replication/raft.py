@@ -1,14 +1,12 @@
-"""Elections: who may lead in which term, as Tarantool 2.11 decides it with its Raft.
+"""The election machine of one member, with the rules of Tarantool 2.11. Theory of operation: `election.py`.
 
-`Raft` is one member's part as a pure machine: events in (what peers say, time, what is on disk), and `ready()` says
-what to write, show and do. It rests on three things that its owner does: rows of term and vote reach the disk in
-order and synced, `written` is called only then, and the vclock it is handed counts every row logged before them.
-It sends nothing, reads no clock and draws no numbers; it knows nothing of the queue that a new leader takes over
-(PROMOTE), only when that is due.
+`Raft` is pure: it sends nothing, reads no clock and generates no random numbers. It relies on its owner for three
+things: rows with term and vote reach the disk in order and synced, `written` is called only then, and the vclock passed
+in includes every row logged before them. It knows when PROMOTE is due, but not the queue that PROMOTE takes over.
 
-Where 2.11.9 can elect two leaders in a term or none at all we differ, each time said at the place. Servers 3.8 differ
-in: mode off (votes, has an election quorum of 1, and is promoted by an election), a promotion that gives up after
-`election_timeout`, and switching fencing off, which no longer lets a fenced queue go on (nor does it here).
+Where 2.11.9 can elect two leaders in a term, or none at all, this machine differs; a comment marks each place. 3.8
+differs in three points: with mode off it votes, has an election quorum of 1, and is promoted by an election; a
+promotion fails after `election_timeout`; and switching fencing off does not resume a fenced queue (nor does it here).
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from flowstone.replication.synchro import RaftState
 from flowstone.replication.vclock import Order, VClock
 
 MAX_SHIFT: Final = 0.1
-"""The election timeout is longer by a random part of itself, at most this."""
+"""Each wait for the end of an election is longer than the timeout by a random fraction of it, at most this one."""
 
 
 class Raft:
-    """One member. After any event, `ready()` until it is falsy, and `tick` when `deadline` has come.
+    """One member. After each event, call `ready()` until it is false; call `tick` at `deadline`.
 
-    `now` is monotonic, in seconds, and never goes back; `random` gives numbers from 0 up to 1. `term` and `vote` are
-    what the log and the snapshot say. An anonymous instance has the id 0 and only follows terms.
+    `now` is monotonic time in seconds; `random` returns numbers in [0, 1). `term` and `vote` are those recovered from
+    the log or the snapshot. An anonymous instance has the id 0 and only keeps up with terms.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class Raft:
         self._random = random
         self._now = now
         self._config = Config()
-        # On disk, and so fit to be shown; decisions are made by the volatile ones, which may be ahead.
+        # `_term` and `_vote` are on disk and may be shown; decisions use the volatile ones, which may be ahead.
         self._term = self._volatile_term = term
         self._vote = self._volatile_vote = vote
         self._state = State.FOLLOWER
@@ -58,13 +56,13 @@ class Raft:
         if vote:
             self._votes.add(instance_id, vote)
         self._witnesses: set[int] = set()
-        """Who hears the leader of this term, ourselves among them."""
+        """The members, including this one, that report hearing the leader of this term."""
         self._candidate_vclock: VClock | None = None
         self._is_cfg_candidate = False
-        """May start elections. `_is_candidate` takes part in this term's, maybe only because it was promoted."""
+        """May start elections. `_is_candidate`: runs in this term, perhaps only because of `promote`."""
         self._is_candidate = False
         self._is_writing = False
-        """Something is not on disk: the machine is a follower without a timer until it is."""
+        """Term or vote are not on disk yet: until they are, the machine is a follower without a timer."""
         self._in_flight: RaftState | None = None
         self._deadline: float | None = None
         self._wait: Wait | None = None
@@ -74,7 +72,7 @@ class Raft:
         self._promote_term = 0
         self._notes: list[str] = []
 
-    # --- What it knows ------------------------------------------------------------------------------------------------
+    # --- Properties ---------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
@@ -82,17 +80,17 @@ class Raft:
 
     @property
     def leader(self) -> int:
-        """The leader of this term, 0 where there is none or nobody said so."""
+        """The leader of this term; 0 if there is none or it is unknown."""
         return self._leader
 
     @property
     def term(self) -> int:
-        """The term on disk: the one for ACKs."""
+        """The term on disk, which ACKs carry."""
         return self._term
 
     @property
     def volatile_term(self) -> int:
-        """The newest term heard of. While the queue's term is below it, nobody's queue may be decided upon."""
+        """The newest known term. While the term of the queue is lower, no verdict on the queue may be written."""
         return self._volatile_term
 
     @property
@@ -106,23 +104,23 @@ class Raft:
 
     @property
     def peers(self) -> Peers:
-        """The members as it counts them; not to be changed by others."""
+        """The members as this machine counts them; read only."""
         return self._peers
 
     @property
     def disconnect_timeout(self) -> float:
-        """When a silent peer counts as gone: with strict fencing a leader resigns before others elect another."""
+        """Seconds after which a silent peer counts as disconnected; see `Fencing`."""
         is_strict = self._state is State.LEADER and self._config.fencing is Fencing.STRICT
         return self._config.death_timeout / 2 if is_strict else self._config.death_timeout
 
     @property
     def persisted(self) -> RaftState:
-        """What a snapshot keeps."""
+        """The term and vote for a snapshot."""
         return RaftState(term=self._term, vote=self._vote)
 
     @property
     def shown(self) -> RaftState:
-        """What a new replica is told right after it subscribed: nothing of a term that is not on disk."""
+        """The state to send to a replica that has just subscribed: without a term that is not on disk."""
         is_current = self._term == self._volatile_term
         return RaftState(
             term=self._term,
@@ -130,7 +128,7 @@ class Raft:
             state=self._state,
             vclock=self._vclock().without_zero() if self._state is State.CANDIDATE else None,
             leader_id=self._leader if is_current else 0,
-            # As 3.8: a member of 2.11 with elections off has no timer and reports a dead leader for ever.
+            # As 3.8. With elections off, 2.11 has no timer and reports a dead leader as seen forever.
             is_leader_seen=is_current and self._is_enabled and self._is_leader_seen,
         )
 
@@ -145,7 +143,7 @@ class Raft:
         )
 
     def promoted(self, term: int) -> bool:
-        """How the promotion that `promote` began in `term` went: False while it is open, an error where it failed."""
+        """Return True if this member leads, False while the promotion started in `term` is open; else raise why."""
         if self._state is State.LEADER:
             return True
         if term == self._volatile_term and self._is_candidate and not self._leader:
@@ -169,20 +167,20 @@ class Raft:
     def _is_leader_seen(self) -> bool:
         return self._id in self._witnesses
 
-    # --- What happens to it -------------------------------------------------------------------------------------------
+    # --- Events -------------------------------------------------------------------------------------------------------
 
     def message(self, source_id: int, told: RaftState, now: float) -> None:
-        """A RAFT row of the member `source_id`: its whole state, and a sign of life."""
+        """Handle a RAFT row of the member `source_id`: its whole state, and a sign of life."""
         check(self._id, source_id, told)
         self.heartbeat(source_id, now)
         if told.term < self._volatile_term:
-            self._note(f"{source_id} is still in term {told.term}: ignored")
+            self._note(f"ignores a message from {source_id}: its term {told.term} is outdated")
             return
         if told.term > self._volatile_term:
-            self._new_term(told.term, f"heard from {source_id}")
+            self._new_term(told.term, f"received from {source_id}")
         self._report(source_id, told.is_leader_seen)
-        # The report may have begun the next term, in which the rest of the message counts for nothing. 2.11.9 goes on
-        # and takes an old vote for a new one: enough for two leaders in a term.
+        # The report may have started the next term, for which the rest of the message is outdated. 2.11.9 continues
+        # and counts the old vote in the new term, which can elect two leaders.
         if told.term < self._volatile_term:
             return
         if told.vote:
@@ -193,13 +191,13 @@ class Raft:
             self._leader_resigned()
 
     def heard_term(self, source_id: int, term: int, now: float) -> None:
-        """A term that came without a state: in an ACK."""
+        """Handle a term that came without a state: in an ACK."""
         self._now = now
         if term > self._volatile_term:
-            self._new_term(term, f"heard from {source_id}")
+            self._new_term(term, f"received from {source_id}")
 
     def heartbeat(self, source_id: int, now: float) -> None:
-        """A row with LSN 0 of `source_id`; from a member before 2.11, any row."""
+        """Handle a sign of life: a row with LSN 0 of `source_id`, or any row of a member before 2.11."""
         self._now = now
         if not self._is_enabled or self._state is State.LEADER or not source_id or source_id != self._leader:
             return
@@ -208,25 +206,25 @@ class Raft:
             self._wait_for(Wait.LEADER_DEATH)
 
     def connection(self, peer_id: int, *, upstream: bool, downstream: bool, now: float) -> None:
-        """How `peer_id` is connected: we follow it (`upstream`), it follows us (`downstream`)."""
+        """Record how `peer_id` is connected: we follow it (`upstream`), it follows us (`downstream`)."""
         self._now = now
         before = self._peers.healthy_count
         is_lost = self._peers.connect(peer_id, upstream=upstream, downstream=downstream)
-        # Health first: a report that goes must not start an election that there are too few peers for.
+        # Health first: a withdrawn report must not start an election without enough peers.
         if self._peers.healthy_count != before:
             self._health_changed()
-        # 2.11.9 keeps the report if the other direction was lost before, and nobody stands for election any more.
+        # 2.11.9 keeps the report if the other direction was lost before, which prevents all further elections.
         if is_lost:
             self._report(peer_id, False)
 
     def tick(self, now: float) -> None:
-        """Time has passed; without effect before `deadline`."""
+        """Handle the passing of time; no effect before `deadline`."""
         self._now = now
         if self._deadline is None or now < self._deadline:
             return
         assert self._wait is not None
         assert not self._is_writing, "no timer runs while something is being written"
-        self._note(f"has waited for {self._wait.value}")
+        self._note(f"timed out waiting for {self._wait.value}")
         self._stop_timer()
         self._witnesses.discard(self._id)
         self._restore()
@@ -234,10 +232,10 @@ class Raft:
         self._stand_unless_leader_is_seen()
 
     def written(self, term: int, vote: int, now: float) -> None:
-        """The `write` that `ready` gave is on disk, and with it all that was logged before."""
+        """Record that the `write` of `ready` is on disk, and with it all rows logged before."""
         self._now = now
         if self._in_flight is None or (self._in_flight.term, self._in_flight.vote) != (term, vote):
-            raise LocalProtocolError(f"term {term} and vote {vote} were not asked to be written")
+            raise LocalProtocolError(f"unexpected write completion: term {term}, vote {vote}")
         self._in_flight = None
         self._term, self._vote = term, vote
         self._was_written = True
@@ -246,26 +244,26 @@ class Raft:
             self._go_on()
 
     def promote(self, now: float) -> int:
-        """`box.ctl.promote()`: the term in which it stands for election; see `promoted`."""
+        """Run for election, as `box.ctl.promote()`; return the term, for `promoted`."""
         self._now = now
         if not self._is_enabled:
             raise LocalProtocolError("elections are off", hint="begin a term and write PROMOTE in it")
         if self._config.mode is Mode.VOTER:
             raise errors.Unsupported("election_mode='voter' does not support manual elections")
         if self._state is not State.LEADER:
-            self._new_term(self._volatile_term + 1, "promoted")
+            self._new_term(self._volatile_term + 1, "promotion requested")
             self._start_candidate()
             self._vote_for(self._id, self._vclock())
         return self._volatile_term
 
     def begin_term(self, now: float) -> int:
-        """With elections off: once the term is on disk, and while it is the newest, PROMOTE or DEMOTE may follow."""
+        """Start a term with elections off. PROMOTE or DEMOTE may follow when it is on disk and still the newest."""
         self._now = now
-        self._new_term(self._volatile_term + 1, "begun here")
+        self._new_term(self._volatile_term + 1, "started locally")
         return self._volatile_term
 
     def resign(self, now: float) -> None:
-        """`box.ctl.demote()`, or the log failed: others may lead. Who is not the leader has nothing to resign."""
+        """Give up leadership: `box.ctl.demote()`, or the log failed. No effect unless this member leads."""
         self._now = now
         if self._state is not State.LEADER:
             return
@@ -275,9 +273,9 @@ class Raft:
         self._restore()
 
     def register(self, instance_id: int) -> None:
-        """An anonymous instance has got its id."""
+        """Set the id of an instance that was anonymous."""
         if self._id:
-            raise LocalProtocolError(f"instance {self._id} cannot become {instance_id}")
+            raise LocalProtocolError(f"cannot register as {instance_id}: this instance already has id {self._id}")
         self._id = self._peers.instance_id = instance_id
         if self._volatile_vote:
             self._votes.add(instance_id, self._volatile_vote)
@@ -298,11 +296,11 @@ class Raft:
             self._health_changed()
 
     def set_quorum(self, synchro_quorum: int, members: Collection[int], now: float) -> None:
-        """`replication_synchro_quorum`, evaluated, and the ids in `_cluster`."""
+        """Set the value of `replication_synchro_quorum` and the ids in `_cluster`."""
         self._now = now
         before = self._peers.quorum
         self._votes.forget(gone := self._peers.replace(synchro_quorum, members))
-        # Whoever joins makes a quorum grow that is a number, too, up to that number.
+        # A join can raise the quorum, even a constant one (see `Peers.quorum`), before the new member is connected.
         if before < self._peers.quorum > self._peers.healthy_count:
             self._is_fencing_paused = True
         if self._state is State.CANDIDATE and self._has_won:
@@ -314,9 +312,9 @@ class Raft:
             self._report(peer_id, False)
 
     def ready(self) -> Ready:
-        """What is to be done now. Each thing is said once."""
+        """Return what has to be done now; each task is returned once."""
         broadcast = None
-        # News of one step go out with what it has written, as one row: real servers write first, then show.
+        # A step that changes and writes the state broadcasts once, after the write, as real servers do.
         if self._has_news and self._in_flight is None and (self._was_written or not self._is_writing):
             broadcast = self.shown
             self._has_news = False
@@ -333,7 +331,7 @@ class Raft:
     # --- Messages -----------------------------------------------------------------------------------------------------
 
     def _report(self, source_id: int, is_leader_seen: bool) -> None:
-        """Pre-vote: nobody stands for election while anybody hears the leader."""
+        """Record whether `source_id` hears the leader: while a member does, no election starts (pre-vote)."""
         if self._state is State.LEADER:
             return
         if is_leader_seen:
@@ -343,7 +341,7 @@ class Raft:
             self._stand_unless_leader_is_seen()
 
     def _heard_vote(self, source_id: int, told: RaftState) -> None:
-        """Somebody votes for itself and asks for ours, or has voted for somebody."""
+        """Handle the vote of another member: for itself, which requests our vote, or for any other member."""
         if self._votes.add(source_id, told.vote):
             self._check_split_vote()
         if self._state is State.CANDIDATE:
@@ -357,31 +355,31 @@ class Raft:
         if self._may_vote_for(told.vclock):
             self._vote_for(source_id, told.vclock)
         else:
-            self._note(f"no vote for {source_id}: it is at {told.vclock}, we are at {self._vclock()}")
+            self._note(f"rejects candidate {source_id}: its vclock is {told.vclock}, ours is {self._vclock()}")
 
     def _heard_leader(self, source_id: int) -> None:
         if self._leader == source_id:
             return
         if self._leader:
-            self._note(f"{source_id} says it leads term {self._volatile_term}, which {self._leader} does: ignored")
+            self._note(f"ignores leader {source_id}: term {self._volatile_term} is led by {self._leader}")
             return
-        self._note(f"follows {source_id}")
+        self._note(f"follows leader {source_id}")
         self._leader = source_id
         self._state = State.FOLLOWER
         self._see_leader()
-        # Whoever stood only because it was promoted has lost.
+        # A member that ran only because of `promote` has lost.
         self._restore()
         if self._is_enabled and not self._is_writing:
             self._wait_for(Wait.LEADER_DEATH)
         self._show()
 
     def _leader_resigned(self) -> None:
-        self._note(f"{self._leader} has resigned")
+        self._note(f"sees leader {self._leader} resign")
         self._leader = 0
         self._witnesses.discard(self._id)
         self._stop_timer()
         self._show()
-        # It told us itself: whether others still hear it does not matter.
+        # The resignation came from the leader itself, so reports of other members that hear it do not matter.
         if self._is_cfg_candidate:
             self._start_election()
 
@@ -405,7 +403,7 @@ class Raft:
         return vclock.compare(self._vclock(), ignore_zero=True) in (Order.EQUAL, Order.AFTER)
 
     def _new_term(self, term: int, why: str) -> None:
-        self._note(f"term {term}, {why}")
+        self._note(f"enters term {term}: {why}")
         if self._leader == self._id:
             self._leader_last_seen = self._now
         self._volatile_term = term
@@ -415,7 +413,7 @@ class Raft:
         self._votes.clear()
         self._witnesses.clear()
         self._must_fence = True
-        # A promotion is for one term.
+        # A promotion is valid for one term only.
         self._restore()
         self._pause_and_write()
         self._show()
@@ -430,7 +428,7 @@ class Raft:
         self._pause_and_write()
 
     def _start_election(self) -> None:
-        self._new_term(self._volatile_term + 1, "stands for election")
+        self._new_term(self._volatile_term + 1, "starts an election")
         self._vote_for(self._id, self._vclock())
 
     def _stand_unless_leader_is_seen(self) -> None:
@@ -442,26 +440,27 @@ class Raft:
         self._stop_timer()
 
     def _next_write(self) -> RaftState:
-        """A vote for another waits until the term is on disk: then all rows that were queued before are in the
-        vclock, which the candidate's is compared with once more."""
+        """Return the next write. A vote for another member is written after the term: then the vclock includes all
+        rows that were queued, and the candidate's vclock is compared with it again."""
         is_vote_due = self._volatile_vote == self._id or self._volatile_term == self._term
         return RaftState(term=self._volatile_term, vote=self._volatile_vote if is_vote_due else 0)
 
     def _is_vote_revoked(self) -> bool:
-        """The term is on disk, the vote is not, and it is no longer for who is at least as far as we are."""
+        """Revoke a vote that is not written yet if the candidate lacks rows written since; return True if revoked."""
         if self._volatile_term != self._term or self._volatile_vote == self._id:
             return False
         assert self._candidate_vclock is not None
         if self._may_vote_for(self._candidate_vclock):
             return False
-        self._note(f"no vote for {self._volatile_vote}: it is at {self._candidate_vclock}, we are at {self._vclock()}")
+        vclocks = f"its vclock is {self._candidate_vclock}, ours is {self._vclock()}"
+        self._note(f"rejects candidate {self._volatile_vote}: {vclocks}")
         self._votes.revoke(self._id)
         self._volatile_vote = 0
         self._candidate_vclock = None
         return True
 
     def _go_on(self) -> None:
-        """All is on disk."""
+        """Continue now that term and vote are on disk."""
         self._is_writing = False
         if self._is_leader_seen:
             if self._is_enabled:
@@ -479,14 +478,14 @@ class Raft:
         if self._peers.quorum == 1:
             self._lead()
             return
-        self._note(f"is a candidate, needs {self._peers.quorum} votes")
+        self._note(f"becomes candidate: needs {self._peers.quorum} votes")
         self._state = State.CANDIDATE
         self._wait_for(Wait.ELECTION_END)
         self._show()
 
     def _lead(self) -> None:
         assert not self._is_writing
-        self._note(f"leads, by a quorum of {self._peers.quorum}")
+        self._note(f"becomes leader: has a quorum of {self._peers.quorum}")
         self._state = State.LEADER
         self._leader = self._id
         self._promote_term = self._term
@@ -496,7 +495,7 @@ class Raft:
     # --- Candidates and modes -----------------------------------------------------------------------------------------
 
     def _restore(self) -> None:
-        """Back to what the configuration says, after a promotion."""
+        """Return to the role that the configuration sets, after a promotion."""
         if self._is_cfg_candidate and self._is_enabled:
             self._start_candidate()
         else:
@@ -531,7 +530,7 @@ class Raft:
     def _mode_changed(self, old: Mode) -> None:
         mode = self._config.mode
         if mode is Mode.MANUAL and self._state is not State.FOLLOWER:
-            # The election that has begun, or been won, goes on.
+            # An election that is under way or won continues.
             self._is_cfg_candidate = False
         else:
             self._cfg_candidate(mode is Mode.CANDIDATE and self._peers.has_healthy_quorum)
@@ -542,10 +541,10 @@ class Raft:
             self._start()
 
     def _start(self) -> None:
-        """Elections are on. Whoever restarts waits for the leader to show up before it disturbs anybody."""
+        """Start taking part. A restarted member waits for the leader to appear before it starts an election."""
         if self._is_leader_seen and not self._is_writing:
             self._wait_for(Wait.LEADER_DEATH)
-        # Others may be in an older term, and would hear nothing of ours from us.
+        # Other members may be in an older term and must learn ours.
         self._show()
 
     def _health_changed(self) -> None:
@@ -558,14 +557,14 @@ class Raft:
         if mode is not Mode.CANDIDATE:
             return
         if not is_healthy and self._state is not State.FOLLOWER:
-            self._is_cfg_candidate = False  # for the next term; this one goes on
+            self._is_cfg_candidate = False  # from the next term on
         else:
             self._cfg_candidate(is_healthy)
 
     def _fence(self) -> None:
         if self._state is not State.LEADER or self._config.fencing is Fencing.OFF or self._is_fencing_paused:
             return
-        self._note(f"resigns: {self._peers.healthy_count} of us are connected, {self._peers.quorum} are needed")
+        self._note(f"resigns: quorum lost ({self._peers.healthy_count} connected, {self._peers.quorum} required)")
         self._must_fence = True
         self._stop_candidate()
 
@@ -585,12 +584,12 @@ class Raft:
         return self._config.election_timeout * MAX_SHIFT * self._random()
 
     def _check_split_vote(self) -> None:
-        """When nobody can win this term, the next one need not wait: only for as long as keeps us from colliding."""
+        """Shorten the wait if no candidate can win this term; the random part keeps candidates from colliding again."""
         if self._wait is not Wait.ELECTION_END or self._deadline is None:
             return
         if not self._votes.is_split(self._peers.quorum, self._peers.member_count):
             return
-        self._note(f"the vote is split: {self._votes}")
+        self._note(f"detects a split vote: {self._votes}")
         self._wait, self._deadline = Wait.SPLIT_VOTE, min(self._deadline, self._now + self._random_shift())
 
     def _show(self) -> None:

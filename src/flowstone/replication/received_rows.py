@@ -1,7 +1,7 @@
-"""What no master says: rows that are refused before anybody applies, keeps or passes on one of them.
+"""Checks of received rows, before any of them is applied, stored or forwarded.
 
-A stream of packets that can be read may still tell nonsense. Pure, and the same for all who follow: the node, `follow`
-and the archive. Whether a row fits the data is for whoever has data.
+A stream of valid packets may still contain rows that no master sends. The checks are pure, and the same for the node,
+`follow` and the archive. Whether a row matches the data is checked when it is applied.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES
 
-HINT: Final = "see what is wrong there, and follow it anew"
+HINT: Final = "check that instance, then restart replication from it"
 
 _FEW: Final = 32
-"""Rows that are looked at one by one sooner than by vectors."""
+"""Up to this number of rows, checking them one by one is faster than vectorized checks."""
 
 _COMMIT: Final = Flag.COMMIT.value
 _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES) - {RequestType.RAFT.value}
-"""Those of the log; the state of an election is told between transactions."""
+"""Control rows that are part of the log. RAFT rows are not: peers send them between transactions."""
 
 _TUPLE, _KEY = (scan.TUPLE_AT, "a tuple"), (scan.KEY_AT, "a key")
 _PARTS: Final[dict[int, tuple[tuple[int, str], ...]]] = {
@@ -36,40 +36,43 @@ _PARTS: Final[dict[int, tuple[tuple[int, str], ...]]] = {
     RequestType.DELETE.value: (_KEY,),
     RequestType.UPSERT.value: (_TUPLE, (scan.OPS_AT, "operations")),
 }
-"""What the body of a change must have, besides its space."""
+"""The parts that the body of a change must have, besides its space."""
 
 _TYPES_END: Final = 1 + max((*_PARTS, *_CONTROL, RequestType.NOP.value))
 
 
 class RowRefused(RemoteProtocolError):
-    """Something that no master says."""
+    """A peer sent a row that no master sends."""
 
 
 class OwnRowRefused(RowRefused):
-    """A row in our name that we did not write, as far as we know. Trying again may help: a peer may have got what we
-    lost from a third member just now, and its next answer to SUBSCRIBE shows whether it has that."""
+    """A peer sent a row with our id that we do not know. A retry may help.
+
+    We may have lost the row, and the peer may just have got it from a third member: its next answer to SUBSCRIBE shows
+    that.
+    """
 
 
 def check_rows(slab: Slab) -> None:
-    """Raises a RowRefused about the first row of these whole transactions that makes no sense."""
+    """Raise RowRefused for the first invalid row of these whole transactions."""
     if len(slab) > _FEW and not _may_be_wrong(slab.cells):
         return
     what = _first_wrong(slab.cells)
     if what is not None:
-        raise RowRefused(f"{slab.path} sent {what}", hint=HINT)
+        raise RowRefused(f"{slab.path} sent invalid {what}", hint=HINT)
 
 
 def check_name(peer: str, replica_id: int, own_id: int) -> None:
-    """Raises a RowRefused where `peer` answers SUBSCRIBE in the name of this instance; 0 is anybody's."""
+    """Raise RowRefused if `peer` answers SUBSCRIBE with the id of this instance; 0 stands for any anonymous replica."""
     if replica_id and replica_id == own_id:
         raise RowRefused(
-            f"{peer} says that it is replica {replica_id}, which is this instance",
-            hint="see whether _cluster is the same there, and follow it anew",
+            f"{peer} claims replica id {replica_id}, which is this instance",
+            hint="check that _cluster is the same there, then restart replication from it",
         )
 
 
 def check_own_rows(slab: Slab, own_id: int, known_lsn: int) -> None:
-    """Raises an OwnRowRefused about a row that this instance, `own_id`, would have written after `known_lsn`."""
+    """Raise OwnRowRefused if there is a row of this instance, `own_id`, after `known_lsn`, its last known row."""
     cells = slab.cells
     if len(slab) <= _FEW and own_id not in cells[scan.REPLICA_ID].tolist():
         return
@@ -77,20 +80,20 @@ def check_own_rows(slab: Slab, own_id: int, known_lsn: int) -> None:
     if is_new.any():
         lsn = int(cells[scan.LSN, int(np.argmax(is_new))])
         raise OwnRowRefused(
-            f"{slab.path} sent row {lsn} of replica {own_id}, which is this instance; it has written {known_lsn}",
-            hint=f"see who else writes as replica {own_id}, and follow it anew",
+            f"{slab.path} sent row {lsn} of replica {own_id}, which is this instance: its last row is {known_lsn}",
+            hint=f"check whether another instance writes as replica {own_id}, then restart replication",
         )
 
 
 def goes_on(slab: Slab, vclock: VClock) -> bool:
-    """Whether no row between `vclock` and these is missing."""
+    """Return True if no row between `vclock` and these rows is missing."""
     replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
     return all(
         int(lsns[replica_ids == number].min()) <= vclock.get(number) + 1 for number in np.unique(replica_ids).tolist()
     )
 
 
-# --- one by one -----------------------------------------------------------------------------------------------------
+# --- row by row -----------------------------------------------------------------------------------------------------
 
 
 def _first_wrong(cells: Cells) -> str | None:
@@ -102,9 +105,9 @@ def _first_wrong(cells: Cells) -> str | None:
         is_last = bool(row[scan.FLAGS] & _COMMIT)
         what = _what_is_wrong(row, is_alone=is_first and is_last)
         if what is None and lsn <= newest.get(replica_id, 0):
-            what = f"behind row {newest[replica_id]} of the same transaction"
+            what = f"out of order after row {newest[replica_id]} of the same transaction"
         if what is not None:
-            return f"row {lsn} of replica {replica_id}, {what}"
+            return f"row {lsn} of replica {replica_id}: {what}"
         newest[replica_id] = lsn
         if is_last:
             newest = {}
@@ -115,26 +118,26 @@ def _first_wrong(cells: Cells) -> str | None:
 def _what_is_wrong(row: list[int], *, is_alone: bool) -> str | None:
     kind = row[scan.TYPE]
     if row[scan.REPLICA_ID] == 0:
-        return "which no member has written"
+        return "no member has this id"
     if row[scan.GROUP_ID] == GROUP_LOCAL:
-        return "a local one, which is nobody else's"
+        return "local rows are not replicated"
     if kind in _CONTROL:
-        return None if is_alone else f"{type_name(kind)} in the middle of a transaction"
+        return None if is_alone else f"{type_name(kind)} inside a transaction"
     if kind == RequestType.NOP:
         return None
     if kind not in _PARTS:
-        return f"of type {type_name(kind)}, which this version does not know"
+        return f"unsupported type {type_name(kind)}"
     if row[scan.SPACE_ID] < 0:
         return f"{type_name(kind)} without a space"
     missing = next((name for line, name in _PARTS[kind] if row[line] < 0), None)
     return None if missing is None else f"{type_name(kind)} without {missing}"
 
 
-# --- many -----------------------------------------------------------------------------------------------------------
+# --- vectorized -----------------------------------------------------------------------------------------------------
 
 
 def _flags_of(types: frozenset[int]) -> NDArray[np.bool_]:
-    """By type; the last place is for all that are larger."""
+    """Return a table of flags by row type; the last entry is for all larger types."""
     return np.array([kind in types for kind in range(_TYPES_END + 1)])
 
 
@@ -147,7 +150,7 @@ _NEEDS: Final = [
 
 
 def _may_be_wrong(cells: Cells) -> bool:
-    """Whether it is worth a look at each row: where none is needed, most of all where nothing is wrong."""
+    """Return False if all rows are certainly valid, which is the common case; True if each row must be checked."""
     kinds = np.minimum(cells[scan.TYPE], _TYPES_END)
     if not _IS_ORDINARY[kinds].all() or (cells[scan.GROUP_ID] == GROUP_LOCAL).any():
         return True

@@ -1,8 +1,34 @@
-"""The master's side of replication, as far as it is logic: who is refused, which rows a replica gets, what is due.
+"""The master's side of replication, as pure logic: request checks, row filter, heartbeats, acknowledgements.
 
-`refusal` holds the checks of JOIN, FETCH_SNAPSHOT, REGISTER and SUBSCRIBE in the order of the real servers (reference
-sections 9.1 and 10.2); `RowFilter` says which rows of our log go to one replica, `Pulse` when a heartbeat is due and
-when a replica counts as lost, `Acked` what it has written. `node/relay.py` does what follows from them.
+`node/relay.py` and `node/relay_stream.py` own the connections and the log, and call these parts. Nothing here sends a
+byte, reads a file or reads a clock. The checks are those of
+docs/spec/replication.md#join-checks and docs/spec/replication.md#subscribe-checks.
+
+Theory of operation
+-------------------
+
+A relay sends the log of this instance to one replica, from SUBSCRIBE until the connection ends. Four parts decide what
+it does; they share no state:
+
+- `refusal` checks a request (JOIN, FETCH_SNAPSHOT, REGISTER, SUBSCRIBE) against the `Facts` of the moment, in the order
+  of real servers. It returns the error to answer with, or None to serve the request.
+- `RowFilter` takes positions and slabs of our log and returns the rows to send.
+- `Pulse` takes the times of sent and received packets and returns when the next heartbeat is due, and when the replica
+  counts as lost.
+- `Acked` takes the ACKs of the replica and returns what it has written, and its lag.
+
+States of the relay to one replica, kept across its connections:
+
+    OFF -> FOLLOW         the replica subscribes for the first time since the start of this instance
+    FOLLOW -> STOPPED     the connection ends, times out or fails, or the instance stops it
+    STOPPED -> FOLLOW     the replica subscribes again
+
+Invariants:
+
+- A replica has at most one relay: SUBSCRIBE is rejected while it has one.
+- Rows are sent in log order, a row at most once per connection. A row that the replica has, that it excluded by its
+  ID_FILTER, or that is local to this instance is not sent.
+- The acknowledged vclock of a connection never decreases.
 """
 
 from __future__ import annotations
@@ -30,9 +56,9 @@ _NOTHING_LEFT_OUT: Final = LSN_MAX
 
 
 class RelayState(Enum):
-    """Of the way to one replica, spelled as `box.info.replication[n].downstream.status` has it."""
+    """The state of the relay to one replica. The values are those of `box.info.replication[n].downstream.status`."""
 
-    OFF = "off"  # it has not subscribed since we started
+    OFF = "off"  # the replica has not subscribed since this instance started
     FOLLOW = "follow"
     STOPPED = "stopped"
 
@@ -42,37 +68,39 @@ TRANSITIONS: Final[dict[RelayState, frozenset[RelayState]]] = {
     RelayState.FOLLOW: frozenset({RelayState.STOPPED}),
     RelayState.STOPPED: frozenset({RelayState.FOLLOW}),
 }
-"""The states that may follow each: a second connection of a replica that is followed is refused."""
+"""Maps each state to the states that may follow it. FOLLOW cannot repeat: a second SUBSCRIBE is rejected."""
 
 
-# --- Who is refused -------------------------------------------------------------------------------------------------
+# --- Request checks -------------------------------------------------------------------------------------------------
 
 RequestOfReplica = Join | FetchSnapshot | Register | Subscribe
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a master knows of itself, and of who asks, at the moment of a request."""
+    """What the master knows about itself and about the requesting replica at the time of a request."""
 
     is_2_6: bool
     instance_uuid: UUID
     replicaset_uuid: UUID
     replica_id: int = 0
-    """Of who asks; 0: not registered."""
+    """The id of the requesting replica; 0 if it is not registered."""
     is_replaced: bool = False
     """True if the requesting replica was a member, and its former id belongs to another member now."""
     is_followed: bool = False
-    """A connection of who asks has subscribed already."""
+    """True if the requesting replica has a relay already."""
     is_joining: bool = False
-    """Another connection in the name of who asks is being given data."""
+    """True if another connection with the UUID of the requesting replica is joining."""
     is_loading: bool = False
     is_anonymous: bool = False
     is_expelled: bool = False
     has_log: bool = True
     read_only: TarantoolError | None = None
-    """What refuses a write, and below what refuses the user to read everything and to write to `_cluster`."""
+    """The error of a write, if this instance is read-only."""
     no_read: TarantoolError | None = None
+    """The error if the user may not read everything."""
     no_write: TarantoolError | None = None
+    """The error if the user may not write to `_cluster`."""
 
 
 Check = Callable[[RequestOfReplica, Facts], TarantoolError | None]
@@ -109,7 +137,7 @@ def _log(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
 
 
 def _expelled(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
-    """Refuse anonymous replicas, too, which 3.8 serves: they would get no new rows, and not learn why."""
+    """Reject anonymous replicas, too, which 3.8 serves: they would get no new rows without an error."""
     if not facts.is_expelled:
         return None
     return errors.Unsupported(NO_FOLLOWERS)
@@ -162,7 +190,7 @@ def _anonymous_with_id(request: RequestOfReplica, facts: Facts) -> TarantoolErro
 
 
 def _anonymous_with_former_id(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
-    """Refuse a former member whose own rows would hide rows of its successor. 3.8 refuses any that it remembers."""
+    """Reject a former member whose own rows would hide rows of its successor. 3.8 rejects any that it remembers."""
     if not facts.is_replaced or not _is_anonymous(request):
         return None
     return errors.Protocol("Can't subscribe a previously deleted non-anonymous replica as an anonymous replica")
@@ -176,7 +204,7 @@ def _twice(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
 
 
 def _at_a_time(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
-    """As 3.x; servers before it give two instances of one name the same id."""
+    """Reject a second JOIN with the same UUID, as 3.x; older servers register both instances under one id."""
     return _twice(request, replace(facts, is_followed=facts.is_joining))
 
 
@@ -215,16 +243,16 @@ _CHECKS: Final[dict[type, tuple[Check, ...]]] = {
         _log,
     ),
 }
-"""Checks in their order. 2.6 lets the replica compare the UUIDs of the replica set.
+"""The checks of each request, in order. In 2.6 the replica compares the replica set UUIDs, not the master.
 
-Real servers check a SUBSCRIBE's replica set before the user's rights and so tell its UUID to any guest. Here only the
-checks whose answers are in the greeting anyway (loading, nil UUID, connection to self) come before `_read`. The event
-`box.id` shows the UUID to every client all the same, as in real servers.
+Real servers check the replica set of a SUBSCRIBE before the user's rights, and thus disclose its UUID to any guest.
+Here only the checks whose answers are in the greeting anyway (loading, nil UUID, connection to self) come before
+`_read`. The event `box.id` still shows the UUID to every client, as in real servers.
 """
 
 
 def refusal(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
-    """The error that answers the request; None: it is served."""
+    """Return the error to answer the request with; None if the request is to be served."""
     checks = (_CHECKS_2_6 if facts.is_2_6 else _CHECKS)[type(request)]
     return next((error for check in checks if (error := check(request, facts)) is not None), None)
 
@@ -238,21 +266,21 @@ def _is_anonymous(request: RequestOfReplica) -> bool:
 
 
 def xlog_gap(have: VClock, need: VClock, *, is_2_6: bool) -> TarantoolError:
-    """Rows that a replica needs are in no log any more: it has to begin anew."""
+    """Return the error for a replica that needs rows whose logs are deleted: it must rejoin."""
     message = f"Missing .xlog file between LSN {have.signature} {have} and {need.signature} {need}"
-    kind = errors.ProcLua if is_2_6 else errors.XlogGap  # 2.6 has no code for it, and gives any error of its own 32
+    kind = errors.ProcLua if is_2_6 else errors.XlogGap  # 2.6 has no code for it, and uses 32 as for any such error
     record = ErrorRecord("XlogGapError", message, "flowstone", 0, code=kind.code)
     return kind(message, stack=ErrorStack((record,)))
 
 
-# --- Which rows -----------------------------------------------------------------------------------------------------
+# --- Row filter -----------------------------------------------------------------------------------------------------
 
 
 class RowFilter:
-    """The rows of our log that one replica gets: of each originator those behind what it has, up to a limit.
+    """Selects the rows of our log for one replica: per originator, those after the known LSN, up to a limit.
 
-    The limit is 0 for originators it does not want, and for its own rows what we had of them when it subscribed: what
-    came later came from itself. Local rows (id 0) go to nobody.
+    The limit is 0 for originators that the replica excluded (`left_out`). For its own rows it is the last one we had
+    when it subscribed (`own_lsn_max`): later ones came from the replica itself. Local rows (id 0) are never sent.
     """
 
     def __init__(
@@ -269,15 +297,15 @@ class RowFilter:
 
     @property
     def known(self) -> VClock:
-        """What the replica has, or was sent, without local rows."""
+        """The vclock of rows that the replica has or was sent, without local rows."""
         return self._vclock
 
     def follow(self, vclock: VClock) -> None:
-        """Everything of our log up to `vclock` was looked at."""
+        """Record that the log has been scanned up to `vclock`, or that the replica has acknowledged it."""
         self._vclock = self._vclock.merged(vclock.without_zero())
 
     def takes_all(self, before: VClock, after: VClock) -> bool:
-        """Whether no row between these positions of our log is left out, but for local ones."""
+        """Return True if all rows between these positions of our log are sent, apart from local ones."""
         known = self._vclock
         for replica_id, lsn in after:
             start = before.get(replica_id)
@@ -288,7 +316,7 @@ class RowFilter:
         return True
 
     def takes_nothing(self, before: VClock, after: VClock) -> bool:
-        """Whether all rows between these positions are left out, as those that the replica has written itself are."""
+        """Return True if no row between these positions is sent, for example because the replica wrote them all."""
         for replica_id, lsn in after:
             start = max(before.get(replica_id), self._vclock.get(replica_id))
             stop = min(lsn, int(self._limit[replica_id])) if replica_id in self._limited else lsn
@@ -297,7 +325,7 @@ class RowFilter:
         return True
 
     def count(self, after: VClock) -> int:
-        """How many rows it gets between what it has and `after`."""
+        """Return the number of rows to send between `known` and `after`."""
         known, limited, limit = self._vclock, self._limited, self._limit
         total = 0
         for replica_id, lsn in after:
@@ -307,7 +335,7 @@ class RowFilter:
         return total
 
     def keep(self, slab: Slab) -> NDArray[np.bool_]:
-        """Which rows of the slab are sent."""
+        """Return a mask of the rows of the slab to send."""
         for replica_id, lsn in self._vclock:
             self._known[replica_id] = lsn
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
@@ -316,66 +344,66 @@ class RowFilter:
 
 
 PROMOTIONS: Final = (RequestType.RAFT_PROMOTE.value, RequestType.RAFT_DEMOTE.value)
-"""Rows that a replica understands only when it knows their term: a RAFT row with it goes before them."""
+"""Rows that a replica accepts only if it knows their term, so a RAFT row with the term is sent before them."""
 
 
-# --- What is due ----------------------------------------------------------------------------------------------------
+# --- Heartbeats and ACKs --------------------------------------------------------------------------------------------
 
 
 class Pulse:
-    """The signs of life between us and one replica, by the monotonic clock.
+    """The signs of life between this instance and one replica, in monotonic time.
 
     2.6 sends a heartbeat when it has sent nothing for `replication_timeout`; newer servers send one every
-    `replication_timeout`, and leave its TIMESTAMP out where rows went before it.
+    `replication_timeout`, without a TIMESTAMP if rows were sent since the last one.
     """
 
     def __init__(self, now: float, *, is_2_6: bool) -> None:
         self._is_2_6 = is_2_6
         self.row_time = now
-        """When anything was sent last."""
+        """The time of the last packet sent."""
         self._heartbeat_time = now
         self._ack_time = now
         self._had_rows = False
 
     def sent(self, now: float) -> None:
-        """Rows went to the replica."""
+        """Record that rows were sent."""
         self.row_time = now
         self._had_rows = True
 
     def heartbeat(self, now: float) -> bool:
-        """A heartbeat goes to the replica; whether it shows the time."""
+        """Record that a heartbeat is sent; return True if it must have a TIMESTAMP."""
         shows_time = self._is_2_6 or not self._had_rows
         self.row_time = self._heartbeat_time = now
         self._had_rows = False
         return shows_time
 
     def acked(self, now: float) -> None:
-        """Something came from the replica."""
+        """Record that a packet of the replica was received."""
         self._ack_time = now
 
     def heartbeat_due(self, timeout: float) -> float:
         return (self.row_time if self._is_2_6 else self._heartbeat_time) + timeout
 
     def lost_at(self, silence: float) -> float:
-        """When a replica counts as lost that may say nothing for so many seconds."""
+        """Return the time at which the replica counts as lost if it may be silent for `silence` seconds."""
         return self._ack_time + silence
 
 
 class Acked:
-    """What a replica says it has written. Never goes back, whatever it says."""
+    """What a replica has acknowledged. The vclock never decreases, even if a later ACK is lower."""
 
     def __init__(self, vclock: VClock) -> None:
         self.vclock = vclock.without_zero()
         self.term = 0
         self.vclock_sync = 0
         self.lag = 0.0
-        """Seconds from the write of the last transaction here to the ACK of its write there."""
+        """Seconds from the write of the last transaction here to the ACK of the replica for it."""
         self._is_heard = False
 
     def take(self, ack: Ack, now: float) -> bool:
-        """Whether its vclock is news. `now` is the wall clock's, which stamped the row that the ACK names.
+        """Record an ACK; return True if its vclock is new. `now` is wall clock time, like the timestamps of rows.
 
-        The first ACK always is, also where it says what SUBSCRIBE said: a restarted node knows of no ACK before.
+        The first ACK is always new, even if it repeats the vclock of SUBSCRIBE: a restarted node has no earlier ACK.
         """
         is_first, self._is_heard = not self._is_heard, True
         self.term = max(self.term, ack.term)

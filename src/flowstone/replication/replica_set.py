@@ -1,8 +1,8 @@
-"""The replica set as one instance sees it: who is registered, whom it follows, and whether it follows enough of them.
+"""The replica set as one instance sees it: registered members, upstreams, and the quorum of synced upstreams.
 
-Members have ids 1 to 31 and a UUID each; whoever a URI leads to is known only once it has answered. What appliers
-report is counted here: an instance is an orphan, and read-only, until as many as it needs have caught up. Pure: the
-caller says what happened and asks what follows from it.
+A member has an id from 1 to 31 and a UUID; the instance at a URI is known only after it has answered. The states of the
+appliers are counted here: an instance is an orphan, and read-only, until it is in sync with a quorum of upstreams.
+Pure: the caller reports events and queries the result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UPSTREAMS_MAX: Final = VCLOCK_MAX - 1
 
 
 class Progress(Enum):
-    """How far an upstream has come, as far as the quorum is concerned."""
+    """The progress of an upstream, as far as the quorum is concerned."""
 
     DISCONNECTED = "disconnected"
     LOADING = "loading"
@@ -38,26 +38,26 @@ _PROGRESS: Final = {
     ApplierState.FOLLOW: Progress.SYNCED,
     ApplierState.OFF: Progress.DISCONNECTED,
 }
-"""What a state of an applier changes; others leave the progress as it was."""
+"""The progress for each applier state; states that are missing here do not change it."""
 
 
 @dataclass(slots=True, eq=False)
 class Upstream:
-    """One URI of `replication`. `uuid` is None until whoever is there has answered: those stand apart."""
+    """One URI of `replication`. `uuid` is None until the instance at the URI has answered."""
 
     address: str
     uuid: UUID | None = None
     progress: Progress = Progress.DISCONNECTED
     is_spare: bool = False
-    """It leads to this instance itself, or to whom another URI leads: there is nothing to catch up with."""
+    """True if the URI leads to this instance, or to the same one as another URI: it counts as synced."""
     is_stranger: bool = False
-    """It leads to an instance that is not a member: it does not count for the quorum, whatever its progress is."""
+    """True if the URI leads to an instance that is not a member: it never counts for the quorum."""
     is_awaited: bool = True
-    """False if it had no data, or did not answer, when the upstreams were tried: the quorum does not include it."""
+    """False if the upstream had no data or did not answer when the upstreams were connected: the quorum excludes it."""
 
 
 class DuplicateConnection(FlowstoneError):
-    """Two URIs lead to one instance."""
+    """Two URIs lead to the same instance."""
 
 
 class ReplicaSet:
@@ -68,12 +68,12 @@ class ReplicaSet:
         self.ids: dict[UUID, int] = {}
         self.upstreams: list[Upstream] = []
         self.quorum_max: int | None = None
-        """The quorum if there are that many upstreams; None: all of them."""
+        """The configured quorum, if there are that many upstreams; None means all of them."""
 
     # --- members ---
 
     def set_members(self, members: Iterable[tuple[int, UUID]]) -> dict[UUID, int]:
-        """Takes over what `_cluster` holds; those that are no longer in it."""
+        """Set the members listed in `_cluster`; return those that are no longer listed."""
         before = self.ids
         self.members = dict(sorted(members))
         self.ids = {uuid: replica_id for replica_id, uuid in self.members.items()}
@@ -82,14 +82,14 @@ class ReplicaSet:
     # --- upstreams ---
 
     def set_upstreams(self, upstreams: Iterable[Upstream]) -> None:
-        """Replaces those that were; error 59 for more than a vclock has room for."""
+        """Replace the upstreams; raise ER_CFG if there are more than a vclock has components."""
         wanted = list(upstreams)
         if len(wanted) > UPSTREAMS_MAX:
             raise errors.Cfg("Incorrect value for option 'replication': too many replicas")
         self.upstreams = wanted
 
     def follow(self, upstream: Upstream, state: ApplierState, uuid: UUID | None, own_uuid: UUID | None = None) -> None:
-        """An applier is in a new state; DuplicateConnection if its peer is another applier's already."""
+        """Record the new state of an applier; raise DuplicateConnection if another applier has the same peer."""
         if state is ApplierState.CONNECT:
             upstream.is_spare = upstream.is_stranger = False
         if uuid is not None and uuid == own_uuid:
@@ -107,7 +107,7 @@ class ReplicaSet:
                 raise DuplicateConnection(
                     f"duplicate connection to the same replica: instance uuid {uuid},"
                     f" addr1 {upstream.address}, addr2 {other.address}",
-                    hint="name each instance once in replication",
+                    hint="list each instance once in replication",
                 )
         upstream.uuid = uuid
 
@@ -119,7 +119,7 @@ class ReplicaSet:
 
     @property
     def quorum(self) -> int:
-        """Upstreams that must be synced before the instance may be written to; strangers are not among them."""
+        """The number of upstreams that must be synced before the instance becomes writable; strangers do not count."""
         total = sum(upstream.is_awaited and not upstream.is_stranger for upstream in self.upstreams)
         return connect_quorum(total, self.quorum_max)
 
@@ -129,20 +129,23 @@ class ReplicaSet:
 
     @property
     def is_synced(self) -> bool:
-        """Enough upstreams have caught up: no reason to be an orphan."""
+        """True if a quorum of upstreams is synced, so the instance is not an orphan."""
         return self.count(Progress.SYNCED) >= self.quorum
 
     @property
     def may_sync(self) -> bool:
-        """Whether waiting can help: enough are connected, or are about to have their data."""
+        """True if waiting can help: a quorum of upstreams is connected or loading."""
         return self.count(Progress.CONNECTED, Progress.SYNCED, Progress.LOADING) >= self.quorum
 
 
 def connect_quorum(total: int, configured: int | None) -> int:
-    """Upstreams that must answer, up to 2.10 and with the strategy `legacy`: all, unless fewer are configured."""
+    """Return how many upstreams must answer, up to 2.10 or with strategy `legacy`: all, unless fewer are configured."""
     return total if configured is None else min(total, configured)
 
 
 def connect_quorum_of_birth(total: int, is_anybody_booted: bool) -> int:
-    """The same with `auto`, for an instance without data: one that has some is enough, else most of the set to be."""
+    """Return how many upstreams must answer an instance without data with strategy `auto`.
+
+    One is enough if any of them has data; otherwise it is a majority of the future replica set.
+    """
     return 1 if is_anybody_booted else total // 2 + 1

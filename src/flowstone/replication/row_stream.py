@@ -1,7 +1,8 @@
-"""Rows between members of a replica set: a peer's bytes to slabs of whole transactions, slabs to a log's and a peer's.
+"""Rows in bulk: bytes from a peer to slabs of whole transactions, and slabs to log rows and packets.
 
-Pure: no socket and no clock. `RowStream` takes what a connection delivers and bounds what it keeps; the functions
-below turn rows into what is written or sent next, bodies untouched. The passes are those of `iproto/row_batches.py`.
+Pure: it uses no socket and no clock. `RowStream` takes the bytes of a connection and limits how many it buffers. The
+functions after it convert rows to what is written or sent next, with their bodies unchanged. The passes over the bytes
+are in `iproto/row_batches.py`.
 """
 
 from __future__ import annotations
@@ -23,26 +24,28 @@ from flowstone.xlog.block import TRANSACTION_SIZE_MAX
 from flowstone.xlog.reader import Slab
 
 ROWS_MAX: Final = 16384
-"""Rows of one slab, unless a single transaction has more: some milliseconds of work for whoever applies them."""
+"""Rows of one slab, unless a single transaction has more: applying them takes some milliseconds."""
 
 REPLY_SIZE_MAX: Final = 1024**2
-"""Bytes of a packet before rows are due: ballots and errors are small, and who sends them may be anybody."""
+"""Bytes of a packet before rows are due: ballots and errors are small, and the peer may be any process."""
 
 TRANSACTION_ROWS_MAX: Final = 4 * 1024**2
-"""Rows of one transaction: short ones in their millions would exhaust memory, of which the table takes 168 bytes each.
-Tarantool has no such bound, but a transaction of this size takes minutes there, too."""
+"""Rows of one transaction: millions of short rows would exhaust memory, because the table takes 168 bytes per row.
+
+Tarantool has no such limit, but a transaction of this size takes minutes there, too.
+"""
 
 _ROOM: Final = 64
-"""Columns of the first table."""
+"""Initial columns of the table, one per row."""
 
 _SMALL: Final = 4096
-"""Bytes of rows for which a table of any size they may need is cheaper than asking how large it must be."""
+"""Up to this number of bytes, a table for the largest possible number of rows is cheaper than counting the rows."""
 
-_HINT: Final = "see whether a Tarantool server is there, and follow it anew"
+_HINT: Final = "check that a Tarantool server runs there, then restart replication from it"
 
 _WHAT: Final = {
-    row_batches.BAD_ROW: "a packet that is no row",
-    row_batches.BAD_REPLICA_ID: "which no replica set can have",
+    row_batches.BAD_ROW: "a packet that is not a row",
+    row_batches.BAD_REPLICA_ID: "invalid replica id",
     row_batches.BAD_TSN: "Transaction id must be equal to LSN of the first row in the transaction.",
     row_batches.INTERLEAVED: "replication does not support interleaving transactions",
 }
@@ -62,7 +65,7 @@ _ONE_SPAN: Final[Cells] = np.zeros(1, np.int64)
 
 
 class StreamError(RemoteProtocolError):
-    """`peer` sent `what`. Nothing that it sends after that can be understood."""
+    """`peer` sent `what`, which is invalid. The rest of the stream cannot be decoded."""
 
     def __init__(self, peer: str, what: str) -> None:
         super().__init__(f"{peer} sent {what}", hint=_HINT)
@@ -71,9 +74,9 @@ class StreamError(RemoteProtocolError):
 
 
 class RowStream:
-    """What one connection delivers, packet by packet or in slabs of whole transactions.
+    """The bytes of one connection, taken packet by packet or in slabs of whole transactions.
 
-    Each byte is looked at once, however it comes cut: of an unfinished transaction, the rows so far stay tabulated.
+    Each byte is scanned once, however the stream is split: the rows of an incomplete transaction stay in the table.
     After an error every call raises it again.
     """
 
@@ -96,29 +99,30 @@ class RowStream:
 
     @property
     def unread_size(self) -> int:
-        """Bytes that are kept because nobody took them yet, or because they are not whole."""
+        """The number of buffered bytes: not taken yet, or part of an incomplete packet or transaction."""
         return len(self._unread)
 
     def feed(self, data: bytes) -> None:
-        """What the connection has delivered."""
+        """Append bytes received from the connection."""
         self._unread += data
 
     def take_packet(self) -> bytes | None:
-        """The next packet, undecoded and without its length; for replies before the rows begin."""
+        """Return the next packet, undecoded and without its length; for replies before the rows. None if incomplete."""
         found = self._packet_at(0)
         if found is None:
             return None
         packet, end = found
         del self._unread[:end]
-        self._progress[:] = 0  # rows of an unfinished transaction, if any, are scanned anew
+        self._progress[:] = 0  # rows of an incomplete transaction, if any, are scanned again
         self._needed = 1
         return packet
 
     def take(self, *, rows_max: int = ROWS_MAX) -> Slab | None:
-        """All whole transactions that have come, as one slab whose rows are the packets; None if there is none yet.
+        """Return all complete transactions received, as one slab of packets; None if there is none yet.
 
-        It has at most `rows_max` rows, or twice those of a transaction that has more. An error packet is raised as the
-        error that it is, after the rows before it are taken; what is no row or breaks a transaction is a StreamError.
+        The slab has at most `rows_max` rows, or up to twice the rows of a transaction that has more. After the rows
+        before it are taken, an error packet raises the error it contains; a packet that is not a row, or violates a
+        transaction, raises StreamError.
         """
         if len(self._unread) < self._needed:
             return None
@@ -132,10 +136,10 @@ class RowStream:
         return None
 
     def _scan(self, rows_max: int) -> int:
-        """Tabulates what has come: `rows_max` rows, or more while there is no whole transaction among them."""
+        """Scan the received bytes into the table: up to `rows_max` rows, or more until a transaction is complete."""
         while True:
             room = min(self._cells.shape[1], rows_max)
-            # The array must be gone before anything is added to the bytes, so it has no name.
+            # A bytearray cannot grow while an array refers to it, so the array is not kept in a variable.
             why = row_batches.scan_packets(
                 np.frombuffer(self._unread, np.uint8),
                 self._cells,
@@ -158,12 +162,11 @@ class RowStream:
                 self._cells = grown
 
     def _cut(self, count: int, end: int) -> Slab:
-        """Takes the first `count` rows, which end at byte `end`, off the table and the bytes."""
+        """Remove the first `count` rows, which end at byte `end`, from the table and the bytes; return them."""
         progress, cells = self._progress, self._cells
         payload = bytes(memoryview(self._unread)[:end])
         del self._unread[:end]
-        # One column too many, so that kernels see tables of the layout that those of files have, and need no second
-        # compilation.
+        # One extra column gives the table the memory layout of tables from files, so kernels are not compiled twice.
         table: Cells = np.empty((rowscan.LINES, count + 1), np.int64)
         table[:, :count] = cells[:, :count]
         left = int(progress[ROWS]) - count
@@ -173,7 +176,7 @@ class RowStream:
                 offsets = cells[line, :left]
                 offsets[offsets >= 0] -= end
         if cells.shape[1] > 4 * ROWS_MAX and left < _ROOM:
-            self._cells = cells[:, :_ROOM].copy()  # a large transaction has gone; so goes its table
+            self._cells = cells[:, :_ROOM].copy()  # release the table of a large transaction
         progress[AT] -= end
         progress[ROWS] = left
         progress[WHOLE_AT] = progress[WHOLE_ROWS] = 0
@@ -191,24 +194,24 @@ class RowStream:
         what = _WHAT[why]
         if why != row_batches.BAD_ROW:
             lsn, replica_id = (int(self._cells[line, row]) for line in (rowscan.LSN, rowscan.REPLICA_ID))
-            what = f"row {lsn} of replica {replica_id}, {what}"
+            what = f"row {lsn} of replica {replica_id}: {what}"
         raise StreamError(self.peer, what)
 
     def _packet_at(self, at: int) -> tuple[bytes, int] | None:
-        """The packet that begins at `at`, and where it ends; None while it is not whole."""
+        """Return the packet at offset `at` and its end offset; None if it is incomplete."""
         unread = self._unread
         if at >= len(unread):
             return None
         size, start = unread[at], at + 1
         if size >= 0x80:
             if not 0xCC <= size <= 0xCF:
-                raise StreamError(self.peer, f"something that is no packet: it begins with byte 0x{size:02x}")
+                raise StreamError(self.peer, f"an invalid packet: it begins with byte 0x{size:02x}")
             start += 1 << (size - 0xCC)
             if start > len(unread):
                 return None
             size = int.from_bytes(unread[at + 1 : start], "big")
         if not 0 < size <= self.packet_size_max:
-            what = f"a packet of {size} bytes, between 1 and {self.packet_size_max} are accepted"
+            what = f"a packet of {size} bytes: sizes from 1 to {self.packet_size_max} are accepted"
             raise StreamError(self.peer, what)
         if start + size > len(unread):
             return None
@@ -216,7 +219,7 @@ class RowStream:
 
 
 def slab_of_rows(rows: bytes, path: str) -> Slab:
-    """Rows as a log has them: one behind the other, whole transactions."""
+    """Return a slab of log rows: whole transactions, concatenated without packet lengths."""
     buf: Bytes = np.frombuffer(rows, np.uint8)
     spans: Cells = np.array([[0, len(rows)]], np.int64)
     if len(rows) <= _SMALL:
@@ -226,7 +229,7 @@ def slab_of_rows(rows: bytes, path: str) -> Slab:
             return Slab(path, rows, buf, cells[:, :count], _ONE_SPAN)
     found = rowscan.scan(buf, spans)
     if found.wrong:
-        raise RemoteProtocolError(f"{path}: the bytes at {found.wrong[0][1]} are no row")
+        raise RemoteProtocolError(f"{path}: invalid row at byte {found.wrong[0][1]}")
     return Slab(path, rows, buf, found.cells, _ONE_SPAN)
 
 
@@ -241,7 +244,7 @@ def replaces_control(slab: Slab, number: int) -> bool:
 
 
 def journal_rows(slab: Slab, first: int, stop: int, timestamp: float) -> bytes:
-    """Rows `first` to `stop` as our log has them: without packet lengths and SYNC, stamped with our own time."""
+    """Encode rows `first` up to `stop` for our log: without packet lengths and SYNC, with our own timestamp."""
     if stop <= first:
         return b""
     out = _room(slab.cells, first, stop)
@@ -251,10 +254,10 @@ def journal_rows(slab: Slab, first: int, stop: int, timestamp: float) -> bytes:
 
 
 def stream_packets(slab: Slab, keep: NDArray[np.bool_] | None = None, *, sync: int = 0) -> bytes:
-    """Rows as packets for a replica: all, or those that `keep` selects, each with `sync` unless that is 0.
+    """Encode rows as packets for a replica: all rows, or those that `keep` selects, each with `sync` unless that is 0.
 
-    Local rows are never among them (those that old logs sign with a replica's id go as NOPs, for their LSN). What is
-    left of a transaction is a transaction: its last row has the flags, and one that is left alone has no TSN.
+    Local rows are never sent; local rows with a replica id, as in old logs, are sent as NOPs to keep their LSN. The
+    rest of a filtered transaction is a valid transaction: its last row gets the flags, and a single row has no TSN.
     """
     count = len(slab)
     if not count:
@@ -271,6 +274,6 @@ def stream_packets(slab: Slab, keep: NDArray[np.bool_] | None = None, *, sync: i
 
 
 def _room(cells: Cells, first: int, stop: int) -> Bytes:
-    """Room for rows in any form; they follow each other, so two offsets tell how many bytes their bodies have."""
+    """Allocate a buffer for the rows in any encoding; rows are contiguous, so two offsets give their size."""
     content = int(cells[rowscan.ROW_END, stop - 1]) - int(cells[rowscan.ROW_AT, first])
     return np.empty(row_batches.rows_bound(stop - first, max(content, 0)), np.uint8)

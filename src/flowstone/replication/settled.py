@@ -1,10 +1,41 @@
-"""The settled position: what of a log can no longer be withdrawn, and what was.
+"""The settled position of a log: which transactions are committed, which were rolled back, and which are pending.
 
-`SettledTracker` reads the transactions of one log in its order and answers, in the same order, which of them
-are kept and which were rolled back. It is the limbo (synchro queue) as a reader sees it: synchronous
-transactions wait for a CONFIRM, ROLLBACK, PROMOTE or DEMOTE row, and nothing behind a waiting one leaves
-before it. The tracker starts where no synchronous transaction is waiting: at a snapshot or at the first row
-of a log. It counts no ACKs and writes no rows. The rules are those of txn_limbo.c in 2.6.0, 2.11.9 and 3.8.0.
+The module only reads: it counts no ACKs and writes no rows. The rules are those of txn_limbo.c in 2.6.0, 2.11.9 and
+3.8.0.
+
+Theory of operation
+-------------------
+
+`SettledTracker` is the limbo (synchro queue) as a reader of one log sees it. A synchronous transaction is in the log
+before it is decided; a later CONFIRM, ROLLBACK, PROMOTE or DEMOTE row, its verdict, says whether it is kept. A reader
+that must not show a transaction that may still be rolled back passes each transaction through the tracker.
+
+Input: `start` at a position without pending transactions (a snapshot, or the first row of a log), then `push` with each
+transaction in log order. `skip_to` passes over rows that need no decision while nothing is pending; `give_up` discards
+the pending transactions if rows are missing. Output: `push` returns a `Decision` for each transaction that is settled
+now, and `vclock` is the settled position.
+
+A transaction that is pushed is in one of three states:
+
+- pending: synchronous, or asynchronous with the flag WAIT_SYNC after a pending one. It waits for its verdict.
+- decided: kept or rolled back, but queued after a pending transaction. An asynchronous transaction without the flag, a
+  NOP, and a control row are decided (kept) at once; the others by their verdict.
+- settled: returned as a `Decision`. A transaction is settled when it is decided and all transactions before it are.
+
+Verdicts are about the owner of the limbo only:
+
+- CONFIRM keeps the pending transactions up to its LSN, and the asynchronous ones directly after them.
+- ROLLBACK rolls back the pending synchronous transactions from its LSN on, and all that wait after them.
+- PROMOTE and DEMOTE confirm up to their LSN, roll back the rest, and change the owner.
+
+`Tenure` recognises transactions of a former owner that appear after the PROMOTE of its successor ("late"), which that
+PROMOTE has decided already, and control rows of an old term or about another owner, which have no effect.
+
+Invariants:
+
+- Decisions are returned in log order, exactly one per transaction, unless `give_up` discards it.
+- The first transaction in the queue, if any, is synchronous and pending.
+- `vclock` covers exactly the rows that are settled or skipped, and never moves backwards.
 """
 
 from __future__ import annotations
@@ -38,7 +69,7 @@ _CONTROL: Final = frozenset(int(row_type) for row_type in CONTROL_TYPES)
 
 
 class Transaction(Protocol):
-    """What the tracker looks at: `flowstone.xlog.transactions.Transaction` has it all."""
+    """The attributes of a transaction that the tracker uses; `flowstone.xlog.transactions.Transaction` has them."""
 
     @property
     def rows(self) -> tuple[Row, ...]: ...
@@ -46,7 +77,7 @@ class Transaction(Protocol):
     def replica_id(self) -> int: ...
     @property
     def lsn(self) -> int:
-        """LSN of the last row that is not local: the number by which CONFIRM and ROLLBACK mean it."""
+        """LSN of the last row that is not local, to which CONFIRM and ROLLBACK refer."""
         ...
 
     @property
@@ -57,7 +88,7 @@ class Transaction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """A transaction for the tracker, for who keeps something beside it: a base of such classes."""
+    """Base class of transactions that carry additional data through the tracker."""
 
     transaction: LogTransaction
 
@@ -82,22 +113,22 @@ T = TypeVar("T", bound=Transaction)
 
 
 class Decision(NamedTuple, Generic[T]):
-    """`kept`: a fact for ever. Otherwise it was rolled back, and its data must not be shown."""
+    """A settled transaction. `kept`: it is committed; otherwise it was rolled back, and must not be shown."""
 
     transaction: T
     kept: bool
 
 
 class SettledError(RemoteProtocolError):
-    """The log says something that no server writes."""
+    """The log contains a sequence of rows that no server writes."""
 
 
 class Tenure:
-    """The owner of the queue as one log shows it, and late transactions: those of former owners after the PROMOTE.
+    """The owner of the queue according to one log, and late transactions: those of former owners after the PROMOTE.
 
-    The log of one server has NOPs in place of late transactions. A reader that moves to another server gets them if it
-    has the PROMOTE from the first server, and the second sends what the former owner wrote before. `term` is 0 if no
-    instance was ever promoted: then the queue belongs to the instance that writes to it while it is empty.
+    The log of one server has NOPs in place of late transactions. A reader that moves to another server may receive
+    them: it has the PROMOTE from the first server, and the second one sends rows that the former owner wrote before it.
+    `term` is 0 if no instance was ever promoted: then the owner is the instance that writes to the empty queue.
     """
 
     __slots__ = ("_voids", "owner_id", "term")
@@ -109,21 +140,21 @@ class Tenure:
 
     @property
     def voids(self) -> tuple[int, ...]:
-        """Former owners that have synchronous transactions which were rolled back."""
+        """The former owners with a synchronous transaction that was rolled back."""
         return tuple(self._voids)
 
     def copy(self) -> Tenure:
         return Tenure(self.owner_id, self.term, self._voids)
 
     def is_late(self, transaction: Transaction) -> bool:
-        """True if the transaction has limbo flags, but its originator is not, or no longer, the owner of the queue."""
+        """Return True if the transaction has limbo flags, but its originator does not own the queue (any longer)."""
         has_owner = self.term and transaction.replica_id and transaction.replica_id != self.owner_id
         return bool(has_owner) and bool(transaction.flags & _WAIT)
 
     def is_void(self, transaction: Transaction) -> bool:
-        """True if the transaction is late and was rolled back; takes note of its originator.
+        """Return True if the transaction is late and was rolled back; remember its originator.
 
-        An asynchronous one shares the fate of the synchronous ones before it.
+        A late asynchronous transaction shares the fate of the synchronous ones of its originator before it.
         """
         origin_id = transaction.replica_id
         if is_nop(transaction):
@@ -137,9 +168,9 @@ class Tenure:
         return origin_id in self._voids
 
     def is_obsolete(self, row: Row) -> bool:
-        """True if a control row changes nothing: a verdict on another owner's queue, or a transfer of an old term.
+        """Return True if a control row has no effect: a verdict about another owner, or a transfer of an old term.
 
-        Real servers of 2.11 do not check either during recovery: in a file they would count.
+        Real servers of 2.11 check neither during recovery: in a log file these rows would have an effect.
         """
         body = decode_control(row.type, row.body)
         if isinstance(body, Promote | Demote):
@@ -147,7 +178,7 @@ class Tenure:
         return isinstance(body, Confirm | Rollback) and bool(self.term) and body.owner_id != self.owner_id
 
     def follow(self, row: Row, *, has_voids: bool = False) -> None:
-        """Take note of a control row. `has_voids`: it rolls synchronous transactions of the owner back."""
+        """Apply a control row. `has_voids`: it rolls back synchronous transactions of the owner."""
         body = decode_control(row.type, row.body)
         if not isinstance(body, Promote | Demote) or self.is_obsolete(row):
             return
@@ -160,7 +191,7 @@ class Tenure:
 
 
 class _Entry(Generic[T]):
-    """A transaction that has not left: waiting itself, or already decided but behind one that waits."""
+    """A transaction that is not settled: pending, or decided but after a pending one."""
 
     __slots__ = ("is_synchronous", "transaction", "verdict")
 
@@ -171,10 +202,10 @@ class _Entry(Generic[T]):
 
 
 class SettledTracker(Generic[T]):
-    """Transactions in, decisions out.
+    """Takes the transactions of a log and returns decisions.
 
-    `is_synchronous` is for logs of servers older than 2.8.1, whose rows do not say it: does this transaction
-    touch a space with is_sync, by the schema as of this transaction? Without it the row flags decide alone.
+    `is_synchronous` is for logs of servers older than 2.8.1, whose rows have no flags: it returns True if the
+    transaction changes a space with is_sync, by the schema as of this transaction. If it is None, the flags decide.
     """
 
     def __init__(self, *, is_synchronous: Callable[[T], bool] | None = None) -> None:
@@ -186,10 +217,10 @@ class SettledTracker(Generic[T]):
         self._tenure = Tenure()
 
     def start(self, vclock: VClock, promote: Promote | None = None, voids: Iterable[int] = ()) -> None:
-        """Begins at a snapshot of `vclock`, with the PROMOTE row it holds (servers since 2.10 write one).
+        """Start at a snapshot of `vclock`, with the PROMOTE row in it (servers since 2.10 write one).
 
-        A server finishes a snapshot only when all it contains is confirmed, so the queue is empty there. `voids` are
-        those of `Tenure`, where a tracker before this one has seen them.
+        A server completes a snapshot only when everything in it is confirmed, so the queue is empty. `voids` are those
+        of `Tenure`, if an earlier tracker has seen them.
         """
         self._queue.clear()
         self._settled = VClockBuilder(vclock)
@@ -200,23 +231,23 @@ class SettledTracker(Generic[T]):
 
     @property
     def vclock(self) -> VClock:
-        """The settled position: up to here every transaction has left, kept or rolled back."""
+        """The settled position: every transaction up to it is committed or rolled back."""
         return self._settled.vclock()
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing waits. A caller may then pass rows by with `skip_to`, if none of them is a NOP or of CONTROL_TYPES,
-        none carries WAIT_ACK or WAIT_SYNC, and (where the flags do not tell) none touches a synchronous space."""
+        """True if nothing is pending. The caller may then pass over rows with `skip_to`, if none of them is a NOP or of
+        CONTROL_TYPES, has WAIT_ACK or WAIT_SYNC, or (in logs without flags) changes a synchronous space."""
         return not self._queue
 
     @property
     def pending(self) -> tuple[T, ...]:
-        """What was pushed and has not left, in log order."""
+        """The transactions that were pushed and are not settled, in log order."""
         return tuple(entry.transaction for entry in self._queue)
 
     @property
     def owner_id(self) -> int:
-        """The instance whose synchronous transactions may wait; 0 for nobody."""
+        """The instance that owns the queue; 0 if there is none."""
         return self._tenure.owner_id
 
     @property
@@ -226,31 +257,30 @@ class SettledTracker(Generic[T]):
 
     @property
     def tenure(self) -> Tenure:
-        """A copy of the tenure after all that was pushed."""
+        """A copy of the tenure after all transactions pushed so far."""
         return self._tenure.copy()
 
     @property
     def confirmed_lsn(self) -> int:
-        """The highest LSN of the owner known to be confirmed."""
+        """The highest confirmed LSN of the owner."""
         return self._confirmed.get(self.owner_id)
 
     def is_void(self, transaction: Transaction) -> bool:
-        """True if the transaction, which is to be pushed next, is rolled back already: see `Tenure.is_void`."""
+        """Return True if the transaction, which is pushed next, is rolled back already: see `Tenure.is_void`."""
         return bool(transaction.flags & _WAIT) and self._tenure.is_void(transaction)
 
     def skip_to(self, vclock: VClock) -> None:
-        """Moves the settled position over rows that were not pushed: only while quiet, never backwards."""
+        """Move the settled position past rows that were not pushed: only while quiet, never backwards."""
         if self._queue:
-            waiting = len(self._queue)
-            raise LocalProtocolError(f"cannot pass rows by while {waiting} transactions wait for a verdict")
+            raise LocalProtocolError(f"cannot skip rows while transactions are pending: {len(self._queue)}")
         if not self._settled.vclock() <= vclock:
             raise LocalProtocolError(f"cannot move the settled position from {self.vclock} to {vclock}")
         self._settled.merge(vclock)
 
     def give_up(self) -> list[Decision[T]]:
-        """Rows are missing here, and verdicts may be among them: what waits is forgotten, as nobody can tell any more.
+        """Discard the pending transactions, because rows are missing here and their verdicts may be among them.
 
-        Returns what was decided and stood behind it.
+        Return the decided transactions that were queued after them.
         """
         decided: list[Decision[T]] = []
         for entry in self._queue:
@@ -261,10 +291,10 @@ class SettledTracker(Generic[T]):
         return decided
 
     def push(self, transaction: T) -> list[Decision[T]]:
-        """Takes the next transaction of the log; returns all that is now decided, in log order."""
+        """Take the next transaction of the log; return all decisions that are settled now, in log order."""
         if transaction.rows[0].type in _CONTROL:
             return self._push_control(transaction)
-        # Asked first what costs least: in most logs every transaction passes here, and none waits.
+        # The cheapest test comes first: in most logs every transaction gets here, and none is pending.
         if (transaction.flags & _WAIT or transaction.rows[0].type == _NOP) and self._tenure.is_void(transaction):
             self._queue.append(_Entry(transaction, verdict=False))
             return self._release()
@@ -275,7 +305,7 @@ class SettledTracker(Generic[T]):
         if self._queue:
             self._queue.append(_Entry(transaction, verdict=None if self._waits(transaction) else True))
             return []
-        # Also with WAIT_SYNC: it was made while its CONFIRM was being written, and came behind it in the log.
+        # Also with WAIT_SYNC: the transaction was submitted while the CONFIRM was being written, and logged after it.
         self._follow(transaction)
         return [Decision(transaction, True)]
 
@@ -286,9 +316,9 @@ class SettledTracker(Generic[T]):
         return touches is not None and touches(transaction) and not is_nop(transaction)
 
     def _waits(self, transaction: T) -> bool:
-        """Does an asynchronous transaction, found while the queue is not empty, share its fate?
+        """Return True if an asynchronous transaction shares the fate of the pending ones before it.
 
-        By its flag. In a log without flags it always does, local ones too: a ROLLBACK of 2.6.0 undoes those.
+        The flag decides. In a log without flags it always does, even if it is local: a ROLLBACK of 2.6.0 undoes it.
         """
         flagged = transaction.flags & _WAIT_SYNC or self._touches_synchronous is not None
         return bool(flagged) and not is_nop(transaction) and not self._tenure.is_late(transaction)
@@ -298,9 +328,9 @@ class SettledTracker(Generic[T]):
             if self._queue:
                 raise SettledError(
                     f"synchronous transaction {transaction.replica_id}:{transaction.lsn} in the log"
-                    f" while those of replica {self.owner_id} are waiting"
+                    f" while those of replica {self.owner_id} are pending"
                 )
-            # Before PROMOTE existed the queue belonged to whoever found it empty.
+            # Before PROMOTE existed, the instance that wrote to the empty queue became its owner.
             self._tenure.owner_id = transaction.replica_id
         self._queue.append(_Entry(transaction, is_synchronous=True))
 
@@ -316,12 +346,12 @@ class SettledTracker(Generic[T]):
             case Promote() | Demote():
                 self._transfer(row, body)
             case Confirm() | Rollback() | RaftState():
-                # A verdict on a former owner's transactions comes late: its successor's PROMOTE settled them.
+                # A verdict on transactions of a former owner is late: its successor's PROMOTE decided them.
                 pass
         return self._release()
 
     def _confirm(self, lsn: int) -> None:
-        """Keeps synchronous transactions up to `lsn`, and the asynchronous ones directly behind them."""
+        """Keep the synchronous transactions up to `lsn`, and the asynchronous ones directly after them."""
         for entry in self._queue:
             if entry.verdict is not None:
                 continue
@@ -331,9 +361,9 @@ class SettledTracker(Generic[T]):
         self._note_confirmed(lsn)
 
     def _withdraw(self, lsn: int) -> bool:
-        """Roll back the first synchronous transaction at or after `lsn`, and all that waits after it.
+        """Roll back the first synchronous transaction at or after `lsn`, and all pending ones after it.
 
-        Returns True if there is one.
+        Return True if there is one.
         """
         waiting: list[_Entry[T]] = []
         has_withdrawn = False
@@ -351,11 +381,11 @@ class SettledTracker(Generic[T]):
         return has_withdrawn
 
     def _transfer(self, row: Row, body: Promote | Demote) -> None:
-        """The queue gets a new owner, and is empty for it."""
+        """Decide all pending transactions and change the owner."""
         if self._tenure.is_obsolete(row):
             # From a leader that missed its successor's election. 2.8 to 2.10 log such a row and ignore it.
             return
-        # Who promotes without knowing the present owner was elected by a quorum that lacks its transactions.
+        # A PROMOTE that does not name the owner comes from a leader whose quorum lacks the owner's transactions.
         border = body.lsn if body.owner_id == self.owner_id else 0
         self._confirm(border)
         self._tenure.follow(row, has_voids=self._withdraw(border + 1))
@@ -365,7 +395,7 @@ class SettledTracker(Generic[T]):
             self._confirmed.follow(self.owner_id, lsn)
 
     def _release(self) -> list[Decision[T]]:
-        """Lets go of what is decided, up to the first that is not."""
+        """Return and remove the decided transactions before the first pending one."""
         decisions: list[Decision[T]] = []
         queue = self._queue
         while queue:
@@ -378,26 +408,26 @@ class SettledTracker(Generic[T]):
         return decisions
 
     def _follow(self, transaction: T) -> None:
-        # Every row for itself: a transaction may hold local rows, and rows a trigger of the replica added.
+        # Row by row: a transaction may include local rows, and rows that a trigger on the replica added.
         follow = self._settled.follow
         for row in transaction.rows:
             follow(row.replica_id, row.lsn)
 
 
 def is_nop(transaction: Transaction) -> bool:
-    """True if the transaction only moves the vclock.
+    """Return True if all rows are NOPs, so that the transaction only advances the vclock.
 
-    Servers let such a transaction pass the limbo, and write one in place of what a former owner wrote too late. Its
-    flags mean nothing: 2.11 writes none, 3.8 leaves WAIT_ACK, and earlier releases of ours left both.
+    Such a transaction does not enter the limbo; servers write one in place of a late transaction of a former owner. Its
+    flags have no meaning: 2.11 writes none, 3.8 keeps WAIT_ACK, and earlier releases of Flowstone kept both.
     """
     return all(row.type == _NOP for row in transaction.rows)
 
 
 def void_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the NOPs that replace the rows of a void transaction: LSN, TSN and COMMIT stay.
+    """Yield the NOPs that replace the rows of a void transaction, with the same LSN, TSN and COMMIT.
 
     The limbo flags are dropped: during recovery real servers queue any transaction with WAIT_SYNC, even a NOP, and stop
-    if its originator is not the owner (3.x reference, section 2.1).
+    if its originator is not the owner (docs/spec/synchro.md#late-rows).
     """
     for row in rows:
         yield Row(_NOP, row.replica_id, row.group_id, row.lsn, row.timestamp, row.tsn, row.flags & _COMMIT)

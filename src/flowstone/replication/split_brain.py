@@ -1,8 +1,9 @@
-"""Split brain: do rows of another instance fit the history that we have of the synchronous queue?
+"""Split brain detection: whether rows of another instance match our history of the synchronous queue.
 
-The filters of 2.11 (reference 14.5 and 14.6), as functions of a row and a `History`. They change nothing. A row fits,
-or is made a NOP because what it says is known and settled, or shows that two owners have decided on their own: that
-is ER_SPLIT_BRAIN, in the words of real servers, with both histories in the hint.
+The filters are those of 2.11 (docs/spec/synchro.md#split-brain-filter), as functions of a row and a `History`; they
+change no state. A row is accepted; or replaced by a NOP, because it decides nothing new; or rejected with
+ER_SPLIT_BRAIN, because two owners have decided independently. The error has the text of real servers, and its hint has
+both histories.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Body = Confirm | Rollback | Promote | Demote
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A row that decides about the queue. `origin_id` is the id in its header: who wrote it, not who passed it on."""
+    """A control row about the queue. `origin_id`, the id in its header, is the instance that wrote the row."""
 
     origin_id: int
     body: Body
     lsn: int = 0
-    """Its own, 0 if unknown: then whether a quorum has it is not asked."""
+    """The LSN of the row itself; 0 if unknown, and then whether a quorum has the row is not checked."""
 
     @property
     def is_transfer(self) -> bool:
@@ -35,15 +36,15 @@ class Request:
 
 
 class Fate(Enum):
-    """What becomes of a row that fits."""
+    """The treatment of a row that is not rejected."""
 
     ACCEPTED = "accepted"
-    NOP = "made a NOP"  # it is written as one, so that the position moves
+    NOP = "made a NOP"  # written as a NOP, so that the vclock advances
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What we know of the queue: `term` is the newest of a PROMOTE or DEMOTE, `first` and `last` the LSNs that wait."""
+    """Our history of the queue: `term` is the newest of a PROMOTE or DEMOTE, `first` to `last` are the pending LSNs."""
 
     owner_id: int
     term: int
@@ -52,33 +53,33 @@ class History:
     first: int = 0
     last: int = 0
     former: tuple[Owner, ...] = ()
-    """As of `Tenures`."""
+    """See `Tenures.former`."""
 
     @property
     def confirmed_lsn(self) -> int:
         return self.confirmed.get(self.owner_id)
 
     def is_current(self, origin_id: int) -> bool:
-        """Whether `origin_id` has written the newest PROMOTE or DEMOTE."""
+        """Return True if `origin_id` wrote the newest PROMOTE or DEMOTE."""
         return self.promote_terms.get(origin_id, 0) == self.term
 
     def __str__(self) -> str:
         owner = f"replica {self.owner_id} owns the queue" if self.owner_id else "nobody owns the queue"
-        waiting = f", lsn {self.first}..{self.last} waiting" if self.first else ""
-        return f"{owner} since term {self.term}, confirmed up to lsn {self.confirmed_lsn}{waiting}"
+        pending = f", lsn {self.first}..{self.last} pending" if self.first else ""
+        return f"{owner} since term {self.term}, confirmed up to lsn {self.confirmed_lsn}{pending}"
 
 
 def filter_transaction(
     origin_id: int, lsn: int, history: History, *, waits_for_verdict: bool, has_effect: bool
 ) -> Fate:
-    """For a transaction of `origin_id` whose last row is `lsn`; raises ER_SPLIT_BRAIN.
+    """Filter a transaction of `origin_id` whose last row is `lsn`; raise ER_SPLIT_BRAIN.
 
-    `waits_for_verdict`: the flag WAIT_SYNC. `has_effect`: not all of its rows are NOPs.
+    `waits_for_verdict`: it has the flag WAIT_SYNC. `has_effect`: not all of its rows are NOPs.
     """
     if history.is_current(origin_id):
         return Fate.ACCEPTED
     if waits_for_verdict:
-        # Its successor's PROMOTE has decided about it already.
+        # The PROMOTE of the successor has decided about it already.
         return Fate.NOP
     if history.owner_id and has_effect:
         term = history.promote_terms.get(origin_id, 0)
@@ -88,9 +89,10 @@ def filter_transaction(
 
 
 def filter_request(request: Request, history: History, *, is_validating: bool = True) -> Fate:
-    """For a row that decides; raises ER_SPLIT_BRAIN, or ER_UNSUPPORTED for what no server writes.
+    """Filter a control row; raise ER_SPLIT_BRAIN, ER_UNSUPPORTED for a row that no server writes, or ER_PROTOCOL.
 
-    Without `is_validating` (schemas up to 2.10.1, and while joining) only the NOPs are told apart.
+    Without `is_validating` (schemas up to 2.10.1, and during a join) histories are not compared, and a row is rejected
+    only with ER_PROTOCOL.
     """
     body = request.body
     _check_past(request)
@@ -114,9 +116,9 @@ def filter_request(request: Request, history: History, *, is_validating: bool = 
 
 
 def filter_request_of_2_6(request: Request, history: History) -> Fate:
-    """As `filter_request`, by what 2.6 asks for: a verdict is about the owner.
+    """Filter a control row with the rule of 2.6: a verdict must be about the owner.
 
-    2.6 refuses all others, even one that is repeated. We take what only says again what is so here.
+    2.6 rejects all others, even a repeated verdict. Here a verdict that agrees with our history is accepted.
     """
     body = request.body
     if isinstance(body, Promote | Demote):
@@ -129,17 +131,17 @@ def filter_request_of_2_6(request: Request, history: History) -> Fate:
 
 
 def _check_past(request: Request) -> None:
-    """Nobody decides about what it has not written yet: whoever takes that decides about all that is to come."""
+    """Reject a verdict of an owner about its own later rows: accepting it would decide future transactions."""
     body = request.body
     if request.lsn and body.owner_id == request.origin_id and body.lsn >= request.lsn:
-        what = f"{type(body).__name__.upper()} up to lsn {body.lsn}, which is later than itself"
-        raise errors.Protocol(f"replica {request.origin_id} has written {what}")
+        what = f"{type(body).__name__.upper()} up to lsn {body.lsn}, which is not before its own lsn {request.lsn}"
+        raise errors.Protocol(f"replica {request.origin_id} wrote {what}")
 
 
 def _contradicts(body: Confirm | Rollback, history: History) -> bool:
-    """Nothing of a former owner waits any more, and it was decided otherwise: by who cleared its queue."""
+    """Return True if a verdict about a former owner disagrees with ours, by the instance that cleared its queue."""
     if not history.owner_id:
-        return False  # what a snapshot has is decided, and it does not say whose it was
+        return False  # everything in a snapshot is decided, and a snapshot does not name the former owner
     is_confirmed = body.lsn <= history.confirmed.get(body.owner_id)
     return is_confirmed is not isinstance(body, Confirm)
 
@@ -152,20 +154,24 @@ def _is_settled(origin_id: int, body: Confirm | Rollback, history: History) -> b
     is_confirmed = body.lsn <= history.confirmed.get(body.owner_id)
     if isinstance(body, Confirm):
         return is_confirmed and body.lsn > 0 and body.owner_id > 0
-    # Of an older term: the new owner did not confirm it, so it is rolled back already.
+    # A ROLLBACK of an older term: the new owner did not confirm these rows, so they are rolled back already.
     return not is_confirmed and not history.is_current(origin_id)
 
 
 def _is_overtaken(body: Promote | Demote, history: History) -> bool:
-    """Nobody who elected the next leader had read it, so it decides nothing; and what it confirms is confirmed.
+    """Return True if a newer PROMOTE has overtaken this one, and all that this one confirms is confirmed.
 
-    2.11 and 3.8 refuse it, so a leader that is killed before its PROMOTE is read has to be rebootstrapped there.
+    The next leader was elected by members that had not read this row, so it decides nothing. 2.11 and 3.8 reject it:
+    there a leader that is killed before its PROMOTE is read must be rebootstrapped.
     """
     return 0 < body.term < history.term and body.lsn <= history.confirmed.get(body.owner_id)
 
 
 def _has_missed_nothing(body: Promote | Demote, history: History) -> bool:
-    """The other end of that: an owner elected without knowing the present one, who has made nothing a fact."""
+    """Return True if the new owner was elected without knowing the present one, which has committed nothing.
+
+    This is the case of `_is_overtaken` on the other side.
+    """
     return body.term > history.term and (body.owner_id, body.lsn) in history.former
 
 

@@ -1,7 +1,7 @@
-"""Bodies of the rows that speak about the log instead of data: CONFIRM, ROLLBACK, PROMOTE, DEMOTE, RAFT.
+"""Bodies of control rows, which are about the log instead of data: CONFIRM, ROLLBACK, PROMOTE, DEMOTE, RAFT.
 
-Decoded from and encoded to the MessagePack bytes of a row's body, with exactly the keys that real servers
-write: a server 2.6.0 stops replication at any other. What the rows do is told in `settled.py`.
+They are decoded from and encoded to the MessagePack body of a row, with exactly the keys that real servers write: 2.6.0
+stops replication at any other key. The effect of the rows is described in `settled.py` and `limbo.py`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from flowstone.xlog.transactions import CONTROL_TYPES
 _STATE_MAX = 3
 
 NUMBER_MAX = 2**63 - 1
-"""Of LSNs, as servers keep them. Terms that large nobody reaches; the next one must still be a number."""
+"""The largest LSN, as servers store it. Also the limit of terms, so that the next term is still a valid number."""
 
 
 _MINUS_ONE = 2**64 - 1
 
 
 class SynchroError(RemoteProtocolError):
-    """The body of a control row is not what its type promises."""
+    """The body of a control row does not match its type."""
 
 
 class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
-    """Everything synchronous of `owner_id` up to `lsn` is a fact."""
+    """The synchronous transactions of `owner_id` up to `lsn` are committed."""
 
     owner_id: int
     lsn: int
@@ -38,7 +38,7 @@ class Confirm(msgspec.Struct, frozen=True, tag="confirm"):
 
 
 class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
-    """The synchronous transaction of `owner_id` at `lsn` and all that queued behind it never happened."""
+    """The synchronous transaction of `owner_id` at `lsn`, and all queued after it, are rolled back."""
 
     owner_id: int
     lsn: int
@@ -48,10 +48,10 @@ class Rollback(msgspec.Struct, frozen=True, tag="rollback"):
 
 
 class Promote(msgspec.Struct, frozen=True, tag="promote"):
-    """The row's origin takes the queue over from `owner_id`, whose transactions stand up to `lsn` only.
+    """The origin of the row takes over the queue from `owner_id`, whose transactions are committed up to `lsn` only.
 
-    In a snapshot the row tells the state instead: `owner_id` is the owner, `lsn` its last confirmed one, and
-    `confirmed_vclock` the last confirmed LSN of every owner there was.
+    In a snapshot the row is the state instead: `owner_id` is the owner, `lsn` its last confirmed LSN, and
+    `confirmed_vclock` the last confirmed LSN of every owner so far.
     """
 
     owner_id: int
@@ -69,7 +69,7 @@ class Promote(msgspec.Struct, frozen=True, tag="promote"):
 
 
 class Demote(msgspec.Struct, frozen=True, tag="demote"):
-    """As Promote, but afterwards nobody owns the queue."""
+    """Like Promote, but leaves the queue without an owner."""
 
     owner_id: int
     lsn: int
@@ -80,7 +80,7 @@ class Demote(msgspec.Struct, frozen=True, tag="demote"):
 
 
 class RaftState(msgspec.Struct, frozen=True, tag="raft"):
-    """What an instance knows of the election; `state`: 1 follower, 2 candidate, 3 leader, 0 not told."""
+    """The election state of an instance; `state`: 1 follower, 2 candidate, 3 leader, 0 not included."""
 
     term: int
     vote: int = 0
@@ -108,7 +108,7 @@ ControlBody = Confirm | Rollback | Promote | Demote | RaftState
 
 
 def decode_control(row_type: int, body: bytes) -> ControlBody:
-    """The body of a row of one of CONTROL_TYPES. Keys of newer servers are left unread, as real ones do."""
+    """Decode the body of a row of one of CONTROL_TYPES; raise SynchroError. Unknown keys are ignored, as in servers."""
     fields = _Fields(row_type, body)
     if row_type == RequestType.RAFT:
         return _raft_state(fields)
@@ -118,7 +118,7 @@ def decode_control(row_type: int, body: bytes) -> ControlBody:
     lsn = fields.unsigned(Key.LSN)
     if row_type == RequestType.RAFT_CONFIRM:
         return Confirm(owner_id, lsn)
-    # Servers leave a zero term out, so it is missing in snapshots from before the first promotion.
+    # Servers omit a zero term, so snapshots from before the first promotion have none.
     term = fields.unsigned(Key.TERM, 0)
     if row_type == RequestType.RAFT_DEMOTE:
         return Demote(owner_id, lsn, term)
@@ -128,7 +128,7 @@ def decode_control(row_type: int, body: bytes) -> ControlBody:
 def _raft_state(fields: _Fields) -> RaftState:
     state = fields.unsigned(RaftKey.STATE, 0)
     if state > _STATE_MAX:
-        raise SynchroError(f"body of RAFT: state {state} is none of 1 (follower), 2 (candidate), 3 (leader)")
+        raise SynchroError(f"body of RAFT: invalid state {state}, not 1 (follower), 2 (candidate) or 3 (leader)")
     return RaftState(
         term=fields.unsigned(RaftKey.TERM),
         vote=fields.unsigned(RaftKey.VOTE, 0),
@@ -140,18 +140,18 @@ def _raft_state(fields: _Fields) -> RaftState:
 
 
 class _Fields:
-    """A body map whose values are taken out with their types checked."""
+    """A decoded body whose values are checked for their types when read."""
 
     def __init__(self, row_type: int, body: bytes) -> None:
         if row_type not in CONTROL_TYPES:
-            raise SynchroError(f"a row of type {row_type} has no synchro body")
+            raise SynchroError(f"row type {row_type} is not a control row")
         self._name = RequestType(row_type).name
         try:
             values = msgpack.unpackb(body, strict_map_key=False, raw=True)
         except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-            raise self._error(f"not MessagePack ({str(error) or type(error).__name__})") from error
+            raise self._error(f"invalid MessagePack: {str(error) or type(error).__name__}") from error
         if not isinstance(values, dict):
-            raise self._error(f"{type(values).__name__} where a map is due")
+            raise self._error(f"expected a map, got {type(values).__name__}")
         self._values: dict[object, object] = values
 
     def _error(self, what: str) -> SynchroError:
@@ -166,7 +166,10 @@ class _Fields:
         return value
 
     def first_lsn(self) -> int:
-        """2.6.0 writes -1 where it gives up a transaction that has no LSN yet: replicas take it for all that waits."""
+        """Return the LSN of a ROLLBACK; 0 stands for all pending transactions.
+
+        2.6.0 writes -1 to roll back a transaction without an LSN, which replicas treat as all pending ones.
+        """
         return 0 if self._values.get(int(Key.LSN)) == _MINUS_ONE else self.unsigned(Key.LSN)
 
     def boolean(self, key: RaftKey) -> bool:

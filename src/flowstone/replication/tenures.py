@@ -1,9 +1,9 @@
-"""Who has owned the synchronous queue, and what is left of it: terms, LSNs that stand, and LSNs that are void.
+"""Tenures: the former owners of the synchronous queue, their terms, and their committed and void transactions.
 
-A log of Tarantool is never cut back, so a PROMOTE that nobody had read when the next leader was elected stays where it
-was written. Two questions decide whether such histories can still become one: has anything become a fact that the
-other side cannot know (`former`), and does the originator of a late transaction keep it or not (`keeps`)?
-Servers 2.11 and 3.8 do not ask: they call the first a split brain in any case, and part silently in the second.
+A Tarantool log is never truncated, so a PROMOTE that no other member had read when the next leader was elected stays in
+the log of its author. Two questions decide whether such histories can be merged: was anything committed that the other
+side does not know (`former`), and does the originator of a late transaction keep it (`keeps`)? 2.11 and 3.8 do not ask:
+they treat the first case as a split brain always, and let the data diverge without an error in the second.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 Owner = tuple[int, int]
-"""An owner of the queue, and the LSN up to which its transactions stand; (0, 0) while nobody owns it."""
+"""An owner of the queue, and the LSN up to which its transactions are committed; (0, 0) if there was no owner."""
 
 
 class Tenures:
-    """What one instance knows. A tenure begins with a PROMOTE (or DEMOTE: nobody's) and ends with the next one."""
+    """The tenures known to one instance.
+
+    A tenure starts with a PROMOTE, or with a DEMOTE, which leaves no owner, and ends with the next of these rows.
+    """
 
     def __init__(self, promote_terms: Mapping[int, int], former: Sequence[Owner], voids: Mapping[int, int]) -> None:
         self.promote_terms = dict(promote_terms)
@@ -25,21 +28,24 @@ class Tenures:
 
     @property
     def former(self) -> tuple[Owner, ...]:
-        """Owners before the present one, since when nothing has become a fact: a leader that was elected without
-        having read what came after one of them has missed nothing, and may take over from there."""
+        """The owners before the present one after which nothing was committed. A leader elected without knowing the
+        tenures after one of them has missed nothing, and may take over from there."""
         return tuple(self._former)
 
     @property
     def voids(self) -> dict[int, int]:
-        """Per former owner, its first synchronous LSN that was rolled back, where one was. The caller's own."""
+        """Per former owner, its first synchronous LSN that was rolled back, if any. The dict is a copy."""
         return dict(self._voids)
 
     def made_fact(self) -> None:
-        """The present owner has made something a fact: nobody may ignore its tenure from now on."""
+        """Record a commit in the present tenure: it can no longer be ignored."""
         self._former.clear()
 
     def hand_over(self, owner: Owner, *, by: int, term: int, first_void: int) -> None:
-        """`by` has taken the queue over, or given it to nobody; `first_void` is 0 where nothing was rolled back."""
+        """End the tenure of `owner`: `by` wrote PROMOTE or DEMOTE in `term`.
+
+        `first_void` is the first LSN of `owner` that was rolled back; 0 if there is none.
+        """
         self._former.append(owner)
         self.promote_terms[by] = term
         self._voids.pop(owner[0], None)
@@ -47,17 +53,17 @@ class Tenures:
             self._voids[owner[0]] = first_void
 
     def overtake(self, base: Owner, owner: Owner) -> None:
-        """A transfer from `base` to `owner` has come too late. If it turns out that ours was too early, it counts."""
+        """Record a late transfer from `base` to `owner`, from which a later leader may take over as well."""
         if base in self._former:
             self._former.append(owner)
 
     def note_void(self, origin_id: int, lsn: int) -> None:
-        """A synchronous transaction of a former owner has come too late."""
+        """Record a late synchronous transaction of a former owner, which is void."""
         self._voids.setdefault(origin_id, lsn)
 
     def keeps(self, origin_id: int) -> bool:
-        """Whether a former owner keeps an asynchronous transaction that comes behind all that stands of it.
+        """Return True if a former owner keeps an asynchronous transaction after its last committed one.
 
-        It does if that waited behind one that stands, and not behind one that is void.
+        It keeps the transaction unless one of its synchronous transactions is void.
         """
         return origin_id not in self._voids

@@ -1,8 +1,8 @@
-"""Vector clocks: where one is in the logs of all members of a replica set.
+"""Vector clocks: positions in the logs of all members of a replica set.
 
-`VClock` never changes and may be shared and used as a key; `VClockBuilder` belongs to whoever made it, moves
-forward in place and hands out `VClock`s. Neither holds zero LSNs. Component 0 counts the local rows of one
-instance: peers leave it out, so comparisons between instances say `ignore_zero=True`.
+`VClock` is immutable, and may be shared and used as a key. `VClockBuilder` has one user, advances in place and returns
+`VClock`s. Neither stores zero LSNs. Component 0 counts the local rows of one instance: peers omit it, so comparisons
+between instances use `ignore_zero=True`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from flowstone.xlog.meta import LSN_MAX, format_vclock, parse_vclock
 
 
 class VClockError(FlowstoneError):
-    """Something is not a vclock, or a component was told to move backwards."""
+    """A value is not a vclock, or a component would move backwards."""
 
 
 class Order(Enum):
-    """How one vclock stands to another."""
+    """The order of one vclock relative to another."""
 
     BEFORE = "before"
     EQUAL = "equal"
@@ -35,7 +35,7 @@ class VClock:
     _lsns: dict[int, int]
 
     def __init__(self, lsns: Mapping[int, int] | None = None) -> None:
-        """`lsns` in any order; zeros are dropped, anything else out of range is a VClockError."""
+        """Create a vclock from `lsns`, in any order. Zeros are dropped; raise VClockError for values out of range."""
         checked: dict[int, int] = {}
         for replica_id, lsn in sorted((lsns or {}).items()):
             _check(replica_id, lsn)
@@ -45,52 +45,52 @@ class VClock:
 
     @classmethod
     def _trusted(cls, lsns: dict[int, int]) -> VClock:
-        """Takes over `lsns`, which must be sorted, checked and without zeros."""
+        """Take ownership of `lsns`, which must be sorted, checked and without zeros."""
         vclock = cls.__new__(cls)
         vclock._lsns = lsns
         return vclock
 
     @classmethod
     def parse(cls, text: str) -> VClock:
-        """The vclock written as `{1: 10, 2: 3}`, the form in file headers."""
+        """Parse a vclock written as `{1: 10, 2: 3}`, the form in file headers."""
         try:
             return cls._trusted(parse_vclock(text))
         except ValueError as error:
             raise VClockError(str(error), hint="write it as {1: 10, 2: 3}") from None
 
     def get(self, replica_id: int) -> int:
-        """The LSN of `replica_id`, 0 where nothing of it was seen."""
+        """Return the LSN of `replica_id`; 0 if it has none."""
         return self._lsns.get(replica_id, 0)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Components in the order of ids."""
+        """Iterate over the components in the order of their ids."""
         return iter(self._lsns.items())
 
     def __len__(self) -> int:
-        """The number of components that are not zero."""
+        """Return the number of components that are not zero."""
         return len(self._lsns)
 
     def __bool__(self) -> bool:
-        """False for the position before everything, `{}`."""
+        """Return False for `{}`, the position before all rows."""
         return bool(self._lsns)
 
     def to_mapping(self) -> dict[int, int]:
-        """A dict of the caller's own, in the order of ids."""
+        """Return a copy as a dict, in the order of ids."""
         return dict(self._lsns)
 
     @property
     def signature(self) -> int:
-        """Sum of all components, 0 among them: the number in a file's name."""
+        """The sum of all components, including component 0: the number in a file name."""
         return sum(self._lsns.values())
 
     def without_zero(self) -> VClock:
-        """This position as other instances see it: without the local component."""
+        """Return this position as other instances see it: without the local component."""
         if 0 not in self._lsns:
             return self
         return VClock._trusted({replica_id: lsn for replica_id, lsn in self._lsns.items() if replica_id})
 
     def advanced(self, replica_id: int, lsn: int) -> VClock:
-        """This position after row `lsn` of `replica_id`, which must be a later one."""
+        """Return this position after row `lsn` of `replica_id`, which must be later."""
         _check_follows(replica_id, self._lsns.get(replica_id, 0), lsn)
         lsns = dict(self._lsns)
         is_new = replica_id not in lsns
@@ -98,7 +98,7 @@ class VClock:
         return VClock._trusted(dict(sorted(lsns.items())) if is_new else lsns)
 
     def merged(self, other: VClock) -> VClock:
-        """The smallest position that is at or after both."""
+        """Return the smallest position that is at or after both."""
         lsns = dict(self._lsns)
         for replica_id, lsn in other._lsns.items():
             if lsn > lsns.get(replica_id, 0):
@@ -106,14 +106,14 @@ class VClock:
         return VClock._trusted(lsns if len(lsns) == len(self._lsns) else dict(sorted(lsns.items())))
 
     def common(self, other: VClock) -> VClock:
-        """The largest position that is at or before both."""
+        """Return the largest position that is at or before both."""
         theirs = other._lsns
         return VClock._trusted(
             {replica_id: min(lsn, theirs[replica_id]) for replica_id, lsn in self._lsns.items() if replica_id in theirs}
         )
 
     def compare(self, other: VClock, *, ignore_zero: bool = False) -> Order:
-        """Component-wise; `ignore_zero` leaves the local component out."""
+        """Compare component by component; `ignore_zero` excludes the local component."""
         if ignore_zero:
             return self.without_zero().compare(other.without_zero())
         before, after = self <= other, self >= other
@@ -123,7 +123,7 @@ class VClock:
 
     def __le__(self, other: VClock) -> bool:
         theirs = other._lsns
-        for replica_id, lsn in self._lsns.items():  # noqa: SIM110 - a generator is slow, and each ACK asks
+        for replica_id, lsn in self._lsns.items():  # noqa: SIM110 - a generator is slower, and each ACK compares
             if lsn > theirs.get(replica_id, 0):
                 return False
         return True
@@ -151,7 +151,7 @@ class VClock:
 
 
 class VClockBuilder:
-    """A vclock that moves in place. Not shared: readers take `vclock()`."""
+    """A vclock that advances in place. It must not be shared; readers use `vclock()`."""
 
     __slots__ = ("_frozen", "_lsns")
 
@@ -163,7 +163,7 @@ class VClockBuilder:
         return self._lsns.get(replica_id, 0)
 
     def follow(self, replica_id: int, lsn: int) -> None:
-        """Moves `replica_id` to `lsn`; a VClockError if that is not ahead."""
+        """Advance `replica_id` to `lsn`; raise VClockError if that is not later."""
         # The checks of _check_follows, inline: this runs once per row of a log.
         if lsn <= self._lsns.get(replica_id, 0) or not 0 <= replica_id < VCLOCK_MAX or lsn > LSN_MAX:
             _check_follows(replica_id, self._lsns.get(replica_id, 0), lsn)
@@ -171,14 +171,14 @@ class VClockBuilder:
         self._frozen = None
 
     def merge(self, other: VClock) -> None:
-        """Moves every component up to where `other` is, where that is ahead."""
+        """Advance every component to that of `other`, if that is later."""
         for replica_id, lsn in other:
             if lsn > self._lsns.get(replica_id, 0):
                 self._lsns[replica_id] = lsn
                 self._frozen = None
 
     def vclock(self) -> VClock:
-        """The position now. Costs nothing while nothing moves."""
+        """Return the current position; cached until the next change."""
         if self._frozen is None:
             self._frozen = VClock._trusted(dict(sorted(self._lsns.items())))
         return self._frozen
