@@ -108,15 +108,14 @@ def test_link_that_fails_does_not_explain_a_lag_of_the_upstream_unless_both_dire
     assert is_explained(sets[0], sets[0].members[1], (finding,)) is (back == "disconnected")
 
 
-def test_member_without_an_address_may_be_the_server_that_is_starting() -> None:
+@pytest.mark.parametrize("kind", [Kind.STARTING, Kind.UNREACHABLE])
+def test_member_without_an_address_may_be_the_server_that_does_not_answer(kind: Kind) -> None:
     sets = replica_sets([report(1, {1: 1000}, {2: {"downstream": downstream({1: 600})}})])
     lagging = sets[0].members[1]
     assert (lagging.report, lagging.address) == (None, None)
-    starting = Finding(
-        kind=Kind.STARTING, severity=Severity.WARNING, member="", label=address(9), what="", why="", advice=""
-    )
-    assert is_explained(sets[0], lagging, (starting,))
-    identified = msgspec.structs.replace(starting, member=uuid(1))
+    silent = Finding(kind=kind, severity=Severity.WARNING, member="", label=address(9), what="", why="", advice="")
+    assert is_explained(sets[0], lagging, (silent,))
+    identified = msgspec.structs.replace(silent, member=uuid(1))
     assert not is_explained(sets[0], lagging, (identified,))
 
 
