@@ -72,33 +72,39 @@ LIES: Final = (
     JoinLie("yes that is no packet", (b"\xc1",), r"begins with byte 0xc1", is_answer=True),
     JoinLie("yes that is PING", (packet(RequestType.PING, b"\x80"),), r"Unknown request type 64", is_answer=True),
     JoinLie("no of a megabyte", (TOO_LONG,), r"… \(900000 characters\)", is_answer=True),
-    JoinLie("garbage", (frame(b"\xc0" * 9),), r"sent a packet that is no row; see whether a Tarantool"),
+    JoinLie("garbage", (frame(b"\xc0" * 9),), r"sent a packet that is not a row; check that a Tarantool"),
     JoinLie("length of 64 bits", (b"\xcf" + b"\xff" * 8,), r"sent a packet of 18446744073709551615 bytes"),
     JoinLie("DELETE in a snapshot", (packet(RequestType.DELETE, pack({0x10: SCHEMA, 0x20: (1,)})),), r"request type 5"),
     JoinLie("error in the middle", (snapshot, TOO_LONG), r"… \(900000 characters\)"),
     JoinLie("end in the middle", (snapshot, hang_up), r"closed the connection"),
-    JoinLie("deep nesting", (packet(RequestType.INSERT, DEEP),), r"broken MessagePack: StackError"),
+    JoinLie("deep nesting", (packet(RequestType.INSERT, DEEP),), r"malformed MessagePack: StackError"),
     JoinLie(
         "queue of no LSN", (packet(RequestType.RAFT_PROMOTE, pack({2: 1, 3: -1})),), r"LSN is -1", by_who_applies=True
     ),
     JoinLie(
-        "the same again", (snapshot, snapshot), r"Duplicate key.*; see what is wrong there, or", by_who_applies=True
+        "the same again", (snapshot, snapshot), r"Duplicate key.*; check the data of the peer, or", by_who_applies=True
     ),
     JoinLie("no such space", (snapshot_row(SPACE_ID, pack((1, MARK))),), r"'600' does not exist", by_who_applies=True),
     JoinLie(
-        "no tuple", (packet(RequestType.INSERT, pack({0x10: SCHEMA})),), r"no INSERT of a tuple", by_who_applies=True
+        "no tuple",
+        (packet(RequestType.INSERT, pack({0x10: SCHEMA})),),
+        r"not an INSERT of a tuple",
+        by_who_applies=True,
     ),
-    JoinLie("nothing", (position, position), r"names no replica set; ask another", of_join=True),
+    JoinLie("nothing", (position, position), r"has no replica set UUID; join another", of_join=True),
     JoinLie(
-        "not our name", (lambda talk: talk.snapshot(STRANGER), position, position), r"not registered us", of_join=True
+        "not our name",
+        (lambda talk: talk.snapshot(STRANGER), position, position),
+        r"not registered this instance",
+        of_join=True,
     ),
     JoinLie(
         "final row of type 99",
         (snapshot, position, row(5, type=99)),
-        r"type 99, which this version does not know",
+        r"unsupported type 99",
         of_join=True,
     ),
-    JoinLie("final row of nobody", (snapshot, position, row(5, replica_id=0)), r"no member has written", of_join=True),
-    JoinLie("rows behind the end", (snapshot, position, position, row(5)), r"after the end of a join", of_join=True),
-    JoinLie("more behind the end", (snapshot, position, position), r"sends OK after the end of a join"),
+    JoinLie("final row of nobody", (snapshot, position, row(5, replica_id=0)), r"no member has this id", of_join=True),
+    JoinLie("rows behind the end", (snapshot, position, position, row(5)), r"rows.*: the join has ended", of_join=True),
+    JoinLie("more behind the end", (snapshot, position, position), r"unexpected OK from .*: the join has ended"),
 )

@@ -32,7 +32,7 @@ OLD: Final = ("2.6",)
 VICTIM_ID: Final = 1
 VCLOCK_OF_33: Final = dict.fromkeys(range(33), 1)
 OTHER: Final = UUID("77777777-7777-4777-8777-777777777777")
-ABOUT = "it is about row 5 of replica 3"
+ABOUT = "failed at row 5 of replica 3"
 
 INSERT, REPLACE, UPDATE, DELETE = (RequestType[name].value for name in ("INSERT", "REPLACE", "UPDATE", "DELETE"))
 CONFIRM, ROLLBACK = RequestType.RAFT_CONFIRM.value, RequestType.RAFT_ROLLBACK.value
@@ -121,11 +121,11 @@ async def dribble(talk: Talk) -> None:
 
 
 EARLY: Final = (
-    Lie("accepts and says nothing", accept_and_say_nothing, r"said nothing for 0\.8 s.*transport=ssl", is_known=False),
-    Lie("greets without end", greet_without_end, r"no Tarantool server; check host and port", is_known=False),
+    Lie("accepts and says nothing", accept_and_say_nothing, r"sent nothing for 0\.8 s.*transport=ssl", is_known=False),
+    Lie("greets without end", greet_without_end, r"not a Tarantool server; check host and port", is_known=False),
     Lie("leaves in its greeting", greet_and_leave, r"closed the connection", is_known=False),
-    Lie("has no name", greet_without_a_name, r"Nil UUID.*no server yet", is_known=False),
-    Lie("is too old", greet_as_an_ancient, r"is Tarantool 1\.6\.9, too old.*upgrade it", is_known=False),
+    Lie("has no name", greet_without_a_name, r"Nil UUID.*not configured yet", is_known=False),
+    Lie("is too old", greet_as_an_ancient, r"runs Tarantool 1\.6\.9, which is too old.*upgrade it", is_known=False),
     Lie(
         "ballot of a gigabyte",
         greeted(b"\xce" + struct.pack(">I", 1 << 30)),
@@ -145,14 +145,14 @@ EARLY: Final = (
         is_known=False,
     ),
     Lie("refuses the login", greeted(error_packet(47, pack({0x31: "no"})), until=RequestType.AUTH), r"no"),
-    Lie("falls silent", fall_silent, r"said nothing for 0\.8 s"),
+    Lie("falls silent", fall_silent, r"sent nothing for 0\.8 s"),
     Lie("dribbles", dribble, r"begins with byte 0xc1"),
     Lie("answers without a vclock", greeted(ok({}), until=RequestType.SUBSCRIBE), r"missing VCLOCK"),
     Lie("vclock of 33", greeted(ok({0x26: VCLOCK_OF_33}), until=RequestType.SUBSCRIBE), r"invalid VCLOCK"),
     Lie("vclock of text", greeted(ok({0x26: {MARK: 1}}), until=RequestType.SUBSCRIBE), r"invalid VCLOCK"),
     Lie("is of another set", after_subscribe(replicaset_uuid=OTHER), f"UUID mismatch.*{OTHER}.*correct the URI"),
-    Lie("is us", after_subscribe(replica_id=VICTIM_ID), r"says that it is replica 1, which is this instance.*_cluster"),
-    Lie("is nobody", after_subscribe(replica_id=40), r"says that it is replica 40, which nobody can be"),
+    Lie("is us", after_subscribe(replica_id=VICTIM_ID), r"claims replica id 1, which is this instance.*_cluster"),
+    Lie("is nobody", after_subscribe(replica_id=40), r"claims invalid replica id 40"),
 )
 
 # --- bytes that are no rows -----------------------------------------------------------------------------------------
@@ -162,58 +162,62 @@ DEEP = b"\x82\x10" + pack(SPACE_ID) + b"\x21\x92\x05" + b"\x91" * 100_000 + b"\x
 STACK = {0: [{0: "ClientError", 1: "file", 2: 1, 3: MARK, 4: 0, 5: 7}] * 5000}
 
 BYTES: Final = (
-    Lie("garbage", after_subscribe(frame(b"\xc0" * 20)), r"sent a packet that is no row; see whether"),
-    Lie("no length", after_subscribe(b"\xc1abc"), r"no packet: it begins with byte 0xc1"),
+    Lie("garbage", after_subscribe(frame(b"\xc0" * 20)), r"sent a packet that is not a row; check that"),
+    Lie("no length", after_subscribe(b"\xc1abc"), r"invalid packet: it begins with byte 0xc1"),
     Lie("length of 4 gigabytes", after_subscribe(b"\xce\xff\xff\xff\xff"), r"a packet of 4294967295 bytes"),
     Lie("length of 64 bits", after_subscribe(b"\xcf" + b"\xff" * 8), r"a packet of 18446744073709551615 bytes"),
-    Lie("length of nothing", after_subscribe(b"\x00"), r"a packet of 0 bytes, between 1 and"),
-    Lie("header without end", after_subscribe(frame(WIDE_HEADER)), r"sent a packet that is no row"),
-    Lie("header of 4 G keys", after_subscribe(frame(b"\xdf\xff\xff\xff\xff\x01\x01")), r"a packet that is no row"),
-    Lie("deep nesting", after_subscribe(row(5, body=DEEP)), f"broken MessagePack.*{ABOUT}"),
+    Lie("length of nothing", after_subscribe(b"\x00"), r"a packet of 0 bytes: sizes from 1 to"),
+    Lie("header without end", after_subscribe(frame(WIDE_HEADER)), r"sent a packet that is not a row"),
+    Lie("header of 4 G keys", after_subscribe(frame(b"\xdf\xff\xff\xff\xff\x01\x01")), r"a packet that is not a row"),
+    Lie("deep nesting", after_subscribe(row(5, body=DEEP)), f"malformed MessagePack.*{ABOUT}"),
     Lie("error of a megabyte", after_subscribe(error_packet(7, pack({0x31: MARK * 180_000}))), r"… \(900000 char"),
     Lie("error with a long stack", after_subscribe(error_packet(7, pack({0x31: "no", 0x52: STACK}))), r"^no; the"),
     Lie("error about nothing", after_subscribe(error_packet(7, b"\x80")), r"an error without a message"),
-    Lie("packet cut off", after_subscribe(row(5)[:-3]), r"said nothing for 0\.8 s"),
+    Lie("packet cut off", after_subscribe(row(5)[:-3]), r"sent nothing for 0\.8 s"),
 )
 
 # --- rows that nobody has written -----------------------------------------------------------------------------------
 
 ROWS: Final = (
-    Lie("row of nobody", after_subscribe(row(5, replica_id=0)), r"row 5 of replica 0, which no member has written"),
+    Lie("row of nobody", after_subscribe(row(5, replica_id=0)), r"invalid row 5 of replica 0: no member has this id"),
     *(
         Lie(
             f"row of replica {number}",
             after_subscribe(row(5, replica_id=number)),
-            f"replica {number}, which no replica",
+            f"replica {number}: invalid replica id",
         )
         for number in (32, 99, 2**31, 2**40)
     ),
     Lie("row of our own", after_subscribe(row(10**6, replica_id=1)), r"row 1000000 of replica 1, which is this inst"),
     Lie("known row of our own", after_subscribe(row(2, replica_id=VICTIM_ID))),
     Lie("row without LSN", after_subscribe(row(0))),
-    Lie("LSN beyond numbers", after_subscribe(row(2**63)), r"sent a packet that is no row"),
-    Lie("going back in a transaction", after_subscribe(row(5, is_last=False), row(4, tsn=5)), r"row 4.*behind row 5"),
-    Lie("twice in a transaction", after_subscribe(row(5, is_last=False), row(5)), r"row 5.*behind row 5 of the same"),
+    Lie("LSN beyond numbers", after_subscribe(row(2**63)), r"sent a packet that is not a row"),
+    Lie(
+        "going back in a transaction",
+        after_subscribe(row(5, is_last=False), row(4, tsn=5)),
+        r"row 4 of replica 3: out of order after row 5",
+    ),
+    Lie("twice in a transaction", after_subscribe(row(5, is_last=False), row(5)), r"row 5.*order after row 5 of the"),
     Lie(
         "going back behind another's row",
         after_subscribe(row(5, is_last=False), row(9, tsn=5, replica_id=2, is_last=False), row(4, tsn=5)),
-        r"row 4 of replica 3, behind row 5",
+        r"row 4 of replica 3: out of order after row 5",
     ),
     Lie("no first row", after_subscribe(row(5, tsn=3, is_last=False), row(6, tsn=3)), r"Transaction id must be equal"),
     Lie("end of another", after_subscribe(row(5, is_last=False), row(7)), r"row 7.*interleaving transactions"),
     Lie(
         "interleaved",
         after_subscribe(row(5, is_last=False), row(6, is_last=False), row(7, tsn=5)),
-        r"row 6 of replica 3, replication does not support interleaving",
+        r"row 6 of replica 3: replication does not support interleaving",
     ),
-    Lie("no end", after_subscribe(row(5, is_last=False)), r"said nothing for 0\.8 s"),
+    Lie("no end", after_subscribe(row(5, is_last=False)), r"sent nothing for 0\.8 s"),
     Lie("heartbeat in a transaction", after_subscribe(row(5, is_last=False), heartbeat(1)), r"interleaving transact"),
-    Lie("local row", after_subscribe(row(5, group_id=1)), r"row 5 of replica 3, a local one, which is nobody else's"),
+    Lie("local row", after_subscribe(row(5, group_id=1)), r"row 5 of replica 3: local rows are not replicated"),
     *(
-        Lie(f"row of type {type}", after_subscribe(row(5, type=type)), r"of type \w+, which this version does not know")
+        Lie(f"row of type {type}", after_subscribe(row(5, type=type)), r"row 5 of replica 3: unsupported type \w+")
         for type in (1, 7, RequestType.JOIN.value, RequestType.SUBSCRIBE.value, RAFT, 99, 0x7FFF)
     ),
-    Lie("no body", after_subscribe(row(5, body=b"")), r"row 5 of replica 3, REPLACE without a space"),
+    Lie("no body", after_subscribe(row(5, body=b"")), r"row 5 of replica 3: REPLACE without a space"),
     Lie("no tuple", after_subscribe(row(5, body=pack({0x10: SPACE_ID}))), r"REPLACE without a tuple"),
     Lie("no key", after_subscribe(change(DELETE, SPACE_ID)), r"DELETE without a key"),
     Lie("no operations", after_subscribe(change(UPDATE, SPACE_ID, KEY=(1,))), r"UPDATE without operations"),
@@ -257,9 +261,9 @@ CONTROL: Final = (
         for term in (2**63, 2**64 - 1)
     ),
     Lie("RAFT without a term", after_subscribe(raft(state=1)), r"body of RAFT: TERM is missing", LATER),
-    Lie("RAFT of state 7", after_subscribe(raft(term=3, state=7)), r"state 7 is none of 1 \(follower\)", LATER),
-    Lie("RAFT of no state", after_subscribe(raft(term=3)), r"RAFT of 3: term 3, state 0.*no state of a member", LATER),
-    Lie("RAFT with a vote for 99", after_subscribe(raft(term=3, state=1, vote=99)), r"vote 99, which is no", LATER),
+    Lie("RAFT of state 7", after_subscribe(raft(term=3, state=7)), r"invalid state 7, not 1 \(follower\)", LATER),
+    Lie("RAFT of no state", after_subscribe(raft(term=3)), r"invalid RAFT row from 3: term 3, state 0", LATER),
+    Lie("RAFT with a vote for 99", after_subscribe(raft(term=3, state=1, vote=99)), r"RAFT row from 3.*vote 99", LATER),
     Lie("RAFT of 33", after_subscribe(raft(term=3, state=1, vclock=VCLOCK_OF_33)), r"32 is not a replica id", LATER),
     Lie("RAFT to 2.6", after_subscribe(raft(term=2**63)), dialects=OLD),
     Lie("CONFIRM for the future", after_subscribe(verdict(CONFIRM, Confirm(3, 6))), r"CONFIRM up to lsn 6, which"),
@@ -271,7 +275,7 @@ CONTROL: Final = (
     Lie(
         "verdict in a transaction",
         after_subscribe(row(5, is_last=False), row(6, tsn=5, type=CONFIRM, body=Confirm(LIAR_ID, 5).encode())),
-        r"row 6 of replica 3, CONFIRM in the middle of a transaction",
+        r"row 6 of replica 3: CONFIRM inside a transaction",
     ),
     Lie("synchronous row without an owner", after_subscribe(synchronous(5)), r"queue doesn't belong to any", LATER),
     Lie("PROMOTE of no term", after_subscribe(promote(0, 0, 0)), r"with a zero term", LATER),

@@ -94,8 +94,8 @@ def while_followed(name: str, shown: str, *said: Said, answer: str = r"Invalid M
 
 UUID_KEY, FILTER_KEY, VCLOCK_KEY = Key.INSTANCE_UUID.value, Key.ID_FILTER.value, Key.VCLOCK.value
 SUBSCRIBE, JOIN, REGISTER = RequestType.SUBSCRIBE, RequestType.JOIN, RequestType.REGISTER
-AHEAD = r"it acknowledges row 1000000 of replica 1, which is this instance; that has written \d+$"
-BUSY = r"it sends (SUBSCRIBE|JOIN|INSERT) where it follows, and only acknowledges"
+AHEAD = r"replica acknowledges row 1000000 of this instance \(replica 1\), but the last row written is \d+$"
+BUSY = r"unexpected (SUBSCRIBE|JOIN|INSERT) from subscribed replica: only ACKs are allowed"
 
 ACKS: Final = (
     while_followed("ACK of what is not written", AHEAD, ack({1: 10**6}), answer=""),
@@ -106,9 +106,9 @@ ACKS: Final = (
     while_followed("ACK of less than nothing", r"invalid VCLOCK", raw_ack(VCLOCK={1: -5})),
     while_followed("ACK of term 2^63", r"invalid term", raw_ack(VCLOCK={1: 3}, TERM=2**63)),
     while_followed(
-        "ACK of a gigabyte", r"claims 1073741824 bytes, between 1 and 65536", b"\xce" + struct.pack(">I", 1 << 30)
+        "ACK of a gigabyte", r"claims 1073741824 bytes: sizes from 1 to 65536", b"\xce" + struct.pack(">I", 1 << 30)
     ),
-    while_followed("ACK of no length", r"begins with byte 0xc1, which is no length", b"\xc1"),
+    while_followed("ACK of no length", r"begins with byte 0xc1, which is not a length", b"\xc1"),
     while_followed("garbage", r"row header is NoneType, not a map", frame(b"\xc0" * 9)),
     while_followed("deep nesting", r"not a row: StackError", frame(b"\x81\x00\x00\x81\x26" + DEEP)),
     while_followed("SUBSCRIBE twice", BUSY, subscribe, answer=BUSY),

@@ -35,7 +35,7 @@ def replace(lsn: int) -> bytes:
 TRUE: Final = replace(99)
 
 BLOCKS: Final = {
-    "bomb": (framed(zstandard.compress(bytes(2 * BLOCK_SIZE_MAX)), True), r"holds \d+ bytes, at most \d+ are allowed"),
+    "bomb": (framed(zstandard.compress(bytes(2 * BLOCK_SIZE_MAX)), True), r"holds \d+ bytes: at most \d+ are allowed"),
     "bomb of unknown size": (
         framed(zstandard.ZstdCompressor(write_content_size=False).compress(bytes(2 * BLOCK_SIZE_MAX)), True),
         r"at most \d+ are allowed",
@@ -44,7 +44,7 @@ BLOCKS: Final = {
     "size of 4 gigabytes": (encode_fixheader(False, 2**32 - 1, 5) + TRUE, r"4294967295|no end|damaged"),
     "no zstd": (framed(TRUE, True), r"damaged at byte \d+.*zstd"),
     "no row": (framed(MARK.encode() * 20), r"damaged at byte \d+|is no row|no rows"),
-    "row of type 99": (framed(Row(99, 1, lsn=9, tsn=9, body=tuple_body(9)).encode()), r"of type 99, which no log has"),
+    "row of type 99": (framed(Row(99, 1, lsn=9, tsn=9, body=tuple_body(9)).encode()), r"unexpected row of type 99"),
     "going back": (framed(replace(1)), r"LSN|backwards|damaged"),
 }
 """What stands behind the true rows of a log, and what is said about it."""

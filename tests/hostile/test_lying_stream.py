@@ -33,7 +33,7 @@ DIALECTS: Final = {"2.6": Dialect.V2_6, "2.11": Dialect.V2_11}
 LIES: Final = [
     lie
     for lie in (*BYTES, *ROWS)
-    if "sent" in lie.reason or "row" in lie.reason or "packet" in lie.reason or "no master" in lie.reason
+    if "sent a" in lie.reason or "row" in lie.reason or "packet" in lie.reason or "no master" in lie.reason
     if lie.name not in OF_NODES
 ]
 

@@ -45,7 +45,7 @@ async def packet_without_end(talk: Talk) -> None:
 
 LIES: Final = {
     "transaction": (transaction_without_end, r"sent a transaction of more than \d+ bytes"),
-    "packet": (packet_without_end, r"said nothing for \d+"),
+    "packet": (packet_without_end, r"sent nothing for \d+"),
 }
 
 

@@ -289,7 +289,10 @@ def test_what_keeps_us_out_is_one_clear_error(cluster: Cluster, master: RealMemb
         password = "User not found or supplied credentials are invalid"
     for user, message in (
         ("replicator:wrong", password),
-        ("nobody:secret", "Read access to universe '' is denied for user 'nobody'; grant it the role 'replication'"),
+        (
+            "nobody:secret",
+            "Read access to universe '' is denied for user 'nobody'; grant the user the role 'replication'",
+        ),
     ):
         uri = f"{user}@{master.address}"
         with pytest.raises(flowstone.CannotFollow, match=message), flowstone.follow(uri):

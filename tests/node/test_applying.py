@@ -167,7 +167,7 @@ async def test_a_transaction_that_cannot_be_applied_leaves_those_before_it_and_n
     behind = master.does(put(INSERT, 902))
     with pytest.raises(errors.TupleFound, match="Duplicate key exists in unique index 'i0' in space 's512'") as caught:
         replica.applying.apply(slab(*good, bad, behind))
-    assert caught.value.hint == f"it is about row {before + 2} of replica 2"
+    assert caught.value.hint == f"failed at row {before + 2} of replica 2"
     await settled(replica)
     assert sorted(replica.content()) == list(range(before))
     assert replica.journal.vclock == VClock({2: before})

@@ -346,7 +346,7 @@ async def test_a_server_that_falls_silent_in_a_snapshot_is_given_up(
     monkeypatch.setattr(SnapshotSink, "begin_snapshot", stop_the_server)
     monkeypatch.setattr(SnapshotSink, "snapshot_rows", lose_rows)
     try:
-        with pytest.raises(FlowstoneError, match=r"said nothing for .* in the middle of a snapshot"):
+        with pytest.raises(FlowstoneError, match=r"sent nothing for .* during a snapshot"):
             await archived_once(server, tmp_path / "archive")
     finally:
         assert server.process is not None
@@ -358,7 +358,7 @@ async def test_a_directory_that_is_no_archive_is_left_alone(server: RealServer, 
     await archived_once(server, tmp_path / "archive")
     shutil.copytree(tmp_path / "archive", tmp_path / "other")
     (tmp_path / "other" / "manifest.json").unlink()
-    with pytest.raises(NotAnArchive, match="no archive"):
+    with pytest.raises(NotAnArchive, match="is not an archive"):
         await archived_once(server, tmp_path / "other")
 
 
@@ -420,7 +420,7 @@ async def test_a_full_disk_is_the_end_wherever_it_is_met(server: RealServer) -> 
     disk.room = 10  # the manifest does not fit: no connection is lost by that, and none is made again
     with pytest.raises(ArchiveRefused, match=r"manifest.*No space left") as caught:
         await Archive(server.uri, "dir", outside=disk.outside()).run()
-    assert caught.value.hint == "free space and start it again"
+    assert caught.value.hint == "free space and start the archive again"
     disk = FaultDisk()
     await Archive(server.uri, "dir", outside=disk.outside()).run(once=True)
     disk = disk.after_death()
@@ -428,7 +428,7 @@ async def test_a_full_disk_is_the_end_wherever_it_is_met(server: RealServer) -> 
     disk.room = 10
     with pytest.raises(ArchiveRefused, match=r"xlog.*No space left") as caught:
         await Archive(server.uri, "dir", outside=disk.outside()).run()
-    assert caught.value.hint == "free space and start it again"
+    assert caught.value.hint == "free space and start the archive again"
 
 
 async def test_a_new_archive_is_told_when_the_server_has_let_it_in(server: RealServer, tmp_path: Path) -> None:

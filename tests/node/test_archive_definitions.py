@@ -64,11 +64,11 @@ def test_a_file_that_is_not_whole_is_an_error() -> None:
     path = write_definitions(disk, "dir", definitions())
     with disk.append_to(path) as file:
         file.truncate(file.size() - 3)
-    with pytest.raises(DamagedDefinitions, match="not a file of definitions"):
+    with pytest.raises(DamagedDefinitions, match="not a definitions file"):
         read_definitions(disk, path)
 
 
 def test_only_rows_that_define_can_be_given() -> None:
     assert check_rows([(280, SPACE)]) == ((280, SPACE),)
-    with pytest.raises(FlowstoneError, match="a row of space 512 defines nothing"):
+    with pytest.raises(FlowstoneError, match="space 512 is not a schema space; pass rows of _space or _index"):
         check_rows([(512, SPACE)])

@@ -19,15 +19,15 @@ from flowstone.node.archive_events import Event
         (
             events.Connected("a:1", "u", "2.6.0", {1: 2}, {1: 3}),
             "connected",
-            "following a:1 (u, Tarantool 2.6.0) from {1: 2}; it is at {1: 3}",
+            "following a:1 (u, Tarantool 2.6.0) from {1: 2}; upstream is at {1: 3}",
         ),
-        (events.Disconnected("a:1", "it is gone"), "disconnected", "it is gone; trying again"),
+        (events.Disconnected("a:1", "it is gone"), "disconnected", "it is gone; retrying"),
         (events.Snapshotted("7.snap", {1: 7}, 3, "first"), "snapshot", "snapshot 7.snap at {1: 7}, 3 rows"),
-        (events.SnapshotFailed("why"), "snapshot_failed", "no snapshot: why"),
+        (events.SnapshotFailed("why"), "snapshot_failed", "snapshot failed: why"),
         (
             events.GapFound(((1, 3, 9),), {1: 2}, {1: 9}, "collected"),
             "gap",
-            "gap: the archive lacks LSN 3 to 9 of replica 1 (collected); the snapshot at {1: 9} stands for them",
+            "gap: missing LSN 3 to 9 of replica 1 (collected); replaced by the snapshot at {1: 9}",
         ),
         (
             events.Progress({1: 9}, {1: 8}, 1200, 340.2, 0.04, "follow"),
@@ -36,7 +36,7 @@ from flowstone.node.archive_events import Event
         ),
         (events.Progress({1: 9}, {1: 9}, 5, 0.0, None, "connect"), "progress", "0 rows/s, lag ?, at {1: 9}, 5 rows"),
         (events.CaughtUp({1: 9}, {1: 9}), "caught_up", "caught up at {1: 9}, settled {1: 9}"),
-        (events.Stopped({1: 9}, {1: 9}, 4), "stopped", "stopped at {1: 9}, settled {1: 9}, 4 rows taken"),
+        (events.Stopped({1: 9}, {1: 9}, 4), "stopped", "stopped at {1: 9}, settled {1: 9}, 4 rows received"),
     ],
 )
 def test_an_event_is_a_sentence_and_an_object(event: Event, kind: str, text: str) -> None:

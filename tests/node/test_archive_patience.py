@@ -254,4 +254,4 @@ async def test_archive_says_what_to_do_about_its_disk_when_it_fails_as_the_upstr
     archive._intake.failure = FULL
     with pytest.raises(ArchiveRefused) as refusal:
         await archive._overcome(errors.System("the upstream is gone"))
-    assert refusal.value.hint == "free space and start it again"
+    assert refusal.value.hint == "free space and start the archive again"

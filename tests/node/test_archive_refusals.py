@@ -47,7 +47,7 @@ def test_who_gave_no_user_is_told_to_and_not_to_let_guests_replicate() -> None:
 
 def test_another_replica_set_is_told_by_name() -> None:
     told = explained(errors.ReplicasetUuidMismatch("Replica set UUID mismatch: expected a, got b"), URI, "our-uuid")
-    assert "another replica set than this archive, which is of our-uuid" in told.message
+    assert "another replica set than this archive (our-uuid)" in told.message
 
 
 def test_errors_of_ours_stay_as_they_are() -> None:
@@ -55,16 +55,16 @@ def test_errors_of_ours_stay_as_they_are() -> None:
     assert explained(error, URI, None) is error
 
 
-@pytest.mark.parametrize(("number", "hint"), [(errno.ENOSPC, "free space"), (errno.EIO, "put the disk right")])
+@pytest.mark.parametrize(("number", "hint"), [(errno.ENOSPC, "free space"), (errno.EIO, "repair the disk")])
 def test_a_disk_that_takes_no_more_is_for_the_operator(number: int, hint: str) -> None:
     told = explained(WriteFailed("dir/1.xlog", 7, OSError(number, "no"), is_usable=True), URI, None)
-    assert str(told) == f"cannot archive: dir/1.xlog: cannot write at byte 7: no; {hint} and start it again"
+    assert str(told) == f"cannot archive: dir/1.xlog: cannot write at byte 7: no; {hint} and start the archive again"
 
 
 def test_lost_rows_are_named() -> None:
     error = UpstreamLostTail("127.0.0.1:3301", VClock({1: 90, 2: 5}), VClock({1: 100, 2: 5}))
     assert error.missing == ((1, 91, 100),)
-    assert "LSN 91 to 100 of replica 1 (it is at {1: 90, 2: 5}, the archive at {1: 100, 2: 5})" in error.message
+    assert "LSN 91 to 100 of replica 1 (server is at {1: 90, 2: 5}, archive at {1: 100, 2: 5})" in error.message
 
 
 def test_a_gap_is_known_by_number_by_text_and_by_the_ballot() -> None:

@@ -98,5 +98,5 @@ def test_of_one_position_there_is_one_snapshot() -> None:
 
 
 def test_rows_that_no_snapshot_has_are_refused() -> None:
-    with pytest.raises(RemoteProtocolError, match="no INSERT"):
+    with pytest.raises(RemoteProtocolError, match="row is not an INSERT"):
         incoming(new_disk()).add(stream(Row(RequestType.DELETE, body=tuple_row(512, [1]).body)))

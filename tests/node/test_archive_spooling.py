@@ -86,5 +86,5 @@ async def test_another_replica_set_is_refused(server: RealServer, tmp_path: Path
     with RealServer(tmp_path / "other") as other:
         other.eval("fill(1, 100)")
         again = Spooling([parse_uri(other.uri)], str(tmp_path / "spool"), begin=position)
-        with pytest.raises(FlowstoneError, match="it is of another replica set"):
+        with pytest.raises(FlowstoneError, match="the server belongs to another replica set"):
             await again.run()

@@ -118,7 +118,7 @@ def test_log_files_without_a_manifest_are_no_archive() -> None:
     begun(disk).close()
     disk = disk.after_death()
     disk.unlink(f"dir/{archive_manifest.NAME}")
-    with pytest.raises(NotAnArchive, match="no archive"):
+    with pytest.raises(NotAnArchive, match="is not an archive"):
         opened(disk)
     assert not disk.locked
 
@@ -144,7 +144,7 @@ def test_a_new_file_system_and_what_a_killed_start_left_are_no_reason_to_refuse(
 def test_a_directory_in_use_is_refused() -> None:
     disk = new_disk()
     opened(disk)
-    with pytest.raises(AlreadyLocked, match="another archive, or a server"):
+    with pytest.raises(AlreadyLocked, match="another archive or a server is using it"):
         opened(disk)
 
 

@@ -42,7 +42,7 @@ def test_a_mistake_in_a_trigger_is_logged_and_goes_no_further(caplog: pytest.Log
         raise ZeroDivisionError
 
     listener(broken)(())
-    assert "in a trigger" in caplog.text
+    assert "transaction trigger failed" in caplog.text
 
 
 async def test_a_settled_change_shows_the_tuple_before_and_after(node: flowstone.Node) -> None:

@@ -108,7 +108,7 @@ async def test_a_silent_peer_is_given_up() -> None:
         await reader.read()
 
     async with peer(talk) as uri:
-        with pytest.raises(ConnectionFailed, match=r"no answer within 0\.05 s; the server may want TLS"):
+        with pytest.raises(ConnectionFailed, match=r"no answer within 0\.05 s; the server may require TLS"):
             await connect(uri, timeout=0.05)
 
 
@@ -117,7 +117,7 @@ async def test_a_peer_that_closes_at_once_may_want_tls() -> None:
         pass
 
     async with peer(talk) as uri:
-        with pytest.raises(GreetingError, match=r"without a greeting; check host and port; the server may want TLS"):
+        with pytest.raises(GreetingError, match=r"without a greeting; check host and port; the server may require TLS"):
             await connect(uri)
 
 
@@ -127,7 +127,7 @@ async def test_a_peer_without_tls_is_said_to_have_none() -> None:
         await reader.read()
 
     async with peer(talk) as uri:
-        with pytest.raises(ConnectionFailed, match="it does not speak TLS"):
+        with pytest.raises(ConnectionFailed, match="server does not use TLS"):
             await connect(f"{uri}?transport=ssl")
 
 
@@ -153,7 +153,7 @@ async def test_bytes_that_are_no_packet_fail_every_waiting_request(garbage: byte
     async with peer(talk) as uri, await connect(uri) as connection:
         waiting = [connection.send(RequestType.PING) for _ in range(3)]
         for one in waiting:
-            with pytest.raises(RemoteProtocolError, match="no packet"):
+            with pytest.raises(RemoteProtocolError, match="sent an invalid packet"):
                 await connection.answer(one)
         with pytest.raises(RemoteProtocolError):
             await connection.request(RequestType.PING)
@@ -161,9 +161,9 @@ async def test_bytes_that_are_no_packet_fail_every_waiting_request(garbage: byte
 
 async def test_an_answer_with_a_broken_body_ends_the_connection() -> None:
     async with peer(answering(lambda row: (0, b"\x81\xc1"), (2, 6, 0))) as uri, await connect(uri) as connection:
-        with pytest.raises(RemoteProtocolError, match="broken answer"):
+        with pytest.raises(RemoteProtocolError, match="sent an invalid response"):
             await connection.request(RequestType.PING)
-        with pytest.raises(RemoteProtocolError, match="broken answer"):
+        with pytest.raises(RemoteProtocolError, match="sent an invalid response"):
             await connection.request(RequestType.PING)
 
 
@@ -217,7 +217,8 @@ async def test_another_instance_than_the_one_that_is_meant_gets_no_login() -> No
     there, meant = (str(UUID(int=number)) for number in (1, 2))
     async with peer(answering(answer, (2, 11, 9))) as address:
         uri = parse_uri(f"bob:hidden@{address}")
-        with pytest.raises(ConnectionFailed, match=f"^another instance answers there, {there}; it should be {meant}$"):
+        told = f"^another instance answers at this address: {there}; expected {meant}$"
+        with pytest.raises(ConnectionFailed, match=told):
             await Connection.open(production(), uri, instance=meant)
         assert seen == []
         async with await Connection.open(production(), uri, instance=there):

@@ -29,7 +29,7 @@ async def test_a_block_of_async_with_is_how_long_it_follows(tmp_path: Path) -> N
             assert [change.new for change in told] == [(42, "fig")]
         assert replica.info()["upstream"]["status"] == "off"
         assert replica.space("fruit").get(42) == (42, "fig")
-        with pytest.raises(LocalProtocolError, match="used already"):
+        with pytest.raises(LocalProtocolError, match="already used"):
             async with following:
                 pass
     finally:

@@ -221,7 +221,7 @@ async def test_failures_of_further_users_are_logged_as_such(
         for _ in range(2):
             attempts._lines = RateLimit(1, 1.0)
             attempts.failed(HERE, "app")
-    text = "authentication failed for user 'app' from 10.0.0.1:5001, failure 2 of further users from there"
+    text = "authentication failed for user 'app' from 10.0.0.1:5001 (failure 2 of further users from this address)"
     assert caplog.records[-1].getMessage() == text
 
 
@@ -242,9 +242,9 @@ async def test_failures_are_logged_with_user_and_address_at_a_bounded_rate(
         assert len(caplog.records) == LINES_BURST
         clock.now += 1
         attempts.failed(HERE, "app")
-    text = "authentication failed for user 'user\\n0' from 10.0.0.1:5001, failure 1 of this user from there"
+    text = "authentication failed for user 'user\\n0' from 10.0.0.1:5001 (failure 1 of this user from this address)"
     assert caplog.records[0].getMessage() == text
-    assert caplog.records[-1].getMessage().endswith("from there; 990 earlier failures were not logged")
+    assert caplog.records[-1].getMessage().endswith("from this address); 990 earlier failures were not logged")
     assert attempts._instance.counters.auth_failures == 1001
 
 

@@ -312,7 +312,7 @@ async def test_clients_reach_it_over_tls(tmp_path: Path, certified: tuple[Path, 
         stream = await production().network.connect("127.0.0.1", port, timeout=10, tls=Tls(ca_file=str(certificate)))
         assert (await stream.read(128)).startswith(b"Tarantool 2.11")
         await stream.close()
-    with pytest.raises(FlowstoneError, match=r"key\.pem holds no certificate"):
+    with pytest.raises(FlowstoneError, match=r"key\.pem contains no certificate"):
         async with flowstone.Node(tmp_path / "data", listen="127.0.0.1:0", **(options | {"ssl_cert_file": str(key)})):
             pass
 
@@ -412,7 +412,7 @@ async def test_a_promoted_node_takes_synchronous_writes_and_a_demoted_one_does_n
     with pytest.raises(errors.SyncQueueUnclaimed) as refused:
         await safe.insert((1,))
     assert refused.value.message == "The synchronous transaction queue doesn't belong to any instance"
-    assert refused.value.hint == "await node.promote(), or start with election_mode"
+    assert refused.value.hint == "claim it with await node.promote(), or start with election_mode"
     await node.promote()
     assert (node.info()["synchro"]["queue"]["owner"], node.info()["election"]["term"]) == (1, 2)
     await safe.insert((1,))

@@ -29,7 +29,7 @@ def test_new_data_is_of_the_age_of_the_peer_that_it_comes_from(dialect: str) -> 
 @simulated()
 async def test_another_dialect_than_the_peers_is_an_error_that_names_theirs(sim: Simulation) -> None:
     await sim.start("a", dialect="2.6")
-    with pytest.raises(JoinRefused, match=r"the peer is a Tarantool 2\.6\.0.*start with dialect 2\.6"):
+    with pytest.raises(JoinRefused, match=r"peer runs Tarantool 2\.6\.0.*match dialect 2\.11; start with dialect 2\.6"):
         await sim.start("b", dialect="2.11", replication=[sim.uri("a")])
 
 

@@ -160,10 +160,10 @@ async def test_a_refused_row_stops_exactly_there(server: Server) -> None:
     assert error.row is transactions[499].rows[0]
     assert isinstance(error.error, TupleFound)
     assert str(error).startswith(
-        f"00.xlog: row with LSN 500 of replica 1 (INSERT, space 600) was refused by {server.uri}: Duplicate key"
+        f"00.xlog: row with LSN 500 of replica 1 (INSERT, space 600) was rejected by {server.uri}: Duplicate key"
     )
     assert "(ER_TUPLE_FOUND, 3)" in str(error)
-    assert str(error).endswith("applied: --from 500 to try it again, --from 501 to leave it out")
+    assert str(error).endswith("applied: retry it with --from 500, or skip it with --from 501")
 
 
 @pytest.mark.real
@@ -172,7 +172,7 @@ async def test_a_transaction_of_many_rows_is_there_whole_or_not_at_all(server: S
     good = make_transaction([log.insert(key, key) for key in range(10)])
     bad = make_transaction([log.insert(key, key) for key in (10, 11, 5, 12)])
     after = log.one(log.insert(99, 99))
-    with pytest.raises(PlayError, match=r"row with LSN 13 .* --from 11 to try it again, --from 15 to"):
+    with pytest.raises(PlayError, match=r"row with LSN 13 .* retry it with --from 11, or skip it with --from 15"):
         await play(production(), server.uri, [good, bad, after])
     assert [row[0] for row in await select(server)] == list(range(10))
 
@@ -330,7 +330,7 @@ async def test_a_lost_connection_says_what_was_under_way() -> None:
 
     async with peer(talk) as uri:
         with pytest.raises(
-            PlayError, match=r"LSN 1 to 5 of replica 1 were under way; .* --from 1 or --from 6$"
+            PlayError, match=r"LSN 1 to 5 of replica 1 were in progress; .* --from 1 or --from 6$"
         ) as caught:
             await play(production(), uri, inserts(Log(), range(5)))
     assert caught.value.result == PlayResult()
@@ -355,7 +355,7 @@ async def test_a_lost_connection_names_each_replica_whose_rows_were_under_way() 
     async with peer(talk) as uri:
         with pytest.raises(PlayError) as caught:
             await play(production(), uri, [*inserts(Log(1), range(3)), *inserts(Log(2), range(4, 6))])
-    assert "LSN 1 to 3 of replica 1, LSN 1 to 2 of replica 2 were under way" in str(caught.value)
+    assert "LSN 1 to 3 of replica 1, LSN 1 to 2 of replica 2 were in progress" in str(caught.value)
     assert str(caught.value).endswith("--replica 1 --from 1 or --from 4, --replica 2 --from 1 or --from 3")
 
 
@@ -379,15 +379,16 @@ async def test_a_space_of_another_name_stops_before_its_first_row() -> None:
     assert caught.value.result == PlayResult(3, 3, 0, {1: 3})
     assert caught.value.row is bad.rows[1]
     said = str(caught.value)
-    assert said.startswith("row with LSN 5 of replica 1 is for space 601 named 'orders', which is named 'users' at 127")
-    assert "; replay into a server where 'orders' has number 601: box.schema.space.create('orders', {id = 601})" in said
+    told = "row with LSN 5 of replica 1 belongs to space 'orders' with id 601, but space 601 is named 'users' at 127"
+    assert said.startswith(told)
+    assert "; replay into a server where 'orders' has id 601: box.schema.space.create('orders', {id = 601})" in said
 
 
 async def test_a_truncate_is_checked_by_the_name_of_what_it_empties() -> None:
     store = Streaming(names={600: "other"})
     log = Log()
     truncate = log.row(RequestType.UPSERT, space_id=330, tuple=(SPACE, 1), ops=(("+", 1, 1),))
-    with pytest.raises(PlayError, match="named 't', which is named 'other'"):
+    with pytest.raises(PlayError, match="belongs to space 't' with id 600, but space 600 is named 'other'"):
         await streamed(store, [log.one(truncate)], names={SPACE: "t"}.get)
     assert "UPSERT" not in store.log
 
@@ -396,9 +397,9 @@ async def test_a_truncate_is_checked_by_the_name_of_what_it_empties() -> None:
 async def test_the_real_server_is_asked_for_names(server: Server) -> None:
     names = {SPACE: "t"}
     assert (await play(production(), server.uri, inserts(Log(), [1]), names=names.get)).rows == 1
-    with pytest.raises(PlayError, match="named 'u', which is named 't' at "):
+    with pytest.raises(PlayError, match="belongs to space 'u' with id 600, but space 600 is named 't' at "):
         await play(production(), server.uri, inserts(Log(), [2]), names={SPACE: "u"}.get)
-    with pytest.raises(PlayError, match=r"\(INSERT, space 't', number 600\) was refused"):
+    with pytest.raises(PlayError, match=r"\(INSERT, space 't', id 600\) was rejected"):
         await play(production(), server.uri, inserts(Log(), [1]), names=names.get)
     assert await select(server) == ((1, 1),)
 
@@ -410,11 +411,11 @@ def of_snapshot(number: int, *tuple: Any, space: int = SPACE) -> Transaction:
 
 async def test_a_refused_row_of_a_snapshot_is_told_by_number_and_has_nothing_to_resume_at() -> None:
     store = Streaming()
-    with pytest.raises(PlayError, match=r"^row 2 of the snapshot \(INSERT, space 600\) was refused") as caught:
+    with pytest.raises(PlayError, match=r"^row 2 of the snapshot \(INSERT, space 600\) was rejected") as caught:
         await streamed(store, [of_snapshot(1, 1), of_snapshot(2, 1), *inserts(Log(), [5])])
     assert "--from" not in str(caught.value)
     assert caught.value.hint is not None
-    assert "spaces that are empty; to give others only what they lack see docs/how-to" in caught.value.hint
+    assert "into empty spaces; to add only missing tuples to other spaces, see docs/how-to" in caught.value.hint
     assert "delete" not in caught.value.hint  # what is there may be all that is left
     assert caught.value.result == PlayResult(1, 1, 0, {})
 
@@ -432,7 +433,7 @@ async def test_rows_of_a_snapshot_that_look_like_those_of_a_log_leave_no_positio
     promote = Transaction((Row(RequestType.RAFT_PROMOTE, 1, lsn=392, flags=1, body=pack({2: 1})),))
     files = iter(["0.snap", "0.snap", "0.snap", "0.xlog"])
     rows = [of_snapshot(1, 7), raft, promote, *inserts(Log(), [7])]
-    with pytest.raises(PlayError, match=r"0\.xlog: row with LSN 1 .*--from 1 to try it again") as caught:
+    with pytest.raises(PlayError, match=r"0\.xlog: row with LSN 1 .*retry it with --from 1, ") as caught:
         await streamed(store, rows, file=lambda: next(files))
     assert caught.value.result == PlayResult(1, 1, 2, {})
 
@@ -453,7 +454,7 @@ async def test_a_server_without_streams_and_eval_gets_row_after_row() -> None:
     async with peer(answering(without_transactions(store), (2, 6, 0))) as uri:
         result = await play(production(), uri, inserts(Log(), range(5)))
         assert result == PlayResult(5, 5, 0, {1: 5})
-        with pytest.raises(PlayError, match=r"row with LSN 2 .* was refused .*Duplicate key") as caught:
+        with pytest.raises(PlayError, match=r"row with LSN 2 .* was rejected .*Duplicate key") as caught:
             await play(production(), uri, inserts(Log(), [7, 3, 8]))
     assert caught.value.result == PlayResult(1, 1, 0, {1: 1})
     assert store.keys == [0, 1, 2, 3, 4, 7]
@@ -463,7 +464,7 @@ async def test_a_server_without_streams_and_eval_gets_no_part_of_a_longer_transa
     store, log = Streaming(), Log()
     first, longer = inserts(log, [1]), make_transaction([log.insert(key, key) for key in (2, 3)])
     async with peer(answering(without_transactions(store), (2, 6, 0))) as uri:
-        with pytest.raises(PlayError, match=r"LSN 2 to 3 of replica 1 has 2 rows, and .* takes no transactions of"):
+        with pytest.raises(PlayError, match=r"LSN 2 to 3 of replica 1 has 2 rows, but .* accepts only single-row"):
             await play(production(), uri, [*first, longer])
     assert store.keys == [1]
 
@@ -506,6 +507,7 @@ async def test_who_interrupts_does_not_wait_for_a_silent_server(monkeypatch: pyt
         replay = asyncio.create_task(play(production(), uri, inserts(Log(), range(5))))
         await held.asked.wait()
         replay.cancel()
-        with pytest.raises(PlayInterrupted, match=r"LSN 1 to 5 of replica 1 were under way; .* --from 1 or --from 6$"):
+        told = r"LSN 1 to 5 of replica 1 were in progress; .* --from 1 or --from 6$"
+        with pytest.raises(PlayInterrupted, match=told):
             await replay
         held.go.set()

@@ -75,7 +75,7 @@ async def test_a_function_may_raise_an_error_with_a_code(client: Conversation) -
 
 async def test_a_result_that_cannot_be_sent_is_an_error(client: Conversation) -> None:
     client.instance.functions["f"] = object
-    with pytest.raises(errors.ProcLua, match="cannot be written as MessagePack"):
+    with pytest.raises(errors.ProcLua, match="cannot encode as MessagePack"):
         await client.call("f")
 
 

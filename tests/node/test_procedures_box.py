@@ -82,7 +82,7 @@ async def test_box_cfg_shows_no_secrets() -> None:
 
 
 async def test_box_cfg_with_options_changes_the_node_if_it_can(client: Conversation) -> None:
-    with pytest.raises(errors.Unsupported, match="change of options"):
+    with pytest.raises(errors.Unsupported, match="changing options"):
         await client.call("box.cfg", {"read_only": True})
     applied: list[dict[str, Any]] = []
 

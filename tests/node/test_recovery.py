@@ -353,7 +353,7 @@ class TestOurOwn:
         del log.data[-1]
         again = await start(disk.outside(), "data")
         assert state(again.box) == before
-        assert "were not written whole" in caplog.text
+        assert "bytes of an incomplete write at byte" in caplog.text
         await again.replace("t", [3])
         await again.close()
         third = await start(disk.outside(), "data")
@@ -407,7 +407,7 @@ class TestDamage:
         with LogFile.open(OUTSIDE.disk, str(log)) as file:
             data[file.first_block + 30] ^= 1
         log.write_bytes(data)
-        with pytest.raises(DamagedFile, match=f"{log.name}.* with force_recovery, or take the file"):
+        with pytest.raises(DamagedFile, match=f"{log.name}.* with force_recovery, or copy the file"):
             await recovered(directory)
         box, found = await recovered(directory, force=True)
         assert [row[0] for row in tuples(box, "t")] == [*range(20), *range(30, 60)]

@@ -145,9 +145,9 @@ async def test_a_refusal_that_is_repeated_is_logged_once(master: Master, caplog:
         for _ in range(3):
             with pytest.raises(errors.UnknownReplica):
                 await master.subscribe(VClock())
-    refused = [record.message for record in caplog.records if "refused" in record.message]
+    refused = [record.message for record in caplog.records if "rejected" in record.message]
     assert len(refused) == 1
-    assert refused[0].startswith("SUBSCRIBE of 127.0.0.1 is refused: Replica ")
+    assert refused[0].startswith("SUBSCRIBE from 127.0.0.1 rejected: Replica ")
 
 
 async def test_log_lines_about_refusals_are_limited(master: Master, caplog: pytest.LogCaptureFixture) -> None:
@@ -157,7 +157,7 @@ async def test_log_lines_about_refusals_are_limited(master: Master, caplog: pyte
                 await master.subscribe(VClock())
             with pytest.raises(errors.ConnectionToSelf):
                 await master.join(OWN)
-    assert 10 <= sum("refused" in record.message for record in caplog.records) < 50
+    assert 10 <= sum("rejected" in record.message for record in caplog.records) < 50
 
 
 async def test_who_says_no_version_is_too_old_for_a_newer_schema(

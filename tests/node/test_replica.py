@@ -162,12 +162,12 @@ async def test_a_space_that_gets_a_chosen_name_is_followed_with_all_that_it_has(
 async def test_waiting_ends_in_time(upstream: Upstream, replica_of: Make) -> None:
     replica = replica_of()
     await replica.start()
-    with pytest.raises(NotReached, match=r"\{1: 999\} was not reached within 0.05 s: we are at \{1:"):
+    with pytest.raises(NotReached, match=r"position \{1: 999\} not reached within 0.05 s: replica is at \{1:"):
         await replica.wait_for({0: 5, 1: 999}, timeout=0.05)
     waiting = asyncio.ensure_future(replica.wait_for(VClock({1: 999})))
     await asyncio.sleep(0)
     await replica.stop()
-    with pytest.raises(CannotFollow, match="is followed no more: it was stopped"):
+    with pytest.raises(CannotFollow, match="is no longer followed: the replica was stopped"):
         await waiting
     await replica.wait_for(replica.vclock)
 
@@ -186,7 +186,7 @@ async def test_what_keeps_it_from_following_is_one_clear_error(
     replica = replica_of(uri.format(upstream.address))
     with pytest.raises(CannotFollow, match=f"cannot follow 127.0.0.1:.*{message}"):
         await replica.start()
-    with pytest.raises(CannotFollow, match=r"nothing of .* is here yet"):
+    with pytest.raises(CannotFollow, match=r"no data from .* yet"):
         replica.space("fruit")
 
 
@@ -241,7 +241,7 @@ async def test_a_new_snapshot_takes_the_place_of_data_whose_logs_are_gone(
     assert fruit.get(100) == (100, "new")
     assert fruit.get(101) == (101, "newer")
     assert resyncs == [(before, replica.vclock)]
-    assert f"its snapshot of {replica.vclock} takes the place of the data of {before}" in caplog.text
+    assert f"snapshot at {replica.vclock} replaces the data at {before}" in caplog.text
     assert ("Missing .xlog file" in caplog.text) is not is_seen_before
     await upstream.fruit.insert((102, "newest"))
     await replica.wait_for(upstream.vclock, timeout=SECONDS)
@@ -278,7 +278,7 @@ async def test_a_server_that_grants_a_snapshot_and_sends_none_is_given_up_in_tim
         replica = replica_of(uri, connect_timeout=0.3)
         with pytest.raises(CannotFollow, match=r"no data within 0\.3 s"):
             await replica.start()
-    assert "trying again" not in caplog.text
+    assert "retrying" not in caplog.text
 
 
 async def test_an_upstream_that_never_has_the_logs_behind_its_snapshots_is_asked_less_and_less(
@@ -336,7 +336,7 @@ async def test_an_upstream_whose_oldest_log_is_ahead_is_asked_for_a_snapshot() -
     sink.prepare(Ballot(gc_vclock=VClock({1: 10})))
     assert not _reason(sink)
     sink.prepare(Ballot(gc_vclock=VClock({1: 11})))
-    assert _reason(sink) == "it has logs from {1: 11} on only"
+    assert _reason(sink) == "its oldest log starts at {1: 11}"
     assert sink.replicaset_uuid is None
 
 
@@ -345,7 +345,7 @@ async def test_an_upstream_of_another_age_is_asked_for_a_snapshot() -> None:
     sink.meet((2, 6, 0))
     assert not _reason(sink)
     sink.meet((2, 11, 9))
-    assert _reason(sink) == "it was 2.6.0, and is 2.11.9 now"
+    assert _reason(sink) == "version changed from 2.6.0 to 2.11.9"
 
 
 async def test_a_snapshot_from_before_our_position_or_of_others_is_refused() -> None:
@@ -365,14 +365,14 @@ async def test_a_space_that_is_not_there_is_said_once(
     replica = replica_of(spaces=["fruit", "zzz", 4711])
     await replica.start()
     warnings = [record.message for record in caplog.records if "has no space" in record.message]
-    assert warnings == [f"{upstream.address} has no space 'zzz', 4711: followed if it gets one"]
+    assert warnings == [f"{upstream.address} has no space 'zzz', 4711; will follow it once created"]
 
 
 @pytest.mark.parametrize("given", ["x", None, 7, {"1": 5}, {1: "5"}, [1]])
 async def test_what_is_no_vclock_cannot_be_waited_for(replica_of: Make, given: Any) -> None:
     replica = replica_of()
     await replica.start()
-    with pytest.raises(VClockError, match=r"is no vclock; write it as \{replica id: LSN\}"):
+    with pytest.raises(VClockError, match=r"is not a vclock; write it as \{replica id: LSN\}"):
         await replica.wait_for(given)
 
 
@@ -386,4 +386,4 @@ async def test_a_trigger_that_fails_is_named(
     await replica.start()
     await upstream.fruit.insert((1, "fig"))
     await until(lambda: "ZeroDivisionError" in caplog.text)
-    assert "in the on_change trigger test_a_trigger_that_fails_is_named.<locals>.sum_up" in caplog.text
+    assert "on_change trigger test_a_trigger_that_fails_is_named.<locals>.sum_up failed" in caplog.text

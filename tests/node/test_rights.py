@@ -25,7 +25,7 @@ def test_who_gave_no_user_is_told_to_and_guests_are_granted_nothing(
 def test_a_right_that_is_one_to_run_lua_is_called_so(advice: Callable[[str | None], str]) -> None:
     told = advice("watcher")
     assert "box.schema.user.grant('watcher', " in told
-    assert ("'universe'" in told) is ("lets the user run any Lua there" in told)
+    assert ("'universe'" in told) is ("lets the user run any Lua on the server" in told)
 
 
 def test_who_only_watches_is_advised_the_one_function_first() -> None:

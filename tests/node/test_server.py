@@ -580,7 +580,7 @@ async def test_a_refused_request_is_logged_where_somebody_looks_for_bugs(caplog:
     async with serving() as server, await Connection.open(production(), Uri(HOST, server.port)) as connection:
         with pytest.raises(errors.NoSuchSpace):
             await connection.request(RequestType.SELECT, pack({0x10: 999, 0x12: 1, 0x20: []}))
-    [record] = [record for record in caplog.records if "SELECT request is refused" in record.getMessage()]
+    [record] = [record for record in caplog.records if "SELECT request rejected" in record.getMessage()]
     assert record.__dict__["error_code"] == errors.NoSuchSpace.code
     assert record.__dict__["request_id"].startswith("1-")
 
@@ -593,7 +593,7 @@ async def test_who_loses_its_connection_is_named_with_it(caplog: pytest.LogCaptu
         writer.write(b"\xa3no packet")
         await reader.read()
         writer.close()
-    [record] = [record for record in caplog.records if "is no packet" in record.getMessage()]
+    [record] = [record for record in caplog.records if "invalid packet" in record.getMessage()]
     assert record.__dict__["connection"] == 1
     assert record.__dict__["peer"].startswith(HOST)
 

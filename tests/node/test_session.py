@@ -619,10 +619,10 @@ async def test_an_error_that_was_foreseen_is_told_without_a_trace(
     """A box.cfg that is under way when its node is stopped ends so: found by a chaos run."""
 
     async def stopping(options: dict[str, Any]) -> None:
-        raise ReplicationClosed("the node is being stopped", hint="start it again")
+        raise ReplicationClosed("node is stopping", hint="start it again")
 
     monkeypatch.setattr(client.session._instance, "reload", stopping)
-    with raises(errors.Unknown, "the node is being stopped"):
+    with raises(errors.Unknown, "node is stopping"):
         await client.request(RequestType.CALL, {0x22: "box.cfg", 0x21: ({"replication": []},)})
-    assert "CALL request failed: the node is being stopped; start it again" in caplog.text
+    assert "CALL request failed: node is stopping; start it again" in caplog.text
     assert "Traceback" not in caplog.text

@@ -346,7 +346,7 @@ def test_changes_of_system_spaces_are_told_to_who_has_chosen_nothing() -> None:
 
 def test_a_row_that_does_not_fit_is_named_and_its_transaction_undone() -> None:
     box, log = settled_box((ORDERS, (1,))), Upstream()
-    with pytest.raises(CannotApply, match="the transaction of LSN 2 of replica 1: Duplicate key"):
+    with pytest.raises(CannotApply, match="cannot apply transaction with LSN 2 of replica 1: Duplicate key"):
         box.push(log.slab(insert(ORDERS, 2), insert(ORDERS, 1)))
     assert (content(box), box.vclock) == ([(1,)], VClock())
 

@@ -65,7 +65,7 @@ class TestQueueOfARealServer:
         caplog.set_level(logging.WARNING, "flowstone.node")
         before = snapshots(directory)
         async with flowstone.Node(directory, replication_synchro_quorum=2, replication_synchro_timeout=0.1) as node:
-            assert "2 transactions in the synchronous queue of replica 1 wait for a verdict" in caplog.text
+            assert "2 transactions are pending in the synchronous queue of replica 1" in caplog.text
             assert tuples(node) == [(1, "undecided"), (2, "behind it")]
             with pytest.raises(errors.SyncQuorumTimeout):
                 await node.snapshot()

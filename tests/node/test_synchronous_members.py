@@ -94,7 +94,7 @@ async def test_a_stop_is_no_rollback(tmp_path: Path) -> None:
     writing = asyncio.ensure_future(node.space("synced").replace((1,)))
     await until(lambda: len(node._instance.queue.limbo) == 1)
     await node.stop()
-    with pytest.raises(flowstone.OutcomeUnknown, match="was stopped before a quorum had it"):
+    with pytest.raises(flowstone.OutcomeUnknown, match="was stopped before a quorum acknowledged the transaction"):
         await writing
     assert not taken_back
 

@@ -160,7 +160,7 @@ def test_a_check_looks_at_no_key_that_cannot_have_changed() -> None:
 def test_a_key_has_a_largest_size() -> None:
     numbers = Numbers()
     numbers.watch("ü" * (KEY_SIZE_MAX // 2))
-    with pytest.raises(errors.Unsupported, match="keys of more than 1024 bytes"):
+    with pytest.raises(errors.Unsupported, match="keys longer than 1024 bytes"):
         numbers.watch("ü" * (KEY_SIZE_MAX // 2) + "x")
 
 

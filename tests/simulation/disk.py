@@ -384,7 +384,7 @@ class SimulatedDisk:
         if held in storage.locked:
             raise AlreadyLocked(
                 f"cannot lock {path}: it is in use",
-                hint="stop the process that holds it, or choose another directory",
+                hint="stop the process that uses it, or choose another directory",
             )
         storage.locked[held] = self.life
         return SimulatedLock(self, held)

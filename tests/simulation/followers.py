@@ -416,7 +416,7 @@ class Archiver:
 def _is_of_disk(failure: BaseException) -> bool:
     """Whether it names a file, or says what to do about the disk."""
     hint = failure.hint if isinstance(failure, ArchiveRefused) else None
-    return isinstance(failure, OSError) or (hint or "").startswith(("put the disk right", "free space"))
+    return isinstance(failure, OSError) or (hint or "").startswith(("repair the disk", "free space"))
 
 
 def _check_archived(log: NodeLog, history: FinalHistory) -> list[str]:

@@ -571,7 +571,7 @@ class SimulatedNetwork:
             async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError as error:
-            raise TimeoutError(f"no connection to {host}:{port} within {timeout:g} s") from error
+            raise TimeoutError(f"connection to {host}:{port} timed out after {timeout:g} s") from error
         except asyncio.CancelledError:
             # It may have come about just now, and nobody else knows of it; the real network closes it, too.
             if answer.done() and not answer.cancelled() and answer.exception() is None:

@@ -1,4 +1,4 @@
-"""A timer for a deadline that moves all the time, mostly away: one call of the loop serves many deadlines."""
+"""A timer for a deadline that is often moved, usually to a later time, without one event loop timer per deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flowstone.outside import Clock
 
 
 class Alarm:
-    """Calls `ring` when the deadline has come, or earlier: then it is still to come, and has to be set again."""
+    """Calls `ring` at the deadline or before it. If `ring` is called too early, it has to call `set` again."""
 
     def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
         self._clock = clock
@@ -18,10 +18,13 @@ class Alarm:
         self._rings_at = 0.0
         self._due = 0.0
         self.late = 0.0
-        """Seconds by which it rang too late: for so long the process has stood still."""
+        """Seconds from the time at which `ring` was due to its last call: the event loop was blocked for that long."""
 
     def set(self, deadline: float | None) -> None:
-        """By the monotonic clock; None for none."""
+        """Set the deadline, in time of the monotonic clock; None does nothing.
+
+        A pending timer that ends before the deadline is kept, which makes `ring` early but costs no new timer.
+        """
         if deadline is None:
             return
         if self._handle is not None:

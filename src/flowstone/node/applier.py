@@ -1,7 +1,7 @@
-"""The applier of one upstream: connects, joins or subscribes, and feeds what comes to a `Sink`, for ever.
+"""The applier of one upstream: connects, joins or subscribes, and passes the received rows to a `Sink`.
 
-Runs `replication/applier_protocol.py` on a stream of `Outside`. Decides when to pause, when to try
-again and what to log; what rows mean is for the sink, which the node, `follow` and `archive` each have one of.
+It runs `replication/applier_protocol.py` on a stream of `Outside`, and decides when to pause, when to retry and what to
+log. It never interprets rows: that is up to the sink, of which the node, `follow` and `archive` have one each.
 """
 
 from __future__ import annotations
@@ -66,27 +66,30 @@ from flowstone.xlog.reader import Slab
 LOG = logging.getLogger("flowstone.node")
 
 TIMEOUT_INFINITY: Final = 100 * 365 * 86400.0
-"""The lag of an applier that has heard nothing yet, as real ones show it."""
+"""The lag of an applier that has received nothing yet; real servers show the same value."""
 
 SILENCE_MAX: Final = 4
-"""Times `replication_timeout` without a word, and the connection counts as lost; both ends agree on it."""
+"""Multiple of `replication_timeout` after which a silent connection counts as lost, at both ends."""
 
 JOIN_SILENCE_SECONDS: Final = 30.0
-"""As long a peer may say nothing in a join: it waits for its log and for synchronous transactions before it begins."""
+"""Timeout of a read during a join: the peer waits for its log and for pending synchronous transactions before it sends
+the snapshot."""
 
 FAILURES_BEFORE_BACKOFF: Final = 10
 BACKOFF: Final = 1.5
 RETRY_SECONDS_MAX: Final = 5.0
-"""How the pauses between attempts grow once these many have failed."""
+"""Retries back off after FAILURES_BEFORE_BACKOFF failures: each pause is BACKOFF times the last, up to
+RETRY_SECONDS_MAX."""
 
 _LAST_2_6: Final = 2 << 16 | 6 << 8
 
 
 class Applier:
-    """Follows one upstream. Made, `start`ed, resumed state by state or for good, and `stop`ped.
+    """Follows one upstream, from `start` to `stop`.
 
-    It pauses in the states it is told to, at first those of `start`, then the one of `resume_to`; from SYNC on it goes
-    on by itself. `state` is always that of `box.info`, `error` why it is not what it should be.
+    The applier pauses in the states passed to `start`, later in the state passed to `resume_to`, and no longer after
+    `resume`. From SYNC on it continues by itself. `state` is the status in `box.info`; `error` is the last error, if
+    any.
     """
 
     def __init__(
@@ -104,8 +107,10 @@ class Applier:
         members: Members | None = None,
         silence_max: Callable[[], float] | None = None,
     ) -> None:
-        """`on_alive` is told of signs of life, as elections count them. `silence_max`: as SILENCE_MAX, in seconds.
-        `may_regain` and `members` are those of `Standing`.
+        """`on_alive` is called for each message that elections count as a heartbeat.
+
+        `silence_max` returns the seconds after which a silent connection counts as lost; by default, SILENCE_MAX times
+        `replication_timeout`. `may_regain` and `members` are passed to `Standing`.
         """
         self._outside = outside
         self._sink = sink
@@ -138,19 +143,19 @@ class Applier:
         self.version: tuple[int, int, int] = (0, 0, 0)
         self.ballot: Ballot | None = None
         self.peer_id = 0
-        self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0  # lag; what its clock said last
+        self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0  # peer_time: the last timestamp of the peer
         self.error: FlowstoneError | None = None
         self.is_disowned = False
-        """True if the peer does not know us although it has all rows of others that we have: we were expelled."""
+        """True if the peer has all rows of other members that we have, but does not know us: we were expelled."""
         self.remote_vclock_at_subscribe: VClock | None = None
         self.own_lsn_seen = 0
-        """The highest LSN of our own rows that the peer has shown to have; if we have fewer, we lost some."""
+        """The highest LSN of our own rows that the peer is known to have. If our own vclock is lower, we lost rows."""
 
-    # --- for whoever owns it ---
+    # --- control ---
 
     def start(self, *, pause_at: Collection[ApplierState] = ()) -> None:
-        """Begins, and pauses when it comes to one of `pause_at`."""
-        assert self._task is None or self._task.done(), "it runs already"
+        """Start the applier; it pauses in the first state of `pause_at` that it enters."""
+        assert self._task is None or self._task.done(), "the applier is already running"
         self._pause_at = frozenset(pause_at)
         self._resumed.clear()
         self._verdict = self._last_logged = None
@@ -159,14 +164,15 @@ class Applier:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def resume(self) -> None:
-        """Goes on without pauses: follows for ever, and connects again whenever the connection is lost."""
+        """Continue without pauses: follow until `stop`, and reconnect whenever the connection is lost."""
         self._pause_at = frozenset()
         self._resumed.set()
 
     async def resume_to(self, state: ApplierState, *, is_patient: bool = True) -> None:
-        """Goes on until `state`, and returns with a pause there; raises its error if it fails before.
+        """Continue until `state`, and pause there; raise the error of the applier if it fails before.
 
-        While the peer is loading, or a login or a right is missing, it tries again, unless it is not patient.
+        If `is_patient`, LOADING is not a failure: the applier retries while the peer is loading, or while a login or a
+        right is missing.
         """
         if self._task is None or self._task.done():
             raise self._failure()
@@ -185,28 +191,28 @@ class Applier:
             raise self._failure()
 
     def _failure(self) -> FlowstoneError:
-        return self.error or ConnectionLost(f"the applier of {self.uri.address} is {self.state.value}")
+        return self.error or ConnectionLost(f"applier of {self.uri.address} is {self.state.value}")
 
     async def stop(self) -> None:
-        """Ends it; it may be started again."""
+        """Stop the applier and close the connection. It can be started again."""
         task = self._task
         if task is not None:
             task.cancel()
-            # Who is cancelled meanwhile hears of it, and the task ends all the same.
+            # Shielded, so that a cancellation of the caller is not mistaken for that of the task.
             await asyncio.gather(asyncio.shield(task), return_exceptions=True)
             self._task = None
         if self.state is not ApplierState.OFF:
             self._set_state(ApplierState.OFF)
 
     def fail(self, error: FlowstoneError) -> None:
-        """Stops it for a reason of ours: what was applied could not be written, and was taken back."""
+        """Stop the applier with a local `error`, such as a failed write that rolled back applied rows."""
         if self._task is None or self._task.done() or self._verdict is not None:
             return
         self._verdict = error
         self._task.cancel()
 
     def info(self) -> dict[str, Any]:
-        """`upstream` of `box.info.replication[n]`; it has none while it is off."""
+        """Return `upstream` of `box.info.replication[n]`, which is shown unless the applier is off."""
         found: dict[str, Any] = {"status": self.state.value}
         if self._task is not None:
             found["lag"] = self.lag
@@ -215,14 +221,14 @@ class Applier:
         if self.error is not None:
             found["message"] = self.error.message
             if self.error.hint and (self.state is ApplierState.STOPPED or isinstance(self.error, DOES_NOT_KNOW_US)):
-                found["message"] += f"; {self.error.hint}"  # which row it is about, or what somebody has to do
+                found["message"] += f"; {self.error.hint}"  # names the row that failed, or what the operator has to do
             cause = self.error.__cause__
             if isinstance(cause, OSError):
                 reason = reason_of(cause, self.uri)
                 found["system_message"] = reason[:1].upper() + reason[1:]
         return found
 
-    # --- its life ---
+    # --- attempts and retries ---
 
     async def _run(self) -> None:
         try:
@@ -236,28 +242,28 @@ class Applier:
             self._set_state(self._fail(self._verdict))
 
     async def _attempt(self) -> ApplierState:
-        """Connects and follows until that fails; the state to be in then."""
+        """Connect and follow until an error occurs; return the state that follows from the error."""
         try:
             await self._follow()
         except (FlowstoneError, OSError) as error:
             return self._fail(error)
         except Exception as error:
-            self._say.exception("the applier of %s", self.uri.address)
+            self._say.exception("applier of %s failed", self.uri.address)
             return self._fail(FlowstoneError(f"{type(error).__name__}: {error}"))
         finally:
             await self._disconnect()
 
     def _fail(self, error: FlowstoneError | OSError) -> ApplierState:
-        """Takes note of the error, logs it unless it is the last one again, and tells what comes of it."""
+        """Record the error, log it unless it repeats the last one, and return the state that follows from it."""
         if isinstance(error, OSError):
-            reason = reason_of(error, self.uri) or "time-out"
+            reason = reason_of(error, self.uri) or "timed out"
             lost = ConnectionLost(f"connection to {self.uri.address} is lost: {reason}")
             lost.__cause__ = error
             error = lost
         error.message = shortened(error.message)
         after = self._reaction(error)
         if after is ApplierState.OFF:
-            self._say.info("%s is this instance itself", self.uri.address)
+            self._say.info("ignoring upstream %s: it is this instance", self.uri.address)
             return after
         self.error = error
         level = logging.INFO if is_ordinary(error, self._failures) else logging.WARNING
@@ -268,6 +274,7 @@ class Applier:
         return after
 
     def _reaction(self, error: FlowstoneError) -> ApplierState:
+        """Return the state that follows from the error, and set the hint of errors about membership."""
         other = advice_about_peer(error, self._sink.replicaset_uuid)
         if other is not None:
             error.hint = other
@@ -283,7 +290,7 @@ class Applier:
         return reaction(error, is_2_6=is_2_6, has_data=has_data)
 
     def _log(self, level: int, error: FlowstoneError, after: ApplierState) -> bool:
-        """False: it is raised to somebody instead, who decides whether it is tried again."""
+        """Log the error; return False if a waiter gets it instead, which decides whether to retry."""
         if after is ApplierState.STOPPED:
             self._say.error("replication from %s is stopped: %s", self.uri.address, error)
         elif any(waiter.wants(after) for waiter in self._waiters):
@@ -291,23 +298,23 @@ class Applier:
         else:
             failed = doing(self.state, has_data=self._sink.replicaset_uuid is not None)
             what = f"{failed} {self.uri.address}: " if isinstance(error, TarantoolError) else ""
-            self._say.log(level, "%s%s; trying again every %g s", what, error, self.replication_timeout)
+            self._say.log(level, "%s%s; retrying every %g s", what, error, self.replication_timeout)
         return True
 
     def _pause_before_retry(self) -> float:
-        """As real appliers at first; who cannot be reached for long is asked less often."""
+        """Return the pause before the next attempt: that of real servers at first, longer after many failures."""
         interval, patience = self.replication_timeout, max(0, self._failures - FAILURES_BEFORE_BACKOFF)
         return min(interval * BACKOFF**patience, max(interval, RETRY_SECONDS_MAX))
 
     def _set_state(self, state: ApplierState) -> None:
-        assert state in TRANSITIONS[self.state], f"from {self.state.value} to {state.value}"
+        assert state in TRANSITIONS[self.state], f"invalid applier transition: {self.state.value} to {state.value}"
         self.state = state
         self._on_state(self)
         for waiter in self._waiters:
             waiter.see(state)
 
     async def _enter(self, state: ApplierState) -> None:
-        """As `_set_state`, and waits there if it is to pause in this state."""
+        """Set the state, and wait until resumed if the applier has to pause in it."""
         if state in self._pause_at:
             self._resumed.clear()
         self._set_state(state)
@@ -325,14 +332,14 @@ class Applier:
             await self._end_watch()
         finally:
             if stream is not None:
-                with suppress(TimeoutError):  # a peer that reads no more would hold us for ever
+                with suppress(TimeoutError):  # closing flushes, which never ends if the peer has stopped reading
                     async with asyncio.timeout(CLOSE_SECONDS):
                         await stream.close()
 
     # --- one connection ---
 
     async def _follow(self) -> NoReturn:
-        """Connects and never returns: some error ends it."""
+        """Run one connection until it fails."""
         uuid = self._sink.instance_uuid
         protocol = ApplierProtocol(self.uri.address, instance_uuid=uuid, came_from=self.state)
         while True:
@@ -354,7 +361,7 @@ class Applier:
                 self._check_member()
                 self._on_alive(self)
                 self._note_lag(heartbeat.timestamp)
-                self._acked = None  # it wants an answer, even if nothing is new
+                self._acked = None  # a heartbeat requires an ACK, even if the vclock is unchanged
                 self._request_ack()
             case RaftHeard(row):
                 self.standing.hear(row)
@@ -384,7 +391,7 @@ class Applier:
                 self._begin_following(protocol)
 
     async def _act(self, protocol: ApplierProtocol, state: ApplierState) -> None:
-        """What is to be done in a state that waits for us."""
+        """Give the command that the protocol waits for in `state`."""
         if state is ApplierState.CONNECT:
             self._stream = await self._open()
         elif state is ApplierState.CONNECTED:
@@ -396,11 +403,11 @@ class Applier:
             self._ask(protocol)
 
     def _ask(self, protocol: ApplierProtocol) -> None:
-        """For data, if we have none; for an id, if we need one; else for what is new."""
+        """Send the next request: for a snapshot if there is no data, for an id if we need one, else SUBSCRIBE."""
         sink, uuid = self._sink, self._sink.instance_uuid
         if sink.replicaset_uuid is None:
             if protocol.has_joined:
-                raise FlowstoneError(f"what {self.uri.address} sent for a join names no replica set")
+                raise FlowstoneError(f"snapshot from {self.uri.address} has no replica set UUID")
             if sink.is_anonymous:
                 protocol.fetch_snapshot(FetchSnapshot(sink.version_id, uuid))
             else:
@@ -413,7 +420,7 @@ class Applier:
             protocol.subscribe(Subscribe(*place, sink.is_anonymous, self._id_filter()))
 
     def _id_filter(self) -> tuple[int, ...]:
-        """As the sink wants it; but rows of our own that we have no more we ask for, whoever has them."""
+        """Return the id filter of the sink, without our own id if the peer has rows of ours that we lost."""
         wanted, number = self._sink.id_filter, self._sink.replica_id
         if self.ballot is not None:
             self._see_own_rows(self.ballot.vclock)
@@ -428,18 +435,18 @@ class Applier:
         return number != 0 and self.own_lsn_seen > self._sink.vclock.get(number)
 
     async def _final(self, slab: Slab) -> None:
-        """Of a registration, rows are taken only if they go on where we are.
+        """Pass on final rows; those of a registration only if they continue our log without a gap.
 
-        A master of 2.6 sends what it has written since it was asked, however far behind we were: the subscription
-        then brings all of it, the row that registers us as well.
+        A 2.6 master sends the rows that it has written since REGISTER, even if our log ends long before them. The
+        subscription then brings all rows, including the one that registers us.
         """
         if self.state is ApplierState.REGISTER:
             self._has_gap = self._has_gap or not goes_on(slab, self._sink.vclock)
-            if self._has_gap:  # what comes behind rows that were left out is left out as well
+            if self._has_gap:  # rows after the gap are skipped, too
                 return
         await self._sink.final_rows(slab)
 
-    # --- talking ---
+    # --- input and output ---
 
     async def _open(self) -> Stream:
         uri = self.uri
@@ -450,7 +457,7 @@ class Applier:
             raise ConnectionLost(f"cannot connect to {uri.address}: {reason}") from error
 
     async def _read(self, protocol: ApplierProtocol) -> None:
-        """Waits for bytes: not for ever, as a peer that has lost power says nothing. A join may take its time."""
+        """Read bytes with a timeout: a peer that lost power never closes the connection. A join may take longer."""
         assert self._stream is not None
         seconds = self._silence_max()
         if protocol.is_joining:
@@ -460,7 +467,7 @@ class Applier:
             async with asyncio.timeout(seconds):
                 data = await self._stream.read(READ_SIZE)
         except TimeoutError as error:
-            raise ConnectionLost(f"{self.uri.address} said nothing for {seconds:g} s", hint=hint) from error
+            raise ConnectionLost(f"{self.uri.address} sent nothing for {seconds:g} s", hint=hint) from error
         if not data:
             raise ConnectionLost(f"{self.uri.address} closed the connection", hint=hint)
         self._heard_at = self._outside.clock.monotonic()
@@ -481,7 +488,7 @@ class Applier:
     # --- the ballot of a newer peer ---
 
     async def _watch_ballot(self) -> Ballot:
-        """Begins to watch it on a connection of its own; the first one."""
+        """Start to watch the ballot on a connection of its own; return the first one."""
         self._watch = BallotWatching(self.uri.address, self._open, self._new_ballot)
         self.ballot = await self._watch.first(CONNECT_SECONDS + self._silence_max())
         return self.ballot
@@ -514,25 +521,25 @@ class Applier:
             self._sink.raft(self.peer_id, row)
 
     def peer_acknowledged(self, replica_id: int, vclock: VClock) -> None:
-        """A member that follows us has written all of `vclock`: rows that it had lost among it, perhaps."""
+        """Record that a member that follows us has written all rows up to `vclock`, perhaps also rows it had lost."""
         self.standing.acknowledged(replica_id, vclock)
 
     def _check_origin(self, slab: Slab) -> None:
-        """Rows of our own come from a peer only where it has shown that it has them, and we have lost them."""
+        """Raise if the slab has rows of our own id, except rows that we lost and the peer is known to have."""
         number = self._sink.replica_id
         if number > 0:
             check_own_rows(slab, number, max(self._sink.vclock.get(number), self.own_lsn_seen))
 
     def _check_own_rows(self, reply: SubscribeReply) -> None:
-        """A peer may show only now that it has rows of ours which we lost: it is asked again, for those as well."""
+        """Raise ConnectionLost if the reply is the first sign that we lost rows: the retry subscribes for them, too."""
         did_lack = self._lacks_own_rows()
         self._see_own_rows(reply.vclock)
         number = self._sink.replica_id
         if number in self._sink.id_filter and self._lacks_own_rows() and not did_lack:
             last = self._sink.vclock.get(number)
             raise ConnectionLost(
-                f"{self.uri.address} has our own rows {last + 1}…{self.own_lsn_seen}, which we have no more",
-                hint="they are asked for",
+                f"{self.uri.address} has rows {last + 1}…{self.own_lsn_seen} of this instance, which are missing here",
+                hint="requesting them",
             )
 
     def _begin_following(self, protocol: ApplierProtocol) -> None:
@@ -542,7 +549,8 @@ class Applier:
         check_name(self.uri.address, reply.replica_id, self._sink.replica_id)
         self.standing.subscribed(self.uuid, reply.replica_id, reply.vclock, protocol.subscribed_from)
         self._check_own_rows(reply)
-        self._say.info("subscribed to %s: its vclock is %s, ours %s", self.uri.address, reply.vclock, self._sink.vclock)
+        text = "subscribed to %s: remote vclock %s, local vclock %s"
+        self._say.info(text, self.uri.address, reply.vclock, self._sink.vclock)
         self.peer_id = reply.replica_id
         self.remote_vclock_at_subscribe = reply.vclock
         self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0
@@ -555,18 +563,18 @@ class Applier:
         self._tick()
 
     def _tick(self) -> None:
-        """While what came before is being applied nobody reads heartbeats, but the master waits for answers."""
+        """Send an ACK while rows are being applied: heartbeats are not read then, but the master expects ACKs."""
         if self._is_busy:
             self._acked = None
             self._request_ack()
         self._timer = asyncio.get_running_loop().call_later(self.replication_timeout, self._tick)
 
     def _note_lag(self, timestamp: float) -> None:
-        if timestamp:  # newer masters leave it out of a heartbeat if rows have told it
+        if timestamp:  # newer masters omit it from a heartbeat that follows rows
             self.lag, self.peer_time = self._outside.clock.wall() - timestamp, timestamp
 
     def _request_ack(self) -> None:
-        """What is written before the loop comes round again shares an ACK."""
+        """Schedule an ACK. All writes of one iteration of the event loop share it."""
         if not self._is_ack_due:
             self._is_ack_due = True
             asyncio.get_running_loop().call_soon(self._acknowledge)
@@ -586,7 +594,7 @@ class Applier:
 
 
 class _Waiter:
-    """Somebody who waits for one of `states`."""
+    """A caller that waits for one of `states`."""
 
     def __init__(self, reached: asyncio.Future[ApplierState], states: frozenset[ApplierState]) -> None:
         self.reached = reached

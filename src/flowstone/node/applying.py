@@ -1,12 +1,13 @@
-"""Live application: rows of a peer take effect in the box of a running node and go into its log, numbered as they are.
+"""Applies rows of peers to the box of a running node and submits them to its log, with their original LSNs.
 
-Whole transactions, in the order in which they come, those left out that the log has already. All of it happens in one
-step of the loop, from looking at the log's position to submitting, so two peers that bring the same rows need no latch:
-one of them is later. Plain rows go many at once (`applying_plain.py`), everything else through the statements; what a
-slab brings is one submission. Synchronous transactions, and those behind them, go one by one into the queue
-(`synchro_queue.py`), which also decides what becomes of rows about it, and whether any of it fits our history. A write
-that fails takes back everything in flight, and every applier is told (`on_failure`); no row is taken after that, as it
-would stand behind a gap, until appliers have started anew.
+Rows are applied as whole transactions, in the order of arrival; transactions that the log already has are skipped. One
+step of the event loop compares a slab with the log, applies and submits it, so that two peers that send the same rows
+need no latch. Plain rows are applied in bulk (`applying_plain.py`), all others as single statements; the rows of a slab
+are one submission. Synchronous transactions, and those after them, enter the queue one by one (`synchro_queue.py`). The
+queue also decides on control rows, and checks that rows match our history.
+
+A failed write rolls back everything in flight and is reported to every applier (`on_failure`). Then no more rows are
+accepted, because they would follow a gap, until the appliers are restarted (`start_anew`).
 """
 
 from __future__ import annotations
@@ -54,29 +55,30 @@ _COMMIT, _WAIT_ACK = Flag.COMMIT.value, Flag.WAIT_ACK.value
 _WAIT: Final = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
 
 UNCHECKED_SCHEMA: Final = (2, 10, 1)
-"""The newest schema with which rows about the queue are taken without asking whether they fit our history."""
+"""The newest schema version with which control rows are not validated against our history."""
 
 TOGETHER_SIZE_MAX: Final = TRANSACTION_SIZE_MAX // 2
-"""Bytes of a slab from which on each transaction is submitted for itself: the largest fit into the log only alone."""
+"""Size of a slab, in bytes, above which each transaction is submitted separately: a submission must not exceed
+TRANSACTION_SIZE_MAX."""
 
 
 class _Kind(Enum):
-    """How transactions of a slab can be applied."""
+    """How to apply a transaction of a slab."""
 
     OTHER = 0
-    PLAIN = 1  # many at once, if nothing waits
-    WAITING = 2  # many at once, each to be taken back for itself
+    PLAIN = 1  # in bulk, if the queue is empty
+    WAITING = 2  # in bulk, each with its own entry in the queue
 
 
 class _Held(NamedTuple):
-    """A slab that has to wait, and who waits for it."""
+    """A held slab, and the futures to resolve when it has been applied."""
 
     slab: Slab
     released: list[asyncio.Future[None]]
 
 
 class Applying:
-    """Slabs of peers in; their rows end in box and log. `in_flight_bytes` of them are not written yet, or held."""
+    """Applies slabs of all peers. `in_flight_bytes` is the size of the rows that are held or not written yet."""
 
     def __init__(
         self,
@@ -95,23 +97,23 @@ class Applying:
         self._skip_conflict = skip_conflict
         self._plain = PlainRows(box)
         self._held: deque[_Held] = deque()
-        """What came while a verdict is being written."""
+        """Slabs that arrived while a verdict was being written, or after such a slab."""
         self._released: list[asyncio.Future[None]] = []
-        """Who waits for the slab that is being applied, if that was held."""
+        """Futures to resolve when the current slab has been applied, if it was held."""
         self._failure: FlowstoneError | None = None
         self.in_flight_bytes = 0
         self.on_failure: list[Callable[[FlowstoneError], None]] = []
-        """Told why rows that were applied have been taken back, or could not be applied later."""
+        """Called with the error if applied rows were rolled back, or if held rows could not be applied."""
         self.on_term: Callable[[int, int], None] | None = None
-        """Told of the originator and the term of a PROMOTE or DEMOTE, before it means anything."""
+        """Called with the originator and the term of a PROMOTE or DEMOTE before it is processed."""
         self._is_applying = False
         self._queue.on_free.append(self._release_held)
 
     def apply(self, slab: Slab) -> None:
-        """Applies what is new in `slab`, and starts its write.
+        """Apply the new transactions in `slab`, and start to write them; hold the slab if a verdict is being written.
 
-        Raises what is wrong with a transaction; those before it are applied, it and those behind it are not. After a
-        failed write it raises that, whatever comes, until `start_anew`.
+        Raise the error of the first transaction that cannot be applied; those before it are applied, those after it
+        are not. After a failed write, raise that error for every slab until `start_anew`.
         """
         self._check_sound()
         if (self._queue.limbo.is_busy or self._held) and len(slab):
@@ -134,11 +136,11 @@ class Applying:
 
     @property
     def is_holding(self) -> bool:
-        """Rows wait until a verdict is written."""
+        """True if slabs wait for a verdict to be written."""
         return bool(self._held)
 
     async def release(self) -> None:
-        """Returns when what is held now is applied; raises what makes that impossible."""
+        """Wait until the slabs held now have been applied; raise the error if they cannot be."""
         released: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._held:
             self._held[-1].released.append(released)
@@ -146,27 +148,27 @@ class Applying:
 
     @property
     def is_sound(self) -> bool:
-        """False: what was applied could not be written, and nothing is taken before `start_anew`."""
+        """False after a failed write: no rows are accepted until `start_anew`."""
         return self._failure is None
 
     def start_anew(self) -> None:
-        """Appliers are about to ask for rows from where the log ends: there will be no gap."""
+        """Accept rows again. Appliers must resubscribe at the end of the log after this, so that there is no gap."""
         self._failure = None
 
     def _check_sound(self) -> None:
         if self._failure is not None:
             raise self._failure
 
-    # --- what is new ---
+    # --- new rows ---
 
     def _news(self, slab: Slab) -> Slab | None:
-        """The slab without the rows that the log has; what is left of a transaction is one again."""
+        """Return the slab without the rows that the log has; None if no row is new."""
         if not len(slab):
             return None
         if len(slab) < BULK_MIN:
             news = self._new_among_few(slab)
             if not any(news):
-                return None  # as of most rows in a mesh: another peer was faster
+                return None  # the usual case in a mesh: another peer sent the rows first
             keep = np.array(news)
         else:
             keep = self._new_among_many(slab)
@@ -175,6 +177,7 @@ class Applying:
         return _cut(slab, keep) if keep.any() else None
 
     def _known(self, replica_id: int) -> int:
+        """Return the last LSN of `replica_id` that was submitted; raise UnknownReplica for an invalid id."""
         if not 0 < replica_id < VCLOCK_MAX:
             raise errors.UnknownReplica(f"Replica {replica_id} is not registered with this replica set")
         return self._journal.next_lsn(replica_id) - 1
@@ -218,7 +221,7 @@ class Applying:
             self._submit(batch)
 
     def _stretches(self, slab: Slab) -> Iterator[tuple[int, int, _Kind]]:
-        """Parts of the slab, of whole transactions of one kind."""
+        """Split the slab into ranges of whole transactions of one kind: first row, end, kind."""
         count = len(slab)
         if count < BULK_MIN or _size(slab) > TOGETHER_SIZE_MAX:
             yield 0, count, _Kind.OTHER
@@ -241,15 +244,18 @@ class Applying:
             yield first, stop, kind if stop - first >= BULK_MIN else _Kind.OTHER
 
     def _may_be_plain(self, slab: Slab, first: int, stop: int) -> bool:
-        """Nobody wants to hear of single transactions, and none has to wait: what came before may have changed that."""
+        """Return True if the rows can be applied in bulk: no listeners, no pending transactions, no former owner.
+
+        Checked for each range, because an earlier one may have changed the queue.
+        """
         if self._commits.has_listeners or not self._queue.is_empty:
             return False
         return all(map(self._queue.is_current, distinct(slab.cells[scan.REPLICA_ID, first:stop])))
 
-    # --- many that wait for a verdict ---
+    # --- pending transactions in bulk ---
 
     def _let_wait(self, batch: Batch, first: int, stop: int) -> int:
-        """Applies rows that wait, each for itself; the number of the first that needs a closer look."""
+        """Apply rows in bulk, each a pending transaction of its own; return the first row left to `_each`."""
         slab = batch.slab
         cells = slab.cells[:, first:stop]
         origin_ids = distinct(cells[scan.REPLICA_ID])
@@ -267,9 +273,9 @@ class Applying:
             return first
         self._submit(batch)
         entries = self._enter_many(origin_ids[0], steps, cells[scan.LSN].tolist(), is_flagged)
-        behind = first + len(entries)
+        end = first + len(entries)
         if entries:
-            rows = journal_rows(slab, first, behind, self._clock.wall())
+            rows = journal_rows(slab, first, end, self._clock.wall())
             lsns = {origin_ids[0]: entries[-1].lsn}
             logged = self._logging(len(rows))
             try:
@@ -278,11 +284,11 @@ class Applying:
             except FlowstoneError:
                 self.in_flight_bytes -= len(rows)
                 raise
-        batch.go_on(behind)
-        return behind
+        batch.go_on(end)
+        return end
 
     def _let_run(self, batch: Batch, origin_id: int, stop: int, effect: BulkWrite) -> None:
-        """Rows up to `stop` were applied, each a synchronous transaction; they wait as one until a verdict comes."""
+        """Add the rows up to `stop`, each an applied synchronous transaction, to the queue as one entry."""
         self._submit(batch)
         cells, first, last = batch.slab.cells, batch.stop, stop - 1
         lsn, size = int(cells[scan.LSN, last]), int(cells[scan.ROW_END, last]) - int(cells[scan.ROW_AT, first])
@@ -294,14 +300,14 @@ class Applying:
             size=size,
             count=stop - first,
         )
-        assert entry is not None, "it is synchronous"
+        assert entry is not None, "a synchronous transaction always gets an entry"
         batch.add(stop, effect)
         self._submit(batch, entry=entry)
 
     def _enter_many(
         self, origin_id: int, steps: Sequence[Step], lsns: Sequence[int], is_flagged: Sequence[bool]
     ) -> list[Entry[Waiting]]:
-        """Those whose rows took effect, up to the first that cannot."""
+        """Apply the steps up to the first duplicate key; return the entries of those applied."""
         receive, told = self._queue.limbo.receive, self._commits.teller(())
         entries: list[Entry[Waiting]] = []
         for (must_be_new, lane, key, raw), lsn, has_flag in zip(steps, lsns, is_flagged, strict=True):
@@ -314,14 +320,14 @@ class Applying:
             entry = receive(
                 Waiting(effect, told, False), origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size
             )
-            assert entry is not None, "the first of them waits for itself, or for another"
+            assert entry is not None, "the queue is not empty, or the first transaction is synchronous"
             entries.append(entry)
         return entries
 
     # --- one by one ---
 
     def _each(self, batch: Batch, first: int, stop: int) -> bool:
-        """Applies transactions one after the other. True: a verdict has to be written first, the rest is held."""
+        """Apply transactions one by one. Return True if a verdict has to be written first, and the rest is held."""
         slab = batch.slab
         flags, types = slab.cells[scan.FLAGS, first:stop].tolist(), slab.cells[scan.TYPE, first:stop].tolist()
         begin = first
@@ -338,7 +344,7 @@ class Applying:
                     return True
             else:
                 if self._may_wait(slab, begin, number + 1):
-                    self._submit(batch)  # what is in the queue is taken back for itself
+                    self._submit(batch)  # a pending transaction is rolled back separately
                 self._one(batch, begin, number + 1)
                 if self._commits.has_listeners or _size(slab) > TOGETHER_SIZE_MAX:
                     self._submit(batch)
@@ -353,12 +359,13 @@ class Applying:
             self.in_flight_bytes += _size(rest)
 
     def _one(self, batch: Batch, first: int, stop: int) -> None:
+        """Apply the transaction in the rows from `first` to `stop`, add it to the batch, and submit it if pending."""
         slab, effect = batch.slab, Replicated(self._box)
         types = slab.cells[scan.TYPE, first:stop].tolist()
         nops: set[int] = set()
         number = stop - 1
         entry = None
-        self._box.is_recovering = True  # it was checked, and allowed, where it comes from
+        self._box.is_recovering = True  # the originator has checked and allowed it
         try:
             if self._is_void(slab, first, stop):
                 nops.update(range(first, stop))
@@ -379,8 +386,8 @@ class Applying:
         received = flags = int(slab.cells[scan.FLAGS, stop - 1]) & _WAIT
         is_foreign = entry is None and not self._queue.takes(int(slab.cells[scan.REPLICA_ID, stop - 1]))
         if not has_effect or is_foreign:
-            # In recovery, real servers queue every flagged transaction, and end if it is not the owner's (reference
-            # of 3.x, section 2.1).
+            # In recovery, real servers queue every flagged transaction, and end if it is not the owner's
+            # (docs/spec/synchro.md#late-rows).
             flags = 0
         is_changed = bool(nops) or flags != received
         rows = self._with_nops(slab, first, stop, nops, flags) if is_changed else None
@@ -389,13 +396,17 @@ class Applying:
             self._submit(batch, entry=entry)
 
     def _may_wait(self, slab: Slab, first: int, stop: int) -> bool:
+        """Return True if the transaction may get an entry in the queue."""
         if not self._queue.is_empty or int(slab.cells[scan.FLAGS, stop - 1]) & _WAIT:
             return True
         spaces = map(self._box.spaces.get, slab.cells[scan.SPACE_ID, first:stop].tolist())
         return any(space is not None and space.definition.is_sync for space in spaces)
 
     def _is_void(self, slab: Slab, first: int, stop: int) -> bool:
-        """A synchronous transaction of a former owner, which its successor did not confirm (reference 14.5)."""
+        """Return True for a synchronous transaction of a former owner that its successor rolled back.
+
+        Raise ER_SPLIT_BRAIN if the transaction contradicts our history (docs/spec/synchro.md#term-filter).
+        """
         cells, last = slab.cells, stop - 1
         replica_id, lsn, flags = (int(cells[line, last]) for line in (scan.REPLICA_ID, scan.LSN, scan.FLAGS))
         has_effect = not (cells[scan.TYPE, first:stop] == _NOP).all()
@@ -404,7 +415,10 @@ class Applying:
         return fate is Fate.NOP
 
     def _enter(self, slab: Slab, first: int, stop: int, effect: Transaction) -> Entry[Waiting] | None:
-        """Its place in the queue; None if it has nothing to wait for. Rows of 2.6 do not say that they wait."""
+        """Return the entry of the transaction in the queue; None if it does not have to wait.
+
+        Rows of 2.6 have no flag for synchronous transactions, so the spaces decide, too.
+        """
         cells, last = slab.cells, stop - 1
         is_synchronous = bool(int(cells[scan.FLAGS, last]) & _WAIT_ACK) or effect.is_sync
         if not is_synchronous and self._queue.is_empty:
@@ -419,7 +433,7 @@ class Applying:
         )
 
     def _execute(self, effect: Transaction, slab: Slab, number: int) -> bool:
-        """False: a row that another one is in the way of, which is left out by configuration."""
+        """Execute a row; return False if `replication_skip_conflict` skips it because of a duplicate key."""
         savepoint = effect.savepoint()
         try:
             execute(self._box, effect, slab, number)
@@ -448,7 +462,7 @@ class Applying:
     # --- the log ---
 
     def _submit(self, batch: Batch, *, entry: Entry[Waiting] | None = None) -> None:
-        """Queues what the batch has; it is empty afterwards."""
+        """Submit the rows of the batch, and empty it."""
         effects, statements = batch.effects, tuple(batch.statements)
         if not effects:
             return
@@ -466,6 +480,7 @@ class Applying:
         statements: tuple[Statement, ...],
         entry: Entry[Waiting] | None,
     ) -> None:
+        """Submit rows to the log; `effect` rolls them back if the write fails."""
         logged = self._logging(len(rows))
         try:
             self._commits.submit_replicated(effect, rows, lsns, logged, statements, entry=entry)
@@ -474,7 +489,7 @@ class Applying:
             raise
 
     def _logging(self, size: int) -> Callable[[FlowstoneError | None], None]:
-        """Counts bytes as in flight, until the log says what became of them."""
+        """Count `size` bytes as in flight, and return the callback that the log calls when they are written or lost."""
 
         def logged(error: FlowstoneError | None) -> None:
             self.in_flight_bytes -= size
@@ -485,7 +500,7 @@ class Applying:
         return logged
 
     def _give_up(self, error: FlowstoneError) -> None:
-        """Nothing that comes now may be applied: something before it is missing. The first reason is the one told."""
+        """Accept no more rows, which would follow a gap, and report the error. Only the first call has an effect."""
         if self._failure is not None:
             return
         self._failure = error
@@ -496,14 +511,14 @@ class Applying:
         for tell in self.on_failure:
             tell(error)
 
-    # --- rows about the queue ---
+    # --- control rows ---
 
     def _submit_control(self, slab: Slab, number: int) -> None:
-        """A row about transactions means something once it is written: then they can be let go, or taken back."""
+        """Submit a control row. It confirms or rolls back transactions once it is written."""
         (row,) = slab.rows(np.arange(number, number + 1))
         body = decode_control(row.type, row.body)
         if isinstance(body, RaftState):
-            raise errors.Protocol("a RAFT row has no place among the rows of a log")
+            raise errors.Protocol("unexpected RAFT row among rows of the log")
         if isinstance(body, Promote | Demote) and self.on_term is not None:
             self.on_term(row.replica_id, body.term)
         self._queue.limbo.is_validating = schema_version(self._box) > UNCHECKED_SCHEMA
@@ -520,9 +535,9 @@ class Applying:
         self._journal.flush()
 
     def _release_held(self) -> None:
-        """Nothing of ours is in the way any more. What is wrong with a slab is told to whoever brought it."""
+        """Apply held slabs when the queue is free. An error goes to the appliers waiting for the slab, else to all."""
         if self._is_applying:
-            return  # what was held came behind what is being applied
+            return  # held slabs come after the one that is being applied
         while self._held and not self._queue.limbo.is_busy:
             held = self._held.popleft()
             self.in_flight_bytes -= _size(held.slab)
@@ -533,7 +548,7 @@ class Applying:
             except FlowstoneError as caught:
                 error = caught
             except Exception as caught:
-                LOG.exception("applying rows that had to wait")
+                LOG.exception("applying held rows failed")
                 error = FlowstoneError(f"{type(caught).__name__}: {caught}")
             released, self._released = self._released, []
             if error is not None and not released:
@@ -552,9 +567,10 @@ def _tell(waiting: Sequence[asyncio.Future[None]], error: FlowstoneError | None)
 
 
 def _cut(slab: Slab, keep: NDArray[np.bool_]) -> Slab:
-    """The slab with these rows only. Of a transaction that loses some, the first left gives the TSN; the last ends it.
+    """Return the slab with only the rows `keep`, which are whole transactions again.
 
-    Masters of 1.10 sent each row for itself, and of what several instances wrote together some may be known.
+    If a transaction loses rows, its first row left gives the TSN, and its last one the COMMIT flag. Parts of a
+    transaction can be known if it has rows of several instances, or came row by row from a 1.10 master.
     """
     flags = slab.cells[scan.FLAGS]
     is_end = flags & _COMMIT != 0
@@ -571,11 +587,11 @@ def _cut(slab: Slab, keep: NDArray[np.bool_]) -> Slab:
 
 
 def _size(slab: Slab) -> int:
-    """Bytes from the first row to the last; of a slab's part, those are fewer than it keeps in memory."""
+    """Return the bytes from the first row to the last. A part of a slab keeps the payload of the whole in memory."""
     return int(slab.cells[scan.ROW_END, -1]) - int(slab.cells[scan.ROW_AT, 0])
 
 
 def _say_where(error: FlowstoneError, slab: Slab, number: int) -> None:
-    """The message stays that of real appliers; which row it is about is in the hint."""
+    """Add the row to the hint of the error. The message remains that of real servers."""
     lsn, replica_id = int(slab.cells[scan.LSN, number]), int(slab.cells[scan.REPLICA_ID, number])
-    error.hint = error.hint or f"it is about row {lsn} of replica {replica_id}"
+    error.hint = error.hint or f"failed at row {lsn} of replica {replica_id}"

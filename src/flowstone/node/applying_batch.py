@@ -1,4 +1,7 @@
-"""Rows of a slab that have been applied and are not yet submitted, and what takes them back together."""
+"""A batch: rows of a slab that have been applied but not yet submitted, and the effects that roll them back.
+
+`applying.py` fills batches and submits them to the log.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _NOP: Final = RequestType.NOP.value
 
 
 class Together:
-    """What several transactions did, to be taken back as one."""
+    """The effects of several transactions, rolled back as one."""
 
     __slots__ = ("_effects",)
 
@@ -36,7 +39,7 @@ class Together:
 
 
 class Batch:
-    """Applied rows of a slab, one behind the other, that are not yet submitted."""
+    """Consecutive rows of a slab, from `first` to `stop`, that have been applied but not submitted."""
 
     def __init__(self, slab: Slab, at: int) -> None:
         self.slab = slab
@@ -45,14 +48,15 @@ class Batch:
         self.statements: list[Statement] = []
         self._changed: list[tuple[int, int, bytes]] = []
         self.has_facts = False
-        """True if some of the rows are more than a place in the vclock."""
+        """True if a row has an effect: NOPs only advance the vclock."""
 
     def add(
         self, stop: int, effect: BulkWrite | Transaction, rows: bytes | None = None, *, has_effect: bool | None = None
     ) -> None:
-        """Rows up to `stop` had `effect`; `has_effect` is False if all of them are, or became, NOPs.
+        """Add the rows up to `stop`, which `effect` rolls back.
 
-        `rows`: what goes into the log instead of them.
+        `rows` replaces them in the log. `has_effect` is False if all of them are, or were made, NOPs; if it is None,
+        the types of the rows decide.
         """
         if has_effect is None:
             has_effect = not (self.slab.cells[scan.TYPE, self.stop : stop] == _NOP).all()
@@ -65,7 +69,7 @@ class Batch:
             self.statements += effect.statements
 
     def rows(self, now: float) -> bytes:
-        """What goes into the log."""
+        """Return the rows for the log, with replacements."""
         if not self._changed:
             return journal_rows(self.slab, self.first, self.stop, now)
         parts, at = [], self.first
@@ -75,12 +79,14 @@ class Batch:
         return b"".join([*parts, journal_rows(self.slab, at, self.stop, now)])
 
     def lsns(self) -> dict[int, int]:
+        """Return the last LSN of each originator."""
         cells = self.slab.cells[:, self.first : self.stop]
         if cells.shape[1] < BULK_MIN:
-            return dict(zip(cells[scan.REPLICA_ID].tolist(), cells[scan.LSN].tolist(), strict=True))  # they grow
+            # The last LSN of an originator is its highest.
+            return dict(zip(cells[scan.REPLICA_ID].tolist(), cells[scan.LSN].tolist(), strict=True))
         return replace(self.slab, cells=cells).newest()
 
     def go_on(self, at: int) -> None:
-        """Forgets what was applied; the next rows begin at `at`."""
+        """Empty the batch; the next rows begin at `at`."""
         self.first = self.stop = at
         self.effects, self.statements, self._changed, self.has_facts = [], [], [], False

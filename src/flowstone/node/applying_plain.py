@@ -1,7 +1,8 @@
-"""Plain rows of a peer, many at once: each puts or takes away one tuple of a space, or does nothing at all.
+"""Applies plain rows of a peer in bulk: each of them writes or deletes one tuple of a space, or is a NOP.
 
-Keys and checks are found by the kernels of `box/bulk.py`; Python only fills the indexes, in the order of the rows. What
-a kernel cannot vouch for, and rows that are in each other's way, are left, as a whole, to who takes them one by one.
+The kernels of `box/bulk.py` check the rows and extract their keys; Python only updates the indexes, in the order of the
+rows. If a kernel cannot decide about a row, or rows conflict, the whole range is left unchanged to `applying.py`, which
+applies it row by row.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ _DELETE, _NOP = RequestType.DELETE.value, RequestType.NOP.value
 _COMMIT: Final = Flag.COMMIT.value
 _WAIT: Final = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
 _TYPE_SHIFT: Final = 33
-"""A type and a space id, which may be -1, make one number."""
+"""Bits of the space id, which may be -1, in the code of a row; the type is in the bits above."""
 
 Step = tuple[bool, Lane, Key, bytes | None]
-"""Whether the key must be new, and what is put there."""
+"""A write: True if the key must be new, the lane, the key, and the tuple, or None for a deletion."""
 
 
 class Replicated(Transaction):
-    """A transaction of another instance, while others may look at the box."""
+    """A transaction of another instance, applied while clients use the box."""
 
     keeps_spaces = True
     enforces_keys = True
 
     def put(self, space: Space, index: Index, key: Key, raw: bytes | None) -> None:
-        """Puts a tuple that fits `space` at `key` of its primary `index`, or takes away what is there."""
+        """Write the tuple `raw`, which matches the format of `space`, at `key` of its primary `index`; None deletes."""
         if len(space.served) == 1:
             self._set(index, key, raw)
             return
@@ -54,13 +55,13 @@ class Replicated(Transaction):
 
 
 class PlainRows:
-    """Knows which rows of a slab are plain, and applies them."""
+    """Finds the plain rows of a slab, and applies them."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
 
     def found(self, slab: Slab) -> NDArray[np.bool_]:
-        """Which rows mean nothing beyond one tuple of one space, or nothing at all."""
+        """Return a mask of the plain rows."""
         cells = slab.cells
         codes = _codes(cells)
         found: NDArray[np.bool_] = (cells[scan.FLAGS] & _WAIT == 0) & (cells[scan.INDEX_ID] == 0)
@@ -76,7 +77,7 @@ class PlainRows:
         return kind in (_INSERT, _REPLACE, _DELETE) and self._lane(space_id) is not None
 
     def may_wait(self, slab: Slab) -> NDArray[np.bool_]:
-        """Which rows put or take away one tuple each, as transactions of their own that can wait for a verdict."""
+        """Return a mask of the rows that may be pending: single-row transactions that write or delete one tuple."""
         cells = slab.cells
         codes = _codes(cells)
         is_end = cells[scan.FLAGS] & _COMMIT != 0
@@ -89,12 +90,15 @@ class PlainRows:
         return found
 
     def waiting_steps(self, slab: Slab, first: int, stop: int) -> list[Step] | None:
-        """What rows that may wait do, in their order; None if one of them needs a closer look."""
+        """Return the writes of rows that may be pending, in their order; None if a row has to be applied on its own."""
         return self._steps(slab, first, _codes(slab.cells[:, first:stop]), self._waiting_lane)
 
     def apply_run(self, slab: Slab, first: int, stop: int) -> BulkWrite | None:
-        """What rows that may wait did, if all are of one kind, put tuples into one synchronous space, and have their
-        LSNs without gaps; None, with nothing done, if they are not like that or need a closer look."""
+        """Apply rows that may be pending as one run; return their effect.
+
+        All rows must have the same type, write tuples to one synchronous space, and have LSNs without gaps. If not, or
+        if a row has to be applied on its own, change nothing and return None.
+        """
         cells = slab.cells[:, first:stop]
         kind, space_id, lsn = (int(cells[line, 0]) for line in (scan.TYPE, scan.SPACE_ID, scan.LSN))
         lane = self._waiting_lane(space_id)
@@ -105,7 +109,7 @@ class PlainRows:
             return None
         found = _keys(lane, kind, slab, cells)
         if found is None or len(set(found[0])) < stop - first:
-            return None  # of a key that stands there twice, a part would take back what stood there before both
+            return None  # rolling back a part of the run would restore the wrong tuple of a repeated key
         written = BulkWrite()
         put = bulk.insert_many if kind == _INSERT else bulk.replace_many
         return written if put(lane, *found, written) else None
@@ -125,7 +129,7 @@ class PlainRows:
         return None if is_special else lane
 
     def apply(self, slab: Slab, first: int, stop: int) -> BulkWrite | Transaction | None:
-        """What plain rows did; None, with nothing done, if they need a closer look."""
+        """Apply plain rows; return their effect, or None, with nothing changed, if a row needs to be applied alone."""
         codes = _codes(slab.cells[:, first:stop])
         if codes[0] >> _TYPE_SHIFT != _NOP and (codes == codes[0]).all():
             lane = self._lane(int(slab.cells[scan.SPACE_ID, first]))
@@ -137,14 +141,14 @@ class PlainRows:
         return _alone(steps) if all(lane.is_alone for _, lane, _, _ in steps) else self._with_others(steps)
 
     def _steps(self, slab: Slab, first: int, codes: Cells, lane_of: Callable[[int], Lane | None]) -> list[Step] | None:
-        """What each row does, in their order."""
+        """Return the writes of the rows, in their order; None if a row has to be applied on its own."""
         steps: list[Step | None] = [None] * len(codes)
         for code in distinct(codes):
             kind = code >> _TYPE_SHIFT
             if kind == _NOP:
                 continue
             which = np.flatnonzero(codes == code)
-            # Of the layout that kernels were compiled for: another compilation would take longer than peers wait.
+            # Contiguous, as the kernels were compiled for: another compilation would take longer than peers wait.
             cells = np.ascontiguousarray(slab.cells[:, first + which])
             lane = lane_of(int(cells[scan.SPACE_ID, 0]))
             found = _keys(lane, kind, slab, cells) if lane is not None else None
@@ -157,7 +161,7 @@ class PlainRows:
         return [step for step in steps if step is not None]
 
     def _with_others(self, steps: Sequence[Step]) -> Transaction | None:
-        """For spaces with several indexes, whose entries change with the tuples."""
+        """Apply writes to spaces with secondary indexes; return None, with nothing changed, on a conflict."""
         effect = Replicated(self._box)
         try:
             for must_be_new, lane, key, raw in steps:
@@ -171,7 +175,7 @@ class PlainRows:
 
 
 def _uniform(lane: Lane, kind: int, slab: Slab, cells: Cells) -> BulkWrite | None:
-    """Rows of one kind, of a space with one index."""
+    """Apply rows of one type to a space with one index; return None, with nothing changed, on a conflict."""
     found = _keys(lane, kind, slab, cells)
     if found is None:
         return None
@@ -185,7 +189,7 @@ def _uniform(lane: Lane, kind: int, slab: Slab, cells: Cells) -> BulkWrite | Non
 
 
 def _alone(steps: Sequence[Step]) -> BulkWrite | None:
-    """Rows of several kinds, of spaces with one index each."""
+    """Apply rows of several types to spaces with one index; return None, with nothing changed, on a conflict."""
     written = BulkWrite()
     place: Index | None = None
     keys: list[Key] = []
@@ -204,7 +208,7 @@ def _alone(steps: Sequence[Step]) -> BulkWrite | None:
 
 
 def _keys(lane: Lane, kind: int, slab: Slab, cells: Cells) -> tuple[list[Key], list[bytes]] | None:
-    """The keys of rows of one kind and space, and their tuples; None if one of them needs a closer look."""
+    """Return the keys and tuples of rows of one type and space; None if a row has to be applied on its own."""
     at_line, end_line = (scan.KEY_AT, scan.KEY_END) if kind == _DELETE else (scan.TUPLE_AT, scan.TUPLE_END)
     ats, ends = cells[at_line], cells[end_line]
     if (ats < 0).any():
@@ -217,13 +221,13 @@ def _keys(lane: Lane, kind: int, slab: Slab, cells: Cells) -> tuple[list[Key], l
 
 
 def _codes(cells: Cells) -> Cells:
-    """Type and space of each row, as one number."""
+    """Return a code for each row: its type and its space."""
     codes: Cells = (cells[scan.TYPE] << _TYPE_SHIFT) + cells[scan.SPACE_ID] + 1
     return codes
 
 
 def distinct(numbers: Cells) -> list[int]:
-    """Each once, in ascending order. Mostly there is one, and that is quickly seen."""
+    """Return the distinct numbers in ascending order. Most arrays have only one, which is found without sorting."""
     first = numbers[0]
     if (numbers == first).all():
         return [int(first)]

@@ -1,8 +1,8 @@
-"""An archive: a durable receiver of the log of a live server, what `pg_receivewal` is to PostgreSQL.
+"""An archive: a durable receiver of the log of a live server, as `pg_receivewal` is for PostgreSQL.
 
-`Archive` follows one member of a replica set, anonymously unless it is told to register, and keeps what it gets in
-files that a real server recovers from. It decides when to take snapshots, what to do about rows that are gone, and
-which errors are the end; files are `archive_store.py`'s part, the protocol is the applier's.
+`Archive` follows one member of a replica set, anonymously unless it registers, and stores the log in files that a real
+server recovers from. This module decides when to take snapshots, how to continue after missing rows, and which errors
+end the archive. `archive_store.py` handles the files, `applier.py` the protocol.
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ from flowstone.node.archive_events import Event
 from flowstone.node.archive_log import WAL_MAX_SIZE, version_of
 from flowstone.node.archive_manifest import FIRST, GAP, INTERVAL, Gap, Upstream
 from flowstone.node.archive_patience import Patience
-from flowstone.node.archive_refusals import (
-    FOR_OPERATORS,
-    LogsCollected,
-    UpstreamLostTail,
-    explained,
-    is_gap,
-)
+from flowstone.node.archive_refusals import FOR_OPERATORS, LogsCollected, UpstreamLostTail, explained, is_gap
 from flowstone.node.archive_rows import warm_up
 from flowstone.node.archive_sink import Intake, LogSink, SnapshotSink
 from flowstone.node.archive_snapshot import IncomingSnapshot
@@ -40,39 +34,43 @@ from flowstone.replication.applier import ApplierState, ConnectionLost, code_of,
 from flowstone.replication.vclock import VClock
 
 SNAPSHOT_INTERVAL: Final = 24 * 3600.0
-"""Seconds between snapshots. Each is a copy of all data, for the upstream to send and the archive to keep."""
+"""Seconds between snapshots. Each one is a full copy of the data, which the upstream sends and the archive keeps."""
 
 SAVE_INTERVAL: Final = 1.0
-"""Seconds after which manifest and index are brought up to the log."""
+"""Seconds between saves of the manifest and the index."""
 
 KNOWN_INTERVAL: Final = 10.0
-"""Seconds after which the manifest says that nothing was written, while nothing is."""
+"""Seconds after which the manifest is saved although no rows arrived, to record the new `known_until`."""
 
 HOLD_SECONDS: Final = 2.0
-"""How long rows may wait until the upstream says where a snapshot stands; half of what it waits for our ACKs."""
+"""How long rows may wait for the position of a snapshot, in replication timeouts: half of the ACK timeout."""
 
 STALL_SECONDS: Final = 60.0
-"""After so long a silence in a snapshot nobody is there any more; before it a server may wait for a quorum."""
+"""Silence after which a snapshot transfer counts as lost. Long, because a server may first wait for a quorum."""
 
 SEARCH_SECONDS: Final = 120.0
-"""So long a server may be silent after SUBSCRIBE."""
+"""How long a server may be silent after SUBSCRIBE: it may search a large log for our position."""
 
-RETRY_SECONDS: Final = 1.0
+RETRY_SECONDS: Final = 1.0  # in replication timeouts
 
 _FOLLOWING: Final = frozenset({ApplierState.SYNC, ApplierState.FOLLOW})
 
 
 class HasPath(Protocol):
-    """`pathlib.Path`, and what is like it."""
+    """An object that has a path, such as `pathlib.Path`."""
 
     def __fspath__(self) -> str: ...
 
 
 class Archive:
-    """The archive in `directory` of the server at `uri`. Made, `run`, and told to `stop`.
+    """Archives the log of the server at `uri` into `directory`, which is created if missing.
 
-    `register` makes it a member of the replica set, for which the upstream keeps its logs; `images` adds to each row
-    the tuples that it changed; `on_event` is told what happens, `archive_events.py` has what.
+        async with flowstone.Archive("replicator:secret@db1:3301", "backup/db1") as archive:
+            print(archive.position, archive.settled)  # the archive runs until the block ends
+
+    `register` makes the archive a member of the replica set, so that the upstream keeps its logs until the archive has
+    them. `images` adds the old and the new tuple to each row. `snapshot_interval` is in seconds; 0 takes only the first
+    snapshot. `replication_timeout` should be the upstream's. `on_event` is called with the events of `archive_events`.
     """
 
     _store_type: type[Store] = Store
@@ -119,27 +117,29 @@ class Archive:
         self._is_stopping = False
         self._told = ""
 
-    # --- for whoever owns it ---
+    # --- public ---
 
     @property
     def position(self) -> VClock:
-        """What is durable here."""
+        """The position up to which rows are durable in the archive."""
         return self._intake.vclock if self._intake is not None else VClock()
 
     @property
     def settled(self) -> VClock:
-        """What of that can no longer be withdrawn."""
+        """The position up to which rows are settled: they can no longer be rolled back."""
         return self._store.settled if self._store is not None else VClock()
 
     @property
     def state(self) -> ApplierState:
-        """That of the connection to the upstream."""
+        """The state of the connection to the upstream."""
         return self._applier.state if self._applier is not None else ApplierState.OFF
 
     async def run(self, *, once: bool = False) -> None:
-        """Follows until `stop`, or, with `once`, until it has what the upstream had when it was asked first.
+        """Follow the upstream until `stop` is called.
 
-        A server that cannot be reached is waited for, unless `once`. Raises what somebody has to put right.
+        With `once`, return when the archive has everything that the upstream had at the first subscription. If the
+        upstream is unreachable, retry, or with `once` raise the error. Raise AlreadyLocked or NotAnArchive if the
+        directory cannot be used, and ArchiveRefused or another FlowstoneError if an operator has to act.
         """
         self._is_once = once
         await self._open()
@@ -162,13 +162,13 @@ class Archive:
         self._tell(events.Stopped(store.vclock.to_mapping(), store.settled.to_mapping(), rows))
 
     def stop(self) -> None:
-        """Ends `run` in good order: what has come is written first."""
+        """End `run` cleanly: rows already received are written first. Return at once."""
         self._is_stopping = True
         if self._work is not None:
             self._work.cancel()
 
     async def __aenter__(self) -> Self:
-        """Runs beside the block; errors come from `__aexit__`."""
+        """Start `run` in the background; `__aexit__` raises its errors."""
         self._beside = asyncio.get_running_loop().create_task(self.run())
         return self
 
@@ -179,7 +179,7 @@ class Archive:
         if self._beside is not None:
             await self._beside
 
-    # --- life ---
+    # --- life cycle ---
 
     async def _open(self) -> None:
         outside = self._outside
@@ -199,7 +199,7 @@ class Archive:
             self._tell_opened()
 
     def _tell_opened(self) -> None:
-        """Once; of a new archive when the upstream has let us in: before that there is none."""
+        """Report `Opened`, once; for a new archive not before the upstream has granted a snapshot."""
         if not self._has_opened:
             self._has_opened = True
             store, _ = self._open_store()
@@ -233,13 +233,13 @@ class Archive:
             await self._sink.abandon()
 
     async def _begin(self, *, is_anonymous: bool) -> None:
-        """There is a log to go on with, or, for who registers, will be when it has joined."""
+        """Make sure that there is a log to continue. An archive that registers gets its log by joining instead."""
         store, _ = self._open_store()
         if store.log is None and is_anonymous:
             await self._begin_from_snapshot(FIRST, "")
 
     async def _follow(self) -> None:
-        """Until the target is reached, or an error is the end; over gaps it goes on."""
+        """Follow the upstream, also across gaps, until the target is reached or an error ends the archive."""
         assert self._applier is not None
         _, intake = self._open_store()
         while True:
@@ -311,18 +311,18 @@ class Archive:
             case ApplierState.SYNC:
                 self._subscribed(applier)
             case ApplierState.STOPPED:
-                self._end(applier.error or FlowstoneError(f"{self._uri.address} cannot be followed"))
+                self._end(applier.error or FlowstoneError(f"cannot follow {self._uri.address}"))
             case ApplierState.LOADING | ApplierState.DISCONNECTED if applier.error is not None:
                 self._failed(applier.error)
 
     def _check_logs(self, applier: Applier) -> None:
-        """The ballot says where the oldest log of the upstream begins: 2.6 does not refuse who is behind that."""
+        """Fail if the oldest log of the upstream starts after our position: version 2.6 does not reject us then."""
         store, intake = self._open_store()
         if store.log is None or applier.ballot is None:
             return
         oldest = applier.ballot.gc_vclock.without_zero()
         if not oldest <= intake.submitted:
-            applier.fail(LogsCollected(f"{self._uri.address} has logs from {oldest} on only"))
+            applier.fail(LogsCollected(f"the oldest log of {self._uri.address} starts at {oldest}"))
 
     def _subscribed(self, applier: Applier) -> None:
         store, intake = self._open_store()
@@ -348,16 +348,16 @@ class Archive:
         self._is_searching = False
 
     def _silence_max(self) -> float:
-        """A server of 2.6 that looks for our place in a large log sends no heartbeats meanwhile."""
+        """Return the allowed silence: version 2.6 sends no heartbeats while it searches its log for our position."""
         return SEARCH_SECONDS if self._is_searching else SILENCE_MAX * self._replication_timeout
 
     def _failed(self, error: FlowstoneError) -> None:
-        """The applier would try again: that is no use where only somebody can help."""
+        """End the archive if a retry by the applier is useless, such as when an operator has to act."""
         self._is_searching = False
         is_refused = code_of(error) in FOR_OPERATORS and not is_ordinary(error, self._failures)
         is_final = is_gap(error) or (is_refused and not self._has_followed)
         self._failures += 1
-        # A connection that breaks is made again; who cannot be reached is away.
+        # The first failure after a subscription is a lost connection; further ones mean an unreachable upstream.
         is_away = self._failures > 1 or not self._has_followed
         if is_final or (self._is_once and is_away and self.state is ApplierState.DISCONNECTED):
             self._end(error)
@@ -377,14 +377,14 @@ class Archive:
     def _check_target(self) -> None:
         if not self._is_once or self._target is None or not self._target <= self.position:
             return
-        # Who goes at once hears no heartbeat, which would have told the time there.
+        # The archive stops before a heartbeat brings the upstream's time, so its own time of the request has to do.
         self._open_store()[0].know_until(self._asked_at)
         self._tell(events.CaughtUp(self.position.to_mapping(), self.settled.to_mapping()))
         self._is_once = False
         self._end(None)
 
     def _note_time(self) -> None:
-        """What the upstream wrote up to the time that it told last is here, if none of it is on its way."""
+        """Record that the archive is complete up to the time received from the upstream, unless rows are pending."""
         store, intake = self._open_store()
         theirs = self._applier.remote_vclock_at_subscribe if self._applier is not None else None
         if theirs is not None and theirs.without_zero() <= intake.vclock and intake.vclock == intake.submitted:
@@ -392,7 +392,7 @@ class Archive:
             store.know_until(self._applier.peer_time)
 
     def _is_registration_known(self, error: FlowstoneError) -> bool:
-        """The process ended after the upstream had registered us and before its row came."""
+        """Return True, and note it, if we are registered although a crash came before our row of `_cluster`."""
         if code_of(error) != errors.ReplicaNotAnon.code or self._sink is None or self._sink.replica_id:
             return False
         self._sink.register_known()
@@ -407,13 +407,13 @@ class Archive:
         self._tell_snapshot(snapshot, FIRST)
 
     async def _load_images(self) -> None:
-        """Brings the state up to the log, from which rows get their images; without them the manifest says so."""
+        """Load the state at the end of the log, which images are made from; without images, clear `images_since`."""
         store, _ = self._open_store()
         assert store.log is not None
         if not self._wants_images:
             store.manifest.images_since = None
             return
-        from flowstone.node.archive_images import Images  # only who wants images pays for loading a whole engine
+        from flowstone.node.archive_images import Images  # loads the engine, which only images need
 
         store.on_rows = (await Images.load(self._outside, self._directory, version_of(store.log.version))).add
         if store.manifest.images_since is None:
@@ -430,12 +430,12 @@ class Archive:
     # --- snapshots ---
 
     async def _begin_from_snapshot(self, reason: str, why: str) -> None:
-        """Takes a snapshot and begins the log there, trying again as long as that can help."""
+        """Take a snapshot and start the log at its position; retry as long as a retry can help."""
         store, intake = self._open_store()
         gap: Gap | None = None
         snapshot: IncomingSnapshot | None = None
         while snapshot is None:
-            # As the one who will subscribe: servers since 3.3 keep their logs for it from here on.
+            # With the UUID that will subscribe: servers since 3.3 keep their logs for this UUID from now on.
             sink = SnapshotSink(intake, UUID(store.manifest.replica_uuid), self._files_uuid)
             try:
                 await self._fetch(sink, reason)
@@ -448,7 +448,7 @@ class Archive:
                 await sink.abandon()
                 await self._wait_before_retry(error)
             finally:
-                await sink.abandon()  # which is harmless where it has become a file
+                await sink.abandon()  # no effect on a finished snapshot
         self._patience.reset()
         intake.begin_anew()
         if reason == GAP:
@@ -458,13 +458,13 @@ class Archive:
         self._tell_snapshot(snapshot, reason)
 
     def _files_uuid(self) -> UUID:
-        """A new archive's files are those of the instance that it follows: a server started from them is that one."""
+        """Return the instance UUID for the files of a new archive: a server started from them replaces the upstream."""
         assert self._fetching is not None
         assert self._fetching.uuid is not None
         return self._fetching.uuid
 
     async def _fetch(self, sink: SnapshotSink, reason: str) -> None:
-        """Returns when `sink` has a whole snapshot."""
+        """Receive a complete snapshot into `sink`."""
         store, intake = self._open_store()
         fetching = self._fetching = Applier(
             self._outside, self._uri, sink, replication_timeout=self._replication_timeout
@@ -474,7 +474,7 @@ class Archive:
             fetching.start(pause_at=(ApplierState.READY,))
             await fetching.resume_to(ApplierState.READY, is_patient=False)
             if reason == INTERVAL:
-                # Until it is known where the snapshot stands, no row may pass that place.
+                # The log must not pass the snapshot's position, which is not known yet.
                 intake.is_free.clear()
                 holding = asyncio.get_running_loop().create_task(self._let_go())
                 await intake.drain()
@@ -491,14 +491,14 @@ class Archive:
             raise errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {known}, got {found}")
 
     async def _receive(self, fetching: Applier, sink: SnapshotSink) -> None:
-        """Until the snapshot is whole, as long as more of it comes."""
+        """Wait until the snapshot is complete; fail if no rows arrive for STALL_SECONDS."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(STALL_SECONDS) as limit:
                 sink.on_rows = lambda: limit.reschedule(loop.time() + STALL_SECONDS)
                 await fetching.resume_to(ApplierState.FETCHED_SNAPSHOT, is_patient=False)
         except TimeoutError as error:
-            what = f"{self._uri.address} said nothing for {STALL_SECONDS:g} s in the middle of a snapshot"
+            what = f"{self._uri.address} sent nothing for {STALL_SECONDS:g} s during a snapshot"
             raise ConnectionLost(what) from error
 
     async def _let_go(self) -> None:
@@ -531,20 +531,20 @@ class Archive:
                 retry_at = clock.monotonic() + self._snapshot_interval
 
     def _seconds_until_snapshot(self) -> float:
-        """Until the next is due. A newest one from the future is of a clock that was wrong, and so of any age."""
+        """Return the seconds until the next snapshot is due; 0 if a wrong clock dated the newest one in the future."""
         store, _ = self._open_store()
         age = self._outside.clock.wall() - store.newest_snapshot_at
         return self._snapshot_interval - age if age >= 0 else 0.0
 
     async def _take_snapshot(self) -> None:
-        """One more, while the log goes on; it counts from the moment when the log has come to where it stands."""
+        """Take a snapshot while the log continues, and publish it when the log has reached its position."""
         store, intake = self._open_store()
 
         async def cut(vclock: VClock) -> None:
             await intake.alone(store.cut, vclock)
             intake.is_free.set()
 
-        # As nobody: of one instance there may be one connection, and no logs need to be kept for this one.
+        # Without a UUID: a server accepts one connection per instance, and need not keep logs for this one.
         sink = SnapshotSink(intake, UUID(int=0), self._files_uuid, cut)
         try:
             await self._fetch(sink, INTERVAL)
@@ -555,17 +555,17 @@ class Archive:
             snapshot = sink.snapshot
             assert snapshot is not None
             if await intake.alone(store.publish, snapshot) is None:
-                raise FlowstoneError("the log had passed the place where the snapshot stands")
+                raise FlowstoneError("the log is already past the position of the snapshot")
             self._tell_snapshot(snapshot, INTERVAL)
         finally:
             if store.log is not None and store.log.cut_at is not None:
                 store.log.cut_at = None
             await sink.abandon()
 
-    # --- beside it ---
+    # --- background ---
 
     async def _keep_saving(self) -> None:
-        """Brings manifest and index up to the log, and tells how it goes."""
+        """Save the manifest and the index at intervals, and report the progress."""
         store, intake = self._open_store()
         clock = self._outside.clock
         saved = None
@@ -580,7 +580,7 @@ class Archive:
                     await intake.alone(store.save)
                     saved = now
                 except FlowstoneError as error:
-                    # No effect while nothing is followed because a snapshot is taken anew: the next round tries again.
+                    # No effect while a new snapshot replaces the log: the next round retries.
                     self._end(error)
             total = store.log.row_count if store.log is not None else 0
             before, at = at, clock.monotonic()

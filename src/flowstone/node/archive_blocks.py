@@ -1,8 +1,8 @@
-"""The index beside an archived log: what its blocks hold, so that a reader can plan without reading them.
+"""The index of an archived log: a summary of its blocks, so that a reader can plan without reading the log.
 
-`NAME.blocks.jsonl` stands beside `NAME.xlog`: a line that says what it is, then one line per run of blocks (one, or
-several small ones), in the order of the log. It says nothing that the log does not, and is made again from the log
-where it is missing, behind or damaged. `docs/reference/archive.md` tells the fields.
+`NAME.blocks.jsonl` is next to `NAME.xlog`. It has a header line, then one line per run of blocks (one block, or several
+small ones), in log order. The index has no information of its own: where it is missing, out of date or damaged, it is
+rebuilt from the log. `docs/reference/archive.md` describes the fields.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ VERSION = 1
 EXTENSION = ".blocks.jsonl"
 
 RUN_SIZE = 64 * 1024
-"""Bytes of the log from which on a run ends with its block: few enough lines, and fine enough to share the work."""
+"""Bytes of the log after which a run ends: large enough for a short index, small enough to share work evenly."""
 
 SPACES_MAX = 64
-"""Runs that touch more spaces than this do not name them."""
+"""Most spaces that a run lists. A run that touches more spaces lists none."""
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line: the log `log` begins at `vclock`, its first block at byte `offset`."""
+    """The first line: the log file `log` starts at `vclock`, and its first block at byte `offset`."""
 
     log: str
     instance_uuid: str
@@ -48,10 +48,10 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whole blocks from byte `offset` to `end` of the log, and what their rows are.
+    """A run of whole blocks, from byte `offset` to `end` of the log, and a summary of their rows.
 
-    `vclock` is the position behind them; before them it is that of the run before. `settled` is what a reader knows to
-    be settled once it has read them. `spaces` is None where they are too many to be named.
+    `vclock` is the position after the run; the position before it is that of the previous run. `settled` is the
+    position that a reader knows to be settled after reading the run. `spaces` is None if there are too many to list.
     """
 
     offset: int
@@ -63,35 +63,35 @@ class Run(msgspec.Struct, frozen=True, omit_defaults=True):
     last_timestamp: float
     spaces: tuple[int, ...] | None
     has_definitions: bool = False
-    """Rows of `_space` or `_index`: behind them the schema may be another."""
+    """True if there are rows of `_space` or `_index`: the schema may be different after them."""
     has_synchronous: bool = False
-    """Transactions that wait for a verdict."""
+    """True if there are synchronous transactions, which stay pending until they are confirmed or rolled back."""
     has_control: bool = False
-    """CONFIRM, ROLLBACK, PROMOTE, DEMOTE: verdicts on transactions before them."""
+    """True if there are rows that decide about earlier transactions: CONFIRM, ROLLBACK, PROMOTE, DEMOTE."""
     rolled_back: tuple[Range, ...] = ()
-    """What these verdicts withdraw, here or in earlier runs: originator, first and last LSN."""
+    """The rows, here or in earlier runs, that these rows roll back: originator, first and last LSN."""
 
     @property
     def is_plain(self) -> bool:
-        """A reader whom nothing waits for learns nothing from these rows about others."""
+        """True if a reader without pending transactions can skip the run: its rows affect no other rows."""
         return not (self.has_definitions or self.has_synchronous or self.has_control)
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """An index as it was read; it ends at byte `end` of the log."""
+    """The index as read from its file. It covers the log up to byte `end`."""
 
     header: Header
     runs: tuple[Run, ...]
     size: int
-    """Bytes of the index file that these lines are."""
+    """Size of the valid lines in the index file, in bytes."""
 
     @property
     def end(self) -> int:
         return self.runs[-1].end if self.runs else self.header.offset
 
     def up_to(self, size: int) -> tuple[Run, ...]:
-        """The runs within the first `size` bytes of the log."""
+        """Return the runs within the first `size` bytes of the log."""
         return tuple(run for run in self.runs if run.end <= size)
 
 
@@ -100,13 +100,13 @@ def path_of(log_path: str) -> str:
 
 
 def read_blocks(disk: Disk, log_path: str) -> Blocks | None:
-    """The index of a log as far as it can be used; None where there is none, or none that fits the log."""
+    """Return the valid part of the index of a log; None if there is no index, or it belongs to another log."""
     path = path_of(log_path)
     if disk.kind(path) is None:
         return None
     with disk.open(path) as file:
         data = file.read_at(0, file.size())
-    lines = data.split(b"\n")[:-1]  # what has no end was not written whole
+    lines = data.split(b"\n")[:-1]  # a line without its newline is incomplete
     try:
         header = msgspec.json.decode(lines[0], type=Header) if lines else None
     except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ def read_blocks(disk: Disk, log_path: str) -> Blocks | None:
 
 @dataclass(slots=True)
 class _Gathered:
-    """A run in the making."""
+    """A run that is being built."""
 
     offset: int
     end: int
@@ -163,17 +163,17 @@ class _Gathered:
 
 
 class RunBuilder:
-    """Makes runs of the blocks of a log, in its order: `add` each, `take` those that are whole."""
+    """Combines the blocks of a log, in log order, into runs: `add` each block, `take` the finished runs."""
 
     def __init__(self, vclock: VClock, end: int, verdicts: Verdicts) -> None:
-        """The log goes on at byte `end`, where its position is `vclock`."""
+        """Start at byte `end` of the log, which is position `vclock`."""
         self.vclock = vclock
         self._verdicts = verdicts
         self._runs: list[Run] = []
         self._run = _Gathered(end, end)
 
     def add(self, slab: Slab, first: int, stop: int, end: int) -> None:
-        """The next block ends at byte `end` of the log and holds the rows from `first` to `stop` of `slab`."""
+        """Add the next block, which ends at byte `end` of the log and has rows `first` to `stop` of `slab`."""
         run, cells = self._run, slab.cells
         judged = self._verdicts.push(slab, first, stop)
         run.end = end
@@ -192,7 +192,7 @@ class RunBuilder:
             self._end_run()
 
     def take(self, *, unfinished: bool) -> list[Run]:
-        """The runs since the last call; one that more blocks could join only if it is asked for, and ends with it."""
+        """Return the runs finished since the last call; with `unfinished`, first end the run that is being built."""
         if unfinished and self._run.row_count:
             self._end_run()
         runs, self._runs = self._runs, []
@@ -205,21 +205,21 @@ class RunBuilder:
 
 
 class BlockWriter:
-    """Writes the index of the log that is being written: `add` each block, `flush` from time to time.
+    """Writes the index of a log that is being written: `add` each block, `flush` from time to time.
 
-    Only what is in the log for certain may be added, for nobody looks back.
+    Add a block only when it is durable in the log: an entry is never withdrawn.
     """
 
     def __init__(self, file: File, vclock: VClock, end: int, verdicts: Verdicts) -> None:
         self._file = file
         self._size = file.size()
-        """Bytes of the file that are whole lines."""
+        """Size of the complete lines in the file, in bytes."""
         self._runs = RunBuilder(vclock, end, verdicts)
         self._unwritten: list[Run] = []
 
     @classmethod
     def create(cls, disk: Disk, log_path: str, meta: Meta, first_block: int, verdicts: Verdicts) -> Self:
-        """A new index, in place of any that there is."""
+        """Create a new index and delete an existing one."""
         path = path_of(log_path)
         with suppress(FileNotFoundError):
             disk.unlink(path)
@@ -234,7 +234,7 @@ class BlockWriter:
 
     @classmethod
     def resume(cls, disk: Disk, log_path: str, blocks: Blocks, verdicts: Verdicts) -> Self:
-        """Goes on behind the lines of `blocks`, the index as it was read; what follows them is cut off."""
+        """Continue the index after the lines of `blocks`; the rest of the file is truncated."""
         file = disk.append_to(path_of(log_path))
         try:
             file.truncate(blocks.size)
@@ -246,11 +246,11 @@ class BlockWriter:
 
     @property
     def vclock(self) -> VClock:
-        """The position behind the last block added."""
+        """The position after the last added block."""
         return self._runs.vclock
 
     def add(self, slab: Slab, first: int, stop: int, end: int) -> None:
-        """The next block ends at byte `end` of the log and holds the rows from `first` to `stop` of `slab`."""
+        """Add the next block, which ends at byte `end` of the log and has rows `first` to `stop` of `slab`."""
         self._runs.add(slab, first, stop, end)
 
     def flush(self) -> None:
@@ -259,7 +259,7 @@ class BlockWriter:
         if not self._unwritten:
             return
         if self._file.size() != self._size:
-            self._file.truncate(self._size)  # an append failed, and may have left part of a line
+            self._file.truncate(self._size)  # a failed append may have left part of a line
         lines = b"".join([msgspec.json.encode(run) + b"\n" for run in self._unwritten])
         self._file.append(lines)
         self._size += len(lines)
@@ -273,14 +273,14 @@ class BlockWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Gives the file back as it is; harmless after `close`."""
+        """Close the file as it is. No effect after `close`."""
         self._file.close()
 
 
 def blocks_of(chunk: Chunk, slab: Slab) -> Iterator[tuple[int, int, int]]:
-    """The blocks of a chunk that was decoded as `slab`: first row, row behind the last, byte where the block ends."""
-    ats, behind = chunk.blocks[:, BLOCK_AT] + chunk.base, chunk.blocks[:, PAYLOAD_END] + chunk.base
-    ends = dict(zip(ats.tolist(), behind.tolist(), strict=True))
+    """Yield first row, end row and end offset of each block of a chunk; `slab` has the decoded rows of the chunk."""
+    ats, payload_ends = chunk.blocks[:, BLOCK_AT] + chunk.base, chunk.blocks[:, PAYLOAD_END] + chunk.base
+    ends = dict(zip(ats.tolist(), payload_ends.tolist(), strict=True))
     spans = slab.cells[scan.SPAN]
     edges = np.searchsorted(spans, np.arange(len(slab.offsets) + 1)).tolist()
     for offset, first, stop in zip(slab.offsets.tolist(), edges[:-1], edges[1:], strict=True):

@@ -1,8 +1,8 @@
-"""What is defined where a log begins, in a file of its own: an archive that has no snapshot there goes by it.
+"""Definitions files: the schema at the start of a log, for an archive that has no snapshot there.
 
-`N.definitions` stands beside the log that begins at signature N and holds the rows of `_space` and `_index` as of then,
-and whose the queue of synchronous transactions is; no data. Spools have them: they may begin in the middle of a log,
-and drop snapshots and logs that nobody asks for again. Replaced as a whole, never changed.
+`N.definitions` is next to the log that starts at signature N. It has the rows of `_space` and `_index` at that position
+and the owner of the limbo, but no data. Spools need these files: a spool may start in the middle of a log,
+and deletes snapshots and logs that its reader no longer needs. A file is replaced as a whole, never modified.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ EXTENSION = ".definitions"
 _NAME = re.compile(r"(\d{20})\.definitions", re.ASCII)
 
 DefinitionRow = tuple[int, bytes]
-"""280 or 288, and a tuple of `_space` or `_index` as MessagePack."""
+"""A space id (280 or 288), and a tuple of that space (`_space` or `_index`) as MessagePack."""
 
 
 class DamagedDefinitions(FlowstoneError):
-    """A file of definitions is not what an archive writes."""
+    """A definitions file is damaged, or of an unsupported format."""
 
 
 @dataclass(frozen=True, slots=True)
 class DefinitionFile:
-    """A file of definitions, found by its name."""
+    """A definitions file in a directory."""
 
     signature: int
     path: str
 
 
 class Definitions(msgspec.Struct, frozen=True):
-    """What is defined at `vclock`; `owner` of the queue: its replica id, the last LSN confirmed, the term."""
+    """The definitions at `vclock`. `owner`: owner of the limbo (replica id), its last confirmed LSN, and the term."""
 
     vclock: Lsns
     instance_uuid: str
@@ -67,7 +67,7 @@ class Definitions(msgspec.Struct, frozen=True):
 
 
 def rows_of(tracker: SchemaTracker) -> tuple[DefinitionRow, ...]:
-    """What a tracker knows, to be kept."""
+    """Return the rows that define the schema of a tracker."""
     return tuple((space_id, pack(row)) for space_id, row in tracker.rows())
 
 
@@ -76,25 +76,26 @@ def path_of(directory: str, vclock: VClock) -> str:
 
 
 def definition_files(disk: Disk, directory: str) -> list[DefinitionFile]:
-    """All that are there, in the order of their positions."""
+    """Return all definitions files of a directory, in the order of their positions."""
     names = ((name, _NAME.fullmatch(name)) for name in disk.list_directory(directory))
     return [DefinitionFile(int(match[1]), posixpath.join(directory, name)) for name, match in names if match]
 
 
 def read_definitions(disk: Disk, path: str) -> Definitions:
+    """Read a definitions file; raise DamagedDefinitions if it is damaged or of an unsupported format."""
     with disk.open(path) as file:
         data = file.read_at(0, file.size())
     try:
         found = msgspec.msgpack.decode(data, type=Definitions)
     except (ValueError, RecursionError) as error:
-        raise DamagedDefinitions(f"{path}: not a file of definitions: {error}") from error
+        raise DamagedDefinitions(f"{path}: not a definitions file: {error}") from error
     if found.format != FORMAT or found.version > VERSION:
-        raise DamagedDefinitions(f"{path}: definitions of format {found.format!r}, version {found.version}")
+        raise DamagedDefinitions(f"{path}: unsupported format {found.format!r}, version {found.version}")
     return found
 
 
 def write_definitions(disk: Disk, directory: str, definitions: Definitions) -> str:
-    """Durable on return, in place of any that there are for this position; its path."""
+    """Write a definitions file, replacing an existing one of this position. Return its path when it is durable."""
     path = path_of(directory, VClock(definitions.vclock))
     temporary = f"{path}.new"
     with suppress(FileNotFoundError):
@@ -108,10 +109,10 @@ def write_definitions(disk: Disk, directory: str, definitions: Definitions) -> s
 
 
 def check_rows(rows: Sequence[DefinitionRow]) -> tuple[DefinitionRow, ...]:
-    """Rows that somebody gives; an error where one is of another space."""
+    """Return the rows a caller passed; raise FlowstoneError if a row is not of `_space` or `_index`."""
     for space_id, _ in rows:
         if space_id not in SCHEMA_SPACE_IDS:
-            raise FlowstoneError(f"a row of space {space_id} defines nothing", hint="give rows of _space and _index")
+            raise FlowstoneError(f"space {space_id} is not a schema space", hint="pass rows of _space or _index")
     return tuple(rows)
 
 

@@ -1,6 +1,6 @@
-"""What an archive tells whoever watches it, one message per event; as JSON each is an object with its kind in `event`.
+"""The events that an archive reports. As JSON, each event is an object with its kind in `event`.
 
-`docs/reference/archive.md` tells the fields. Vclocks are objects of replica id and LSN.
+`docs/reference/archive.md` describes the fields. Vclocks are objects that map replica ids to LSNs.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from flowstone.replication.vclock import VClock
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
-    """`str` of one is a sentence for a person."""
+    """Base of all events. `str` returns the event as one line of text."""
 
 
 class Opened(Event, frozen=True):
-    """The directory is ours; of a new archive, whose `position` is {}, it is told when the upstream has let us in."""
+    """The archive is open. For a new archive `position` is {}, and the upstream has granted its first snapshot."""
 
     directory: str
     position: Lsns
@@ -29,7 +29,7 @@ class Opened(Event, frozen=True):
 
 
 class Connected(Event, frozen=True):
-    """The upstream has let us in: rows come from `position` on; it is at `upstream_position`."""
+    """The upstream accepted the subscription and sends rows after `position`; it is at `upstream_position`."""
 
     address: str
     instance_uuid: str
@@ -40,34 +40,34 @@ class Connected(Event, frozen=True):
     def __str__(self) -> str:
         return (
             f"following {self.address} ({self.instance_uuid}, Tarantool {self.version}) from {VClock(self.position)};"
-            f" it is at {VClock(self.upstream_position)}"
+            f" upstream is at {VClock(self.upstream_position)}"
         )
 
 
 class Registered(Event, frozen=True):
-    """The archive has a number in `_cluster`."""
+    """The archive is a member of the replica set, with the id `replica_id` in `_cluster`."""
 
     replica_id: int
 
     def __str__(self) -> str:
         return (
             f"registered as replica {self.replica_id}: the server keeps its logs until the archive has them, and counts"
-            " the archive in N of the quorum formula; to end that, delete its row from _cluster"
+            " the archive in N of the quorum formula; to unregister the archive, delete its row from _cluster"
         )
 
 
 class Disconnected(Event, frozen=True):
-    """It is tried again by itself."""
+    """The archive does not follow the upstream, and retries."""
 
     address: str
     error: str
 
     def __str__(self) -> str:
-        return f"{self.error}; trying again"
+        return f"{self.error}; retrying"
 
 
 class Snapshotted(Event, frozen=True, tag="snapshot"):
-    """A snapshot is complete; `reason` is first, interval or gap."""
+    """A snapshot is complete. `reason` is `first`, `interval` or `gap`."""
 
     file: str
     vclock: Lsns
@@ -79,16 +79,16 @@ class Snapshotted(Event, frozen=True, tag="snapshot"):
 
 
 class SnapshotFailed(Event, frozen=True, tag="snapshot_failed"):
-    """One by interval; the log goes on, and it is tried again after the interval."""
+    """A snapshot by interval failed. The log continues, and the next attempt follows after the interval."""
 
     error: str
 
     def __str__(self) -> str:
-        return f"no snapshot: {self.error}"
+        return f"snapshot failed: {self.error}"
 
 
 class GapFound(Event, frozen=True, tag="gap"):
-    """Rows that the upstream no longer has: a new snapshot stands for them."""
+    """The upstream no longer has the next rows: a new snapshot replaces them."""
 
     missing: tuple[tuple[int, int, int], ...]
     after: Lsns
@@ -96,14 +96,11 @@ class GapFound(Event, frozen=True, tag="gap"):
     why: str
 
     def __str__(self) -> str:
-        return (
-            f"gap: the archive lacks {rows_text(self.missing)} ({self.why});"
-            f" the snapshot at {VClock(self.until)} stands for them"
-        )
+        return f"gap: missing {rows_text(self.missing)} ({self.why}); replaced by the snapshot at {VClock(self.until)}"
 
 
 class Progress(Event, frozen=True):
-    """Where the archive is. `rows` and `bytes` of logs since the start, `lag` in seconds (None while nobody knows)."""
+    """The progress of the archive: `rows` and `bytes` written since its start, `lag` in seconds (None if unknown)."""
 
     position: Lsns
     settled: Lsns
@@ -115,12 +112,12 @@ class Progress(Event, frozen=True):
 
     def __str__(self) -> str:
         lag = "?" if self.lag is None else f"{self.lag:.1f} s"
-        behind = "" if self.settled == self.position else f", settled {VClock(self.settled)}"
-        return f"{self.rows_per_second:,.0f} rows/s, lag {lag}, at {VClock(self.position)}{behind}, {self.rows:,} rows"
+        settled = "" if self.settled == self.position else f", settled {VClock(self.settled)}"
+        return f"{self.rows_per_second:,.0f} rows/s, lag {lag}, at {VClock(self.position)}{settled}, {self.rows:,} rows"
 
 
 class CaughtUp(Event, frozen=True, tag="caught_up"):
-    """All that the upstream had when it was asked first is here."""
+    """The archive has everything that the upstream had at the first subscription."""
 
     position: Lsns
     settled: Lsns
@@ -130,11 +127,11 @@ class CaughtUp(Event, frozen=True, tag="caught_up"):
 
 
 class Stopped(Event, frozen=True):
-    """The end, in good order."""
+    """The archive stopped cleanly."""
 
     position: Lsns
     settled: Lsns
     rows: int
 
     def __str__(self) -> str:
-        return f"stopped at {VClock(self.position)}, settled {VClock(self.settled)}, {self.rows} rows taken"
+        return f"stopped at {VClock(self.position)}, settled {VClock(self.settled)}, {self.rows} rows received"

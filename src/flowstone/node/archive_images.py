@@ -1,8 +1,8 @@
-"""Images: the tuples that rows replaced and made, added to the rows of an archive as WAL extensions.
+"""Images: the old and new tuples of each change, added to the rows of an archive as WAL extensions.
 
-Keeps the state of all spaces, loaded from the archive's own files, and applies every row to it before it is written.
-OLD_TUPLE stands wherever a tuple was replaced or deleted; NEW_TUPLE where the row does not have the tuple itself, in
-UPDATE and UPSERT. Real servers, 2.6 too, pass over both keys when they recover. What is rolled back is undone here.
+Keeps the state of all spaces, loaded from the archive's own files, and applies each row to it before the row is
+written; a transaction that is rolled back is undone. A row that replaces or deletes a tuple gets OLD_TUPLE. An UPDATE
+or UPSERT gets NEW_TUPLE, because its row has only operations. Real servers, also 2.6, ignore both keys in recovery.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _HAVE_TUPLE: Final = frozenset((_INSERT, _REPLACE))
 _OLD, _NEW = bytes((Key.OLD_TUPLE,)), bytes((Key.NEW_TUPLE,))
 
 Image = tuple[bytes | None, bytes | None]
-"""A tuple as it was and as it is."""
+"""The tuple before and after a change."""
 
 
 class CannotImage(FlowstoneError):
-    """A row does not fit the state that the archive has."""
+    """A row cannot be applied to the state of the archive."""
 
 
 class _Seen(Transaction):
-    """A transaction that remembers each tuple that it changed."""
+    """A transaction that records the old and the new tuple of each change."""
 
     def __init__(self, box: Box) -> None:
         super().__init__(box)
@@ -63,11 +63,11 @@ class _Seen(Transaction):
 
 
 class Images:
-    """The state behind all rows so far. `add` takes the next ones and gives them with their images."""
+    """The state after all rows so far. `add` applies the next rows and returns them with images."""
 
     def __init__(self, box: Box, recovered: Recovered, version: tuple[int, ...]) -> None:
         self._box = box
-        self._box.is_recovering = True  # rows were checked, and allowed, where they come from
+        self._box.is_recovering = True  # the upstream has already checked the rows
         self._by_schema = version < FLAGS_SINCE
         self._vclock = VClockBuilder(recovered.vclock)
         self._tracker: SettledTracker[Applied] = SettledTracker(
@@ -80,7 +80,7 @@ class Images:
 
     @classmethod
     async def load(cls, outside: Outside, directory: str, version: tuple[int, ...]) -> Images:
-        """The state that the files of an archive describe, for rows of a server of `version`."""
+        """Load the state from the files of an archive, for rows of a server that runs `version`."""
         files = scan_directory(outside.disk, directory)
         dialect = dialect_of(files)
         assert dialect is not None
@@ -88,7 +88,7 @@ class Images:
         return cls(box, await recover(outside, files, box), version)
 
     def add(self, rows: bytes) -> bytes:
-        """The rows, whole transactions that follow what was added before, with images."""
+        """Apply the next rows, which must be whole transactions, and return them with images."""
         slab = slab_of_rows(rows, "the stream")
         parts: list[bytes] = []
         at = 0
@@ -100,7 +100,7 @@ class Images:
         return b"".join(parts)
 
     def _in_bulk(self, slab: Slab, first: int, stop: int) -> list[bytes]:
-        """INSERTs or REPLACEs of one space, each a transaction; [] if they need a closer look."""
+        """Apply single-row INSERTs or REPLACEs of one space; return [] if they have to be applied one by one."""
         cells = slab.cells
         space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
         lane = bulk.lane_of(space) if space is not None else None
@@ -112,7 +112,7 @@ class Images:
             return []
         tuples = bulk.slices(slab.payload, ats, ends)
         is_insert = int(cells[scan.TYPE, first]) == _INSERT
-        # A key may be there twice, and then the first of the two is what the second replaces.
+        # A key may occur twice: then the second row replaces the tuple of the first.
         entries = lane.primary.map
         fresh: dict[BoxKey, bytes] = {}
         olds: list[bytes | None] = []
@@ -133,7 +133,7 @@ class Images:
         return parts
 
     def _apply(self, slab: Slab, first: int, transaction: Rows) -> list[bytes]:
-        """Applies one transaction, whose rows stand in the slab from `first` on."""
+        """Apply one transaction, whose rows start at row `first` of the slab, and return its rows with images."""
         was_quiet = self._tracker.is_quiet
         effect = _Seen(self._box)
         parts: list[bytes] = []
@@ -149,7 +149,7 @@ class Images:
             effect.rollback()
             which = f"LSN {transaction.lsn} of replica {transaction.replica_id}"
             raise CannotImage(
-                f"cannot add images to the transaction of {which}: {error.message}", hint="archive without images"
+                f"cannot add images to transaction with {which}: {error.message}", hint="archive without images"
             ) from error
         waits = transaction.flags & _WAIT_ACK or (self._by_schema and effect.is_sync)
         if is_control or waits or not was_quiet:
@@ -159,7 +159,7 @@ class Images:
         return parts
 
     def _decide(self, applied: Applied) -> None:
-        """Asks the tracker; what it withdraws is undone, the newest first."""
+        """Pass a transaction to the tracker, and undo the transactions that it rolls back, newest first."""
         if self._tracker.is_quiet:
             self._tracker.skip_to(self._tracker.vclock.merged(self._vclock.vclock()))
         for decided, kept in reversed(self._tracker.push(applied)):
@@ -168,7 +168,7 @@ class Images:
 
 
 def _before(vclock: VClock, pending: tuple[Applied, ...]) -> VClock:
-    """The position before the first of what waits."""
+    """Return the position before the first pending transaction."""
     lsns = vclock.to_mapping()
     for applied in pending:
         for row in applied.rows:
@@ -177,7 +177,7 @@ def _before(vclock: VClock, pending: tuple[Applied, ...]) -> VClock:
 
 
 def _runs(slab: Slab) -> Iterator[tuple[int, int]]:
-    """Where many rows in succession insert or replace a tuple of one space, each a transaction that does not wait."""
+    """Yield long runs of rows that can be applied in bulk: asynchronous single-row INSERTs or REPLACEs of one space."""
     cells = slab.cells
     types = cells[scan.TYPE]
     is_candidate = (cells[scan.SINGLE] == 1) & ((types == _INSERT) | (types == _REPLACE))
@@ -189,7 +189,7 @@ def _runs(slab: Slab) -> Iterator[tuple[int, int]]:
 
 
 def _with_image(slab: Slab, number: int, old: bytes | None, new: bytes | None) -> bytes:
-    """The row's bytes with the tuples at the end of its body; those of system spaces are left as they are."""
+    """Return the bytes of a row with the tuples added at the end of its body; rows of system spaces stay unchanged."""
     at, body, end, space_id = slab.cells[[scan.ROW_AT, scan.BODY_AT, scan.ROW_END, scan.SPACE_ID], number].tolist()
     if (old is None and new is None) or space_id < FIRST_USER_SPACE_ID or slab.payload[body] & 0xF0 != 0x80:
         return slab.payload[at:end]

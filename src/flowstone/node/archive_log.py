@@ -1,8 +1,8 @@
-"""The log of an archive: rows as they came, durable when a call returns, with the index and the settled position.
+"""The log of an archive: writes rows durably, and keeps the index and the settled position up to date.
 
-Everything here waits for the disk: one worker at a time calls it. Rows are written undecoded, in blocks as a real
-server's, into files that a real server recovers from. A file begins exactly at each snapshot of the archive, because
-a server that starts from a snapshot takes what is in the middle of a file for something that never was.
+All calls block on the disk; call them from one worker at a time. Rows are written undecoded, in blocks of the size that
+a real server writes, into files that a real server recovers from. A new file starts exactly at the position of each
+snapshot, as after a checkpoint of a real server: a start reads only the logs that begin there or later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flowstone.xlog.reader import Chunk, LogFile, Slab
 from flowstone.xlog.writer import LogWriter
 
 WAL_MAX_SIZE = 256 * 1024**2
-"""As in `box.cfg`: a log of this size is ended before the next write."""
+"""Size in bytes at which a log file is full, as in `box.cfg`: the next write starts a new file."""
 
 COMMIT = scan.COMMIT
 FIRST_USER_SPACE_ID = 512
@@ -39,19 +39,19 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)", re.ASCII)
 
 
 class BrokenOrder(FlowstoneError):
-    """Rows that do not follow the log."""
+    """Rows do not continue the log."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """The file that is being written, and its index."""
+    """The log file that is being written, and its index."""
 
     writer: LogWriter
     blocks: BlockWriter
 
 
 class ArchiveLog:
-    """Where rows go. `vclock` is what is durable; `verdicts` knows what of it is settled."""
+    """The log of an archive. `vclock` is its durable position; `verdicts` has the settled position."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ArchiveLog:
         version: str,
         wal_max_size: int = WAL_MAX_SIZE,
     ) -> None:
-        """A log that begins at `vclock`, where `verdicts` was started. Its first file is made by the first write."""
+        """Start a log at `vclock`, where `verdicts` was started. The first write creates the first file."""
         self._disk = disk
         self._directory = directory
         self.instance_uuid = instance_uuid
@@ -75,21 +75,21 @@ class ArchiveLog:
         self.version = version
         self.wal_max_size = wal_max_size
         self.row_count = 0
-        """Rows written since the start."""
+        """Rows written since the archive started."""
         self.byte_count = 0
         self.cut_at: VClock | None = None
-        """Where a file is to end because a snapshot was taken there; None again when the log has come to it."""
+        """Position of a snapshot, where the current file must end; None after the log has reached it."""
         self.was_cut = False
-        """Whether it ended just there."""
+        """True if the file ended exactly at that position."""
         self._unindexed: LogWriter | None = None
-        """A file that begins here and whose index could not be made: the next attempt goes on with it."""
+        """A new file whose index could not be created: the next attempt continues with this file."""
         self.before_file: Callable[[], None] = lambda: None
-        """Told that a file is about to begin at `vclock`."""
+        """Called before a new file starts at `vclock`."""
 
     # --- writing ---
 
     def write(self, rows: bytes) -> None:
-        """Rows of whole transactions, none of them known, as bytes of the log; durable on return."""
+        """Write new rows of whole transactions, encoded as in the log; they are durable on return."""
         slab = slab_of_rows(rows, self._directory)
         self._check_order(slab)
         first = 0
@@ -101,17 +101,17 @@ class ArchiveLog:
         self._end_at_cut()
 
     def cut(self, vclock: VClock) -> None:
-        """Ends the file at `vclock`, where a snapshot was taken: now, or when rows up to there have come."""
+        """End the file at `vclock`, the position of a snapshot: now, or when the log has reached that position."""
         self.cut_at, self.was_cut = vclock, False
         self._end_at_cut()
 
     def flush(self) -> None:
-        """Brings the index up to the log."""
+        """Write the index up to the end of the log."""
         if self._open is not None:
             self._open.blocks.flush()
 
     def close(self) -> None:
-        """Ends the file with its marker; the next start goes on in it."""
+        """Close the file with its end marker. The next start continues the same file."""
         if self._unindexed is not None:
             unindexed, self._unindexed = self._unindexed, None
             unindexed.close()
@@ -123,7 +123,7 @@ class ArchiveLog:
                 opened.writer.close()
 
     def abandon(self) -> None:
-        """Gives the files back as they are."""
+        """Close the files as they are, without end marker."""
         if self._unindexed is not None:
             unindexed, self._unindexed = self._unindexed, None
             unindexed.abandon()
@@ -133,12 +133,12 @@ class ArchiveLog:
             opened.writer.abandon()
 
     def _check_order(self, slab: Slab) -> None:
-        """No server recovers from a log whose LSNs do not grow."""
+        """Raise BrokenOrder unless LSNs increase: no server recovers from another log."""
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         for number in np.unique(replica_ids).tolist():
             mine = lsns[replica_ids == number]
             if (np.diff(mine, prepend=self.vclock.get(number)) <= 0).any():
-                raise BrokenOrder(f"rows of replica {number} that do not follow {self.vclock} in {self._directory}")
+                raise BrokenOrder(f"rows of replica {number} are out of order: {self._directory} is at {self.vclock}")
 
     def _append(self, slab: Slab, first: int, stop: int) -> None:
         if first == stop:
@@ -161,7 +161,7 @@ class ArchiveLog:
         self.byte_count += writer.size - before
 
     def _ready(self) -> _Open:
-        """The file to write to: the open one, unless it is full or an upgraded server's rows come next."""
+        """Return the file to write to: a new one if the open one is full or the upstream runs another version now."""
         if self._open is not None:
             writer = self._open.writer
             if writer.size < self.wal_max_size and writer.meta.version == self.version:
@@ -184,7 +184,7 @@ class ArchiveLog:
         return self._open
 
     def _end_file(self) -> None:
-        """The next file begins here. One without rows makes way for it, as that would have its name."""
+        """Close the file, so that the next one starts here. Delete an empty file: the next one has the same name."""
         opened = self._open
         assert opened is not None
         self._open = None
@@ -201,12 +201,12 @@ class ArchiveLog:
     # --- snapshots ---
 
     def _rows_before_cut(self, slab: Slab, cut: VClock) -> int:
-        """How many rows belong before it: those that the snapshot has."""
+        """Return the number of rows before the cut, which are those in the snapshot."""
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         limits = np.array([cut.get(number) for number in range(int(replica_ids.max(initial=0)) + 1)], np.int64)
-        behind = np.flatnonzero(lsns > limits[replica_ids])
-        first = int(behind[0]) if len(behind) else len(slab)
-        # A snapshot is of a moment between two transactions.
+        later = np.flatnonzero(lsns > limits[replica_ids])
+        first = int(later[0]) if len(later) else len(slab)
+        # The position of a snapshot is between two transactions; if this is inside one, the log is past it.
         return first if not first or slab.cells[scan.FLAGS, first - 1] & COMMIT else 0
 
     def _end_at_cut(self) -> None:
@@ -218,12 +218,13 @@ class ArchiveLog:
             self._end_file()
             self._create()
 
-    # --- going on with what is there ---
+    # --- resuming ---
 
     def resume(self, logs: list[ListedFile]) -> None:
-        """Goes on behind `logs`, which follow the snapshot that this log was made for; a torn tail is cut off.
+        """Continue after `logs`, which follow the snapshot that this log starts from; truncate a torn tail.
 
-        Of what the index vouches for only that is read again which others depend on.
+        Reads only the rows that the index does not cover, and those that decide about other rows. Raises LogGap if rows
+        are missing between two files.
         """
         for number, listed in enumerate(logs):
             start = VClock(listed.meta.vclock)
@@ -240,7 +241,7 @@ class ArchiveLog:
             self._open = _Open(writer, blocks)
 
     def _read(self, listed: ListedFile) -> tuple[int, BlockWriter]:
-        """Brings the index of a log up to its end, and gives the byte where its rows end."""
+        """Complete the index of a log file. Return the end offset of its rows, and the index."""
         with LogFile.open(self._disk, listed.path) as log:
             known = read_blocks(self._disk, listed.path)
             if known is None or known.end > log.file.size() or known.header.offset != log.first_block:
@@ -258,7 +259,7 @@ class ArchiveLog:
             for chunk in log.chunks(start):
                 _add_chunk(blocks, chunk)
             self.vclock = blocks.vclock
-            assert log.ending is not None  # a log read to its end without an error has one
+            assert log.ending is not None  # set once a log is read to its end
             return log.ending.offset, blocks
 
 
@@ -269,12 +270,12 @@ def _add_chunk(blocks: BlockWriter, chunk: Chunk) -> None:
 
 
 def logs_behind(directory: LogDirectory, vclock: VClock) -> list[ListedFile]:
-    """The logs that begin at `vclock` or behind it."""
+    """Return the logs that start at `vclock` or after it."""
     return [log for log in directory.logs if vclock <= VClock(log.meta.vclock)]
 
 
 def verdicts_of(definitions: Definitions) -> Verdicts:
-    """As `start_verdicts`, where there is no snapshot."""
+    """Do the same as `start_verdicts`, from a definitions file instead of a snapshot."""
     verdicts = Verdicts()
     definitions.apply_to(verdicts.schema)
     verdicts.start(VClock(definitions.vclock), definitions.promote)
@@ -282,7 +283,7 @@ def verdicts_of(definitions: Definitions) -> Verdicts:
 
 
 def start_verdicts(disk: Disk, snapshot: ListedFile) -> Verdicts:
-    """What the beginning of a snapshot says about definitions and the queue of synchronous transactions."""
+    """Read the definitions and the owner of the limbo from the beginning of a snapshot."""
     verdicts = Verdicts()
     promote: Promote | None = None
     with LogFile.open(disk, snapshot.path) as log:
@@ -291,7 +292,7 @@ def start_verdicts(disk: Disk, snapshot: ListedFile) -> Verdicts:
             for row in slab.rows(np.flatnonzero(slab.cells[scan.TYPE] == RequestType.RAFT_PROMOTE)):
                 body = decode_control(row.type, row.body)
                 promote = body if isinstance(body, Promote) else None
-            # Spaces are in the order of their ids, and the queue's state stands before those of users.
+            # Spaces are in the order of their ids, and the state of the limbo comes before the user spaces.
             if (slab.cells[scan.SPACE_ID] >= FIRST_USER_SPACE_ID).any():
                 break
     verdicts.start(VClock(snapshot.meta.vclock), promote)
@@ -299,20 +300,20 @@ def start_verdicts(disk: Disk, snapshot: ListedFile) -> Verdicts:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """`2.6.0-0-g47aa4e01e` as (2, 6, 0)."""
+    """Parse a version: `2.6.0-0-g47aa4e01e` is (2, 6, 0). An unknown format counts as 2.11.9."""
     match = _VERSION.match(text)
     return tuple(int(part) for part in match.groups()) if match else (2, 11, 9)
 
 
 def _pieces(slab: Slab, first: int, stop: int) -> Iterator[tuple[int, int]]:
-    """The rows in stretches of whole transactions, each for a block as large as a real server's."""
-    behind = np.flatnonzero(slab.cells[scan.FLAGS, first:stop] & COMMIT) + first + 1
-    ends = slab.cells[scan.ROW_END, behind - 1]
+    """Yield ranges of whole transactions, each about as large as a block of a real server."""
+    stops = np.flatnonzero(slab.cells[scan.FLAGS, first:stop] & COMMIT) + first + 1
+    ends = slab.cells[scan.ROW_END, stops - 1]
     while first < stop:
         wanted = int(slab.cells[scan.ROW_AT, first]) + FLUSH_THRESHOLD
-        number = min(int(np.searchsorted(ends, wanted)), len(behind) - 1)
-        last = int(behind[number])
+        number = min(int(np.searchsorted(ends, wanted)), len(stops) - 1)
+        last = int(stops[number])
         if last <= first:
-            raise BrokenOrder(f"{slab.path}: rows that end inside a transaction")
+            raise BrokenOrder(f"{slab.path}: rows end inside a transaction")
         yield first, last
         first = last

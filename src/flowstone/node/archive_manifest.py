@@ -1,8 +1,8 @@
-"""The manifest of an archive: whose log it is, how far it goes, which snapshots it has and what is missing.
+"""The manifest of an archive: its instance, its position, its snapshots and its gaps.
 
-One JSON file that is replaced as a whole, so that a reader finds the old one or the new one. It says what the names of
-the files cannot; `docs/reference/archive.md` tells the fields to those who read it from elsewhere. What is durable is
-decided by the log files, which may be ahead of it by what came since it was last written.
+The manifest is one JSON file, which is replaced as a whole: a reader sees the old one or the new one.
+`docs/reference/archive.md` describes the fields for other programs. The log files decide which rows are durable; they
+may be ahead of the manifest.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ TEMPORARY = NAME + ".new"
 FORMAT = "flowstone-archive"
 VERSION = 1
 SIZE_MAX = 64 * 1024 * 1024
+"""Most bytes of a manifest that are read."""
 
 FIRST, INTERVAL, GAP = "first", "interval", "gap"
-"""Why a snapshot was taken."""
+"""Reasons for a snapshot."""
 
 Lsns = dict[int, int]
-"""A vclock as JSON has it: replica id → LSN."""
+"""A vclock as in JSON: replica id → LSN."""
 
 
 class NotAnArchive(FlowstoneError):
-    """A directory, or its manifest, is not what an archive leaves behind, or cannot be one."""
+    """A directory is not an archive and cannot become one, or its manifest is damaged or unsupported."""
 
 
 class Upstream(msgspec.Struct, frozen=True):
-    """Whom the archive follows: `uuid` of the instance, where it was reached, and what its greeting says."""
+    """The server that the archive follows: the `uuid` of the instance, its address, and the version in its greeting."""
 
     uuid: str
     address: str
@@ -42,7 +43,7 @@ class Upstream(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A `.snap` of the archive; `at` is when it was complete, by the clock of the archive."""
+    """A `.snap` file of the archive. `at` is the time when it was complete, by the clock of the archive."""
 
     file: str
     vclock: Lsns
@@ -51,9 +52,9 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Rows behind `after` and up to `until` that the archive does not have: the snapshot of `until` stands for them.
+    """Rows after `after` and up to `until` that the archive does not have; the snapshot at `until` replaces them.
 
-    `missing` has the LSNs, first and last, of each originator.
+    `missing` has the replica id, the first and the last LSN for each originator.
     """
 
     after: Lsns
@@ -67,26 +68,25 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct):
-    """What is known of an archive. `position` is durable, `settled` can no longer be withdrawn."""
+    """The content of the manifest. Rows are durable up to `position`, and settled up to `settled`."""
 
     replica_uuid: str
-    """As whom the archive subscribes."""
+    """UUID that the archive subscribes with."""
     instance_uuid: str | None = None
-    """Whose files these are, as their headers say: a server that is started from them comes up as this instance."""
+    """Instance UUID in the headers of the files: a server started from the files comes up as this instance."""
     replicaset_uuid: str | None = None
     replica_id: int = 0
-    """Its number in `_cluster`; 0: anonymous."""
+    """Replica id of the archive in `_cluster`; 0: anonymous."""
     images_since: Lsns | None = None
-    """Rows behind this position have the tuples that they changed; None: rows are as they came."""
+    """Rows after this position have images; None: no rows have images."""
     upstream: Upstream | None = None
     position: Lsns = {}
     settled: Lsns = {}
     pending_transactions: int = 0
     at: float = 0.0
-    """When this was written."""
+    """Time of the last write of the manifest."""
     known_until: float = 0.0
-    """By the clock of the upstream: nothing that it wrote up to then is missing at the end of the log. The time of the
-    last row may be later; 0: that is all that is known."""
+    """Time, by the clock of the upstream, up to which the log is complete; 0: unknown. The last row may be later."""
     snapshots: list[Snapshot] = []
     gaps: list[Gap] = []
     format: str = FORMAT
@@ -94,7 +94,7 @@ class Manifest(msgspec.Struct):
 
 
 def load(disk: Disk, directory: str) -> Manifest | None:
-    """The manifest of the archive in `directory`; None where there is none."""
+    """Return the manifest in `directory`; None if there is none. Raise NotAnArchive if it cannot be used."""
     path = posixpath.join(directory, NAME)
     if disk.kind(path) is None:
         return None
@@ -103,15 +103,15 @@ def load(disk: Disk, directory: str) -> Manifest | None:
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:
-        raise NotAnArchive(f"{path}: not the manifest of an archive: {error}", hint="name another directory") from error
+        raise NotAnArchive(f"{path}: not an archive manifest: {error}", hint="use another directory") from error
     if manifest.format != FORMAT or manifest.version > VERSION:
-        what = f"a manifest of format {manifest.format!r}, version {manifest.version}"
-        raise NotAnArchive(f"{path}: {what}", hint=f"this release reads {FORMAT!r} up to version {VERSION}")
+        what = f"unsupported format {manifest.format!r}, version {manifest.version}"
+        raise NotAnArchive(f"{path}: {what}", hint=f"this release supports {FORMAT!r} up to version {VERSION}")
     return manifest
 
 
 def save(disk: Disk, directory: str, manifest: Manifest) -> None:
-    """Puts the manifest in place of the old one; either is there whole, whatever happens."""
+    """Replace the manifest atomically."""
     path, temporary = posixpath.join(directory, NAME), posixpath.join(directory, TEMPORARY)
     with suppress(FileNotFoundError):
         disk.unlink(temporary)
@@ -123,12 +123,12 @@ def save(disk: Disk, directory: str, manifest: Manifest) -> None:
 
 
 def missing_rows(have: VClock, need: VClock) -> tuple[tuple[int, int, int], ...]:
-    """The LSNs, first and last, of each originator that lie behind `have` and up to `need`."""
+    """Return the rows after `have` and up to `need`: replica id, first and last LSN of each originator."""
     return tuple((number, have.get(number) + 1, lsn) for number, lsn in need if number and lsn > have.get(number))
 
 
 def rows_text(rows: tuple[tuple[int, int, int], ...]) -> str:
-    """Those LSNs in words."""
+    """Return rows as text, such as `LSN 11 to 20 of replica 1, 5 of replica 2`."""
     if not rows:
         return "no rows"
     each = (f"{first} to {last} of replica {number}" if first < last else f"{first} of replica {number}"

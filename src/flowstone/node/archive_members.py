@@ -1,7 +1,7 @@
-"""The members of a replica set that an archive may follow: which one now, and when there is nobody left to ask.
+"""The members of a replica set that a spool may follow: selects the current one, and decides when to give up.
 
-Whoever cannot be reached, has no longer what comes next, or has not come as far as we are is passed over for the next
-one. That a member lacks our last rows means nothing while another one may have them, or while it may just be behind.
+A member that is unreachable, no longer has the next rows, or does not have our last rows is skipped for the next one.
+A member without our last rows may only be lagging, so this is an error only after LAG_SECONDS.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from flowstone.iproto.uri import Uri
 from flowstone.node.archive_refusals import UpstreamLostTail
 
 LAG_SECONDS: Final = 10.0
-"""How long members may take to get what we have from each other, before rows count as lost."""
+"""How long members may take to receive our rows from each other before the rows count as lost."""
 
 
 class Members:
-    """In the order in which they were named; `current` is followed."""
+    """The members, in the order given. `current` is the one to follow."""
 
     def __init__(self, uris: Sequence[Uri]) -> None:
         self._uris = tuple(uris)
@@ -34,11 +34,11 @@ class Members:
         return self._uris[self._number]
 
     def accepted(self) -> None:
-        """The current one is being followed: what others said is of yesterday."""
+        """Record that the current member is being followed, and forget earlier errors."""
         self._answers.clear()
 
     def failed(self, error: FlowstoneError, now: float, *, is_final: bool) -> None:
-        """The current one cannot be followed, now or, `is_final`, at all; the next one is to be asked."""
+        """Record the error of the current member and select the next one. `is_final`: a retry cannot help."""
         if not self._answers:
             self._since = now
         self._answers[self._number] = error, is_final
@@ -46,15 +46,15 @@ class Members:
 
     @property
     def is_round_complete(self) -> bool:
-        """All have been asked, to no avail."""
+        """True if every member has failed since the last success."""
         return len(self._answers) == len(self._uris)
 
     def verdict(self, now: float) -> FlowstoneError | None:
-        """What is to be told to somebody, when no other member can help; None: go on asking."""
+        """Return the error to report if no member can be followed; None if another attempt may succeed."""
         final = [error for error, is_final in self._answers.values() if is_final]
         lost = [error for error in final if isinstance(error, UpstreamLostTail)]
         may_change = len(final) < len(self) or (len(self) > 1 and bool(lost))
         if not final or not self.is_round_complete or (may_change and now - self._since < LAG_SECONDS):
             return None
-        # Who lacks least is nearest to having it.
+        # Report the member that lacks the fewest rows.
         return min(lost, key=lambda error: sum(last - first + 1 for _, first, last in error.missing), default=final[0])

@@ -1,9 +1,9 @@
 """Rewrites late rows for the log of an archive: rows received after the PROMOTE that decided about them.
 
 The log of one server never has late rows. But an archive that continues with another server may have the PROMOTE from
-the first one, and then receive what the former owner of the queue wrote before it. No server recovers from a log with
-both in that order. So transactions that were rolled back become NOPs, as a server would have written them, and the
-others lose the flags of the limbo. `replication/settled.py` decides which were rolled back.
+the first one, and then receive rows that the former owner of the limbo wrote before the PROMOTE. No server recovers
+from a log with both in that order. So transactions that were rolled back become NOPs, as a server would have written
+them, and the others lose the flags of the limbo. `replication/settled.py` decides which ones were rolled back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WAIT: Final = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 _TRANSFERS: Final = (RequestType.RAFT_PROMOTE.value, RequestType.RAFT_DEMOTE.value)
 _VERDICTS: Final = (RequestType.RAFT_CONFIRM.value, RequestType.RAFT_ROLLBACK.value)
 _VERDICT_SIZE_MIN: Final = 4
-"""Bytes of the smallest body of a verdict that can be read in place: a map, the owner's key, its id, the next key."""
+"""Smallest body of a CONFIRM or ROLLBACK that is read in place: a map, the owner's key, its id, the next key."""
 
 
 def overtaken_rows(slabs: Sequence[Slab], tenure: Tenure) -> bytes:

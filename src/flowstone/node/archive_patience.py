@@ -77,7 +77,7 @@ class Patience:
     async def _has_lost_its_own(self, error: UpstreamLostTail, uri: Uri) -> bool:
         """Return whether rows are missing that the upstream wrote itself.
 
-        It gives their LSNs to other rows, and nothing would show that once it has written as many.
+        The upstream assigns their LSNs to new rows; once it has written as many, the loss can no longer be detected.
         """
         try:
             own_id = await ask_id(self._outside, uri)

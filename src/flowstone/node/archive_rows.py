@@ -1,7 +1,7 @@
-"""Rows of a replication stream as the files of an archive have them.
+"""Encodes rows of a replication stream for the log files and snapshots of an archive.
 
-A log keeps the time that the followed instance stamped: what an archive that was away takes in a minute happened over
-hours, and `restore` goes by when it happened. Headers are made anew, bodies are copied as they are.
+A row in the log keeps the timestamp of the upstream: an archive that catches up receives hours of changes in a minute,
+and `restore` needs the time of the change. Headers are encoded again, bodies are copied.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from flowstone.xlog.reader import Slab
 INSERT = RequestType.INSERT.value
 
 SNAPSHOT_BLOCK_ROWS = 1000
-"""Rows of a snapshot that are laid out together; the writer makes blocks of them."""
+"""Rows of a snapshot that are encoded together; the writer combines them into blocks."""
 
 
 @kernel
 def gather_log_rows(buf: Bytes, cells: Cells, first: int, stop: int, out: Bytes) -> int:
-    """Rows `first` to `stop` for a log, each with its own time; the bytes written."""
+    """Encode rows `first` to `stop` for a log, each with its own timestamp. Return the number of bytes written."""
     at = 0
     for row in range(first, stop):
         at = put_header(
@@ -52,7 +52,7 @@ def gather_log_rows(buf: Bytes, cells: Cells, first: int, stop: int, out: Bytes)
 def gather_snapshot_rows(
     buf: Bytes, cells: Cells, first: int, stop: int, number: int, timestamp: int, out: Bytes
 ) -> int:
-    """Rows `first` to `stop` for a snapshot, numbered from `number`, all of one time; the bytes written."""
+    """Encode rows `first` to `stop` for a snapshot, numbered from `number`. Return the number of bytes written."""
     at = 0
     for row in range(first, stop):
         lsn = number + row - first
@@ -63,14 +63,14 @@ def gather_snapshot_rows(
 
 
 def log_rows(slab: Slab, first: int, stop: int) -> bytes:
-    """Rows `first` to `stop` as a log has them, with the time they came with."""
+    """Return rows `first` to `stop` encoded for a log, with their timestamps."""
     out = _room(slab, first, stop)
     size = gather_log_rows(slab.buf, slab.cells, first, stop, out)
     return out[:size].tobytes()
 
 
 def snapshot_rows(slab: Slab, first: int, stop: int, number: int, timestamp: float) -> Iterator[tuple[bytes, int]]:
-    """Rows of a JOIN or FETCH_SNAPSHOT as a snapshot has them, numbered from `number`: bytes, and how many rows."""
+    """Yield rows of a JOIN or FETCH_SNAPSHOT encoded for a snapshot, numbered from `number`: bytes and row count."""
     for start in range(first, stop, SNAPSHOT_BLOCK_ROWS):
         end = min(start + SNAPSHOT_BLOCK_ROWS, stop)
         out = _room(slab, start, end)
@@ -85,7 +85,7 @@ def _room(slab: Slab, first: int, stop: int) -> Bytes:
 
 
 def warm_up() -> None:
-    """Has everything compiled that rows will pass, while no server waits for our ACKs."""
+    """Compile the kernels for rows before a server waits for ACKs."""
     row = encode_header(Row(INSERT, 1, lsn=1, timestamp=1.0, tsn=1)) + b"\x82\x10\x01\x21\x90"
     stream = RowStream("nobody")
     stream.feed(b"\xce" + len(row).to_bytes(4, "big") + row)

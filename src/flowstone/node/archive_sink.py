@@ -1,7 +1,7 @@
-"""What the appliers of an archive feed: one that follows the log, and one that only takes a snapshot.
+"""The sinks of an archive's appliers: one follows the log, the other only receives a snapshot.
 
-Rows wait in `Intake` until a worker writes all that is there in one go; what they wait for is the disk, never the other
-way round. An archive acknowledges what is durable, and nothing else.
+`Intake` queues rows, and a worker writes all queued rows together, so that the disk never waits for rows. An archive
+acknowledges only durable rows.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ LOG = logging.getLogger("flowstone.node")
 T = TypeVar("T")
 
 QUEUE_SIZE_MAX = 64 * 1024 * 1024
-"""Bytes that may wait to be written before the upstream has to."""
+"""Bytes that may be queued for the disk; with more, no rows are read from the upstream."""
 
 BATCH_SIZE = 8 * 1024 * 1024
-"""What is written and synced together at most: an ACK should not wait for a minute's backlog."""
+"""Most bytes that are written and synced together: an ACK must not wait for a long backlog."""
 
 BATCH_SIZE_WITH_IMAGES = 256 * 1024
-"""Rows that are applied first take their time, and a server that hears nothing for seconds hangs up."""
+"""The same for an archive with images: applying rows takes time, and a server without ACKs disconnects."""
 
 UNKNOWN_ID = -1
-"""Registered, and the row that says as which replica has not come yet."""
+"""Replica id of an archive that is registered but has not received its row of `_cluster` yet."""
 
 
 class Intake:
-    """Slabs in, files out. `vclock` is durable; `submitted` is where it will be when all that waits is written."""
+    """The write queue of an archive. `vclock` is the durable position, `submitted` includes the queued rows."""
 
     def __init__(self, outside: Outside, store: Store) -> None:
         self._outside = outside
@@ -65,17 +65,17 @@ class Intake:
         self.failure: FlowstoneError | None = None
         self.on_written: list[Callable[[], None]] = []
         self.on_snapshot: Callable[[], None] = lambda: None
-        """Told that the upstream has let us in, and that a snapshot of it begins."""
+        """Called when the upstream has granted a snapshot."""
         self.is_free = asyncio.Event()
-        """Cleared while rows have to wait until it is known where a snapshot stands."""
+        """Cleared while rows must wait because the position of a snapshot is not known yet."""
         self.is_free.set()
         self.has_moved = asyncio.Event()
-        """Set by every write, for who waits for one."""
+        """Set after every write."""
         self.gather_seconds = 0.0
-        """How long rows are waited for that share a write."""
+        """How long to wait for more rows before a write."""
 
     async def take(self, slab: Slab) -> None:
-        """Queues what is new of `slab`; waits where much is queued already."""
+        """Queue the new rows of `slab`. Wait while the queue is full; raise the failure if the disk failed."""
         await self.is_free.wait()
         unknown = _unknown(slab, self.submitted)
         if unknown is not None:
@@ -90,23 +90,23 @@ class Intake:
             raise self.failure
 
     async def drain(self) -> None:
-        """Returns when everything taken so far is written; raises what made that impossible."""
+        """Wait until all queued rows are written; raise the failure if the disk failed."""
         while self._task is not None:
             await self._wait_for_write()
         if self.failure is not None:
             raise self.failure
 
     async def alone(self, work: Callable[..., T], *arguments: object) -> T:
-        """Runs `work` on the store in a worker, with nothing else going on there; WriteFailed if the disk refuses."""
+        """Run `work` in a worker, with exclusive access to the store. Raise WriteFailed if the disk fails."""
         async with self._disk:
             try:
                 return await by_worker(self._outside, work, *arguments)
-            except OSError as error:  # else an applier would take it for a lost connection
+            except OSError as error:  # an applier would treat an OSError as a lost connection
                 path = error.filename if isinstance(error.filename, str) else self.store.directory
                 raise WriteFailed(path, 0, error, is_usable=False) from error
 
     def begin_anew(self) -> None:
-        """The store's log begins at another position: nothing waits by now."""
+        """Take over the position of a new log of the store. The queue must be empty."""
         self.submitted = self.vclock = self.store.vclock
 
     async def _wait_for_write(self) -> None:
@@ -114,7 +114,7 @@ class Intake:
         await self.has_moved.wait()
 
     async def _work(self) -> None:
-        """Writes batch after batch until nothing is queued."""
+        """Write batches until the queue is empty."""
         try:
             while self._queue:
                 if self.gather_seconds and self._queued < BATCH_SIZE:
@@ -126,7 +126,7 @@ class Intake:
         except FlowstoneError as error:
             self.failure = error
         except Exception as error:
-            # Whatever it is, the rows of this batch are not written, and none may follow them.
+            # The rows of this batch are not written, so no later rows may be written.
             LOG.exception("cannot write to %s", self.store.directory)
             self.failure = FlowstoneError(f"cannot write to {self.store.directory}: {type(error).__name__}: {error}")
         finally:
@@ -149,7 +149,7 @@ class Intake:
 
 
 class SnapshotSink:
-    """Takes one snapshot, as nobody, and is then of no more use."""
+    """Receives one snapshot, as an anonymous replica, and is not used again."""
 
     is_anonymous = True
     replica_id = 0
@@ -165,7 +165,7 @@ class SnapshotSink:
         files_uuid: Callable[[], UUID],
         on_begun: Callable[[VClock], Awaitable[None]] | None = None,
     ) -> None:
-        """`files_uuid` is asked whose files a new archive's are; `on_begun` is told where the snapshot stands."""
+        """`files_uuid` returns the instance UUID for a new archive's files; `on_begun` gets the snapshot's position."""
         self._intake = intake
         self._files_uuid = files_uuid
         self._on_begun = on_begun
@@ -183,7 +183,7 @@ class SnapshotSink:
         version = ".".join(map(str, greeting_version))
         position, uuid = vclock.without_zero(), str(self._files_uuid())
 
-        def receive() -> None:  # by the worker: who is cancelled meanwhile must find it here all the same
+        def receive() -> None:  # in the worker, so that `abandon` finds the snapshot after a cancellation
             self.snapshot = self._intake.store.receive_snapshot(position, version, uuid)
 
         await self._intake.alone(receive)
@@ -207,13 +207,13 @@ class SnapshotSink:
         raise _only_a_snapshot()
 
     async def end_join(self, vclock: VClock) -> None:
-        """The snapshot is whole; what becomes of it is for whoever asked for it."""
+        """Do nothing: the snapshot is complete, and the caller of the fetch uses it."""
 
     async def apply(self, slab: Slab) -> None:
         raise _only_a_snapshot()
 
     def raft(self, source_id: int, row: Row) -> None:
-        """Elections are none of its business."""
+        """Ignore the message: an anonymous replica takes no part in elections."""
 
     async def abandon(self) -> None:
         """Remove an unfinished snapshot; if that fails, the next start removes it."""
@@ -224,7 +224,7 @@ class SnapshotSink:
 
 
 class LogSink:
-    """Takes the log; where the archive registers, also the snapshot that it begins from."""
+    """Receives the log and, if the archive registers, the snapshot of the join."""
 
     version_id = Dialect.V2_11.version_id
 
@@ -239,7 +239,7 @@ class LogSink:
         self.is_anonymous = is_anonymous
         self.on_written = intake.on_written
         self.refusal: FlowstoneError | None = None
-        """Why no more rows are taken: those that have come already would follow something else."""
+        """Error that rejects all further rows: rows already in transit do not continue the log."""
         self.on_joined: Callable[[IncomingSnapshot], Awaitable[None]] | None = None
 
     @property
@@ -264,7 +264,7 @@ class LogSink:
         return self._term
 
     def register_known(self) -> None:
-        """The upstream says that we are registered already."""
+        """Record that the upstream reported us as registered already."""
         self._is_known = True
 
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
@@ -282,7 +282,7 @@ class LogSink:
         await self._joining.snapshot_rows(slab)
 
     async def begin_final(self, stop_vclock: VClock) -> None:
-        """The snapshot is whole: the log begins there, and what follows is its first part."""
+        """Start the log at the complete snapshot; the rows that follow are its first rows."""
         assert self._joining is not None
         snapshot, self._joining = self._joining.snapshot, None
         assert snapshot is not None
@@ -315,7 +315,7 @@ class LogSink:
             await joining.abandon()
 
     def _learn_id(self, slab: Slab) -> None:
-        """Finds the row of `_cluster` that gives us our number."""
+        """Look for the row of `_cluster` that has our replica id."""
         if self.is_anonymous or self._manifest.replica_id:
             return
         cells = slab.cells
@@ -330,7 +330,7 @@ class LogSink:
 
 
 def _unknown(slab: Slab, known: VClock) -> Slab | None:
-    """The rows that are not known, all of whose transactions are whole: one is known, or none of it is."""
+    """Return the rows after `known`; None if there are none. A transaction is never known in part."""
     replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
     originators = np.unique(replica_ids).tolist() if len(slab) else []
     if all(int(lsns[replica_ids == number].min()) > known.get(number) for number in originators):
@@ -340,11 +340,11 @@ def _unknown(slab: Slab, known: VClock) -> Slab | None:
     count = int(is_new.sum())
     if not count:
         return None
-    # One column too many, as `RowStream` does it: kernels are compiled for tables of one layout.
+    # One extra column, as in `RowStream`: kernels are compiled for tables of this memory layout.
     cells = np.empty((scan.LINES, count + 1), np.int64)
     cells[:, :count] = slab.cells[:, is_new]
     return replace(slab, cells=cells[:, :count])
 
 
 def _only_a_snapshot() -> LocalProtocolError:
-    return LocalProtocolError("of who fetches a snapshot nothing else is asked")
+    return LocalProtocolError("unexpected rows: only a snapshot was requested")

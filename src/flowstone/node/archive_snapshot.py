@@ -1,6 +1,6 @@
-"""A snapshot on its way from the upstream into the archive: rows come, a `.snap` appears when all is there.
+"""A snapshot that is being received from the upstream: it becomes a `.snap` file when it is complete.
 
-Waits for the disk: one worker at a time calls it. What is not finished leaves nothing behind.
+All calls block on the disk; call them from one worker at a time. An unfinished snapshot leaves no file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from flowstone.xlog.reader import LogFile, Slab
 from flowstone.xlog.writer import SnapWriter
 
 REPLICASET_KEYS = ("cluster", "replicaset_uuid")
-"""Under these `_schema` holds the UUID of the replica set, up to 2.11 and since 3.0."""
+"""Keys of `_schema` with the UUID of the replica set, up to 2.11 and since 3.0."""
 
 
 class IncomingSnapshot:
-    """The snapshot of `vclock`. `replicaset_uuid` is known once its system spaces have come."""
+    """The snapshot at `vclock`. `replicaset_uuid` is known after its system spaces are received."""
 
     def __init__(
         self, disk: Disk, directory: str, *, instance_uuid: str, vclock: VClock, version: str, timestamp: float
@@ -41,19 +41,20 @@ class IncomingSnapshot:
         self._writer: SnapWriter | None = None
         lsns = vclock.to_mapping()
         self.path = posixpath.join(directory, file_name(lsns, FileType.SNAP))
-        if disk.kind(self.path) is None:  # else it is there already: of one position there is one snapshot
+        if disk.kind(self.path) is None:  # otherwise the archive already has the snapshot of this position
             meta = Meta(FileType.SNAP, instance_uuid, lsns, version=version)
             self._writer = SnapWriter(disk, directory, meta, timestamp)
 
     def meta(self, row: Row) -> None:
-        """RAFT or PROMOTE: such rows stand between the system spaces and those of users."""
+        """Add a RAFT or PROMOTE row. These rows are written between the system spaces and the user spaces."""
         self._states.append(row)
 
     def add(self, slab: Slab) -> None:
+        """Add rows of spaces, in the order of a snapshot. Raise RemoteProtocolError if a row is not an INSERT."""
         cells = slab.cells
         space_ids = cells[scan.SPACE_ID]
         if (cells[scan.TYPE] != RequestType.INSERT).any() or (space_ids < 0).any():
-            raise RemoteProtocolError(f"{slab.path} sent a snapshot with a row that is no INSERT")
+            raise RemoteProtocolError(f"invalid snapshot from {slab.path}: row is not an INSERT")
         self._learn(slab)
         of_users = np.flatnonzero(space_ids >= FIRST_USER_SPACE_ID)
         first = int(of_users[0]) if len(of_users) else len(slab)
@@ -64,11 +65,12 @@ class IncomingSnapshot:
         self.row_count += len(slab)
 
     def finish(self) -> str:
-        """The file has its name and is durable; its path."""
+        """Publish the file under its name, durably, and return its path."""
         self._put_states()
         return self._writer.finish() if self._writer is not None else self.path
 
     def abandon(self) -> None:
+        """Delete an unfinished file. No effect after `finish`."""
         if self._writer is not None:
             self._writer.abandon()
 
@@ -90,12 +92,13 @@ class IncomingSnapshot:
 
 
 def replicaset_uuid_of(disk: Disk, path: str) -> UUID | None:
-    """What a snapshot says about whose data it is."""
+    """Return the replica set UUID in a snapshot file; None if it has none."""
     with LogFile.open(disk, path) as log:
         return next((uuid for slab in log.slabs() if (uuid := replicaset_uuid_in(slab)) is not None), None)
 
 
 def replicaset_uuid_in(slab: Slab) -> UUID | None:
+    """Return the replica set UUID if the rows of `_schema` in `slab` have it."""
     for number in np.flatnonzero(slab.cells[scan.SPACE_ID] == SCHEMA_ID).tolist():
         at, end = int(slab.cells[scan.TUPLE_AT, number]), int(slab.cells[scan.TUPLE_END, number])
         pair = unpack(slab.payload[at:end]) if at >= 0 else ()

@@ -1,8 +1,8 @@
-"""An archive that is only a buffer: it keeps what was promised to a reader until the reader has it.
+"""The files of a spool: an archive that keeps rows only until its reader has read them.
 
-Beside what every archive does it may begin in the middle of the log, without a snapshot, shows what is durable at once
-to who reads its index, gives up the unsettled end of its log where the upstream no longer has it, and drops what lies
-behind its reader. What is defined where each of its files begins stands in `N.definitions`, see there.
+Unlike other archives, a spool may start in the middle of the log, without a snapshot. It writes the index of durable
+rows at once, gives up the unsettled end of its log if the upstream no longer has it, and deletes files that its reader
+no longer needs. `N.definitions` has the schema at the start of each log file (`archive_definitions.py`).
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from flowstone.xlog.directory import LogDirectory, scan_directory
 from flowstone.xlog.reader import LogFile, Slab
 
 WAL_MAX_SIZE = 64 * 1024**2
-"""Files are what a spool drops, so they are small."""
+"""Size of a log file. Small, because a spool can only delete whole files."""
 
 
 class SpoolStore(Store):
-    """A store for rows that somebody will fetch."""
+    """A store that keeps rows until its reader has read them."""
 
     @property
     def earliest(self) -> VClock:
-        """Where the oldest log that is there begins: rows behind it are here."""
+        """The start of the oldest log: the spool has the rows after this position."""
         logs = scan_directory(self._disk, self.directory).logs
         return VClock(logs[0].meta.vclock) if logs else self.vclock
 
@@ -54,10 +54,10 @@ class SpoolStore(Store):
         assert self.log is not None
         self.log.flush()
 
-    # --- beginning ---
+    # --- starting ---
 
     def begin_at(self, vclock: VClock, facts: UpstreamFacts, rows: Sequence[DefinitionRow]) -> None:
-        """The log begins at `vclock`, where `rows` define what there is; whatever was here is dropped."""
+        """Delete all files and start the log at `vclock`; `rows` are the definitions at that position."""
         if self.log is not None:
             self.log.close()
             self.log = None
@@ -83,7 +83,7 @@ class SpoolStore(Store):
         return log
 
     def _keep_definitions(self) -> None:
-        """Where nothing waits for a verdict the log can be read from here on alone."""
+        """Write the definitions at this position, unless transactions are pending: then reading cannot start here."""
         log = self.log
         assert log is not None
         if log.verdicts.is_quiet and self._disk.kind(path_of(self.directory, log.vclock)) is None:
@@ -92,22 +92,22 @@ class SpoolStore(Store):
             write_definitions(self._disk, self.directory, definitions)
 
     def _recover(self, found: LogDirectory) -> None:
-        """Goes on behind the newest snapshot or the newest definitions, whichever is newer."""
+        """Resume after the newest snapshot or the newest definitions, whichever is newer."""
         files = definition_files(self._disk, self.directory)
         newest = found.snapshots[-1].signature if found.snapshots else -1
         if not files or files[-1].signature < newest:
             if not found.snapshots:
-                self._drop(found, None)  # logs without a beginning: a new one was about to be made
+                self._drop(found, None)  # a crash came before the new start was written
             super()._recover(found)
             return
         definitions = read_definitions(self._disk, files[-1].path)
         vclock, server = VClock(definitions.vclock), definitions.server
         self._resume(found, self._start_log(vclock, verdicts_of(definitions), definitions.instance_uuid, server))
 
-    # --- giving up ---
+    # --- deleting ---
 
     def collect(self, position: VClock) -> None:
-        """Drops logs and snapshots that hold nothing behind `position`; what is defined there stays known."""
+        """Delete the logs and snapshots that have no rows after `position`; keep the definitions there."""
         files = definition_files(self._disk, self.directory)
         covered = [each for each in files if VClock(read_definitions(self._disk, each.path).vclock) <= position]
         if not covered:
@@ -124,7 +124,7 @@ class SpoolStore(Store):
         self.save()
 
     def _drop(self, found: LogDirectory, keep: int | None) -> None:
-        """Removes what stands before `keep`, oldest first, so that what is left is whole; None: everything."""
+        """Delete the files before signature `keep`, oldest first, so that no gap arises; None: delete all files."""
         for log in found.logs:
             if keep is None or log.signature < keep:
                 self._disk.unlink(log.path)
@@ -138,7 +138,7 @@ class SpoolStore(Store):
                 self._disk.unlink(file.path)
 
     def take_back(self) -> None:
-        """Gives up the rows behind the settled position, which nobody was promised: the upstream has others."""
+        """Delete the rows after the settled position, which no reader has seen: the upstream has other rows there."""
         assert self.log is not None
         self.log.close()
         kept = self._cut_log(self.log.verdicts.settled)
@@ -148,7 +148,7 @@ class SpoolStore(Store):
         self.save()
 
     def _cut_log(self, settled: VClock) -> bytes:
-        """Cuts the log before the first run with a row behind `settled`; that run's rows up to there."""
+        """Truncate the log before the first run with a row after `settled`. Return that run's rows up to `settled`."""
         for listed in reversed(scan_directory(self._disk, self.directory).logs):
             blocks = read_blocks(self._disk, listed.path)
             runs = blocks.runs if blocks is not None else ()
@@ -169,7 +169,7 @@ class SpoolStore(Store):
 
 
 def _up_to(slab: Slab, settled: VClock) -> bytes:
-    """The rows of a slab up to a position, which is a place in its order."""
+    """Return the rows of a slab up to a position, which must be a position of its log."""
     origins, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
     limits = np.array([settled.get(number) for number in range(int(origins.max(initial=0)) + 1)], np.int64)
     return log_rows(slab, 0, int((lsns <= limits[origins]).sum()))

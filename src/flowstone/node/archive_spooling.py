@@ -1,8 +1,8 @@
-"""An archive as the buffer of a reader: begins where it is told to, follows whichever member can be followed.
+"""A spool: an archive that buffers rows for a reader, starts at any position, and follows any available member.
 
-What differs from an archive that is kept: several members, of which the next is asked when one fails; a beginning in
-the middle of the log; rows that are gone are an error unless that is allowed; no snapshots by interval. Files are
-`archive_spool.py`'s part.
+Unlike an `Archive`, a spool has several members and switches to the next one if one fails. It may start in the middle
+of the log, treats missing rows as an error unless the caller allows data loss, and takes no snapshots by interval.
+`archive_spool.py` handles the files.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
 
 Beginning = Literal["snapshot", "latest"] | VClock
+"""Where a spool starts: with a snapshot, at the upstream's current position, or at a given one."""
 
 GATHER_SECONDS: Final = 0.02
-"""Rows that come within so short a time are written and synced together: a write costs as much as a thousand rows."""
+"""Rows that arrive within this time are written and synced together: a sync costs as much as a thousand rows."""
 
 ROUNDS_AT_START: Final = 3
-"""How often all members are asked before a spool that never began is given up."""
+"""How often all members are tried before the start of a new spool fails."""
 
 
 class Spooling(Archive):
-    """The spool in `directory`, of the replica set that has `members`; `begin` says where a new one begins.
+    """The spool in `directory`, of the replica set with `members`; `begin` is the start of a new spool.
 
-    With `snapshot` there is one to begin with when it has begun. `is_anew`: nobody was promised anything of what is
-    here; with `latest` it is dropped.
-    With a position as beginning, what is here goes on if it has that position, else it is begun anew there, where
-    `definitions` hold (without them, those that the server has now). `guard` is held while files are changed that an
-    index may have read.
+    With `snapshot`, the spool has a snapshot once it has started. With a position, an existing spool that has this
+    position continues; otherwise the spool starts again there, with `definitions` (default: the current ones of the
+    server). `is_anew`: no reader relies on the existing files; with `latest`, they are deleted. `guard` is held while
+    files change that an index may have read.
     """
 
     _store_type = SpoolStore
@@ -88,17 +88,17 @@ class Spooling(Archive):
         self._attempts = 0
         self._is_right_place = self._is_joining = False
         self.generation = 0
-        """Grows when what is durable is no longer a continuation of what was: an index must be opened anew."""
+        """Increases when the files no longer continue the earlier ones: then an index must be opened again."""
 
     @property
     def is_begun(self) -> bool:
-        """There is a log, with a position that can be asked for; who registers has joined to the end."""
+        """True if there is a log with the requested start and, for a spool that registers, the join is complete."""
         has_log = self._store is not None and self._store.log is not None
         return has_log and self._is_right_place and (self._has_followed or not self._is_joining)
 
     @property
     def lag(self) -> float | None:
-        """Seconds that the newest row took to come here; None while nobody knows."""
+        """Seconds between the write of the newest row on the server and in the spool; None if unknown."""
         applier = self._applier
         is_following = self.state in (ApplierState.SYNC, ApplierState.FOLLOW)
         return applier.lag if applier is not None and is_following and applier.lag < 1e9 else None
@@ -108,16 +108,16 @@ class Spooling(Archive):
         self._on_durable()
 
     async def collect(self, position: VClock) -> None:
-        """Drops what lies behind the reader."""
+        """Delete the files that have no rows after `position`, up to which the reader has read."""
         store, intake = self._spool()
         if store.log is not None:
             await intake.alone(store.collect, position)
 
-    # --- beginning ---
+    # --- starting ---
 
     async def _begin(self, *, is_anonymous: bool) -> None:
         store, intake = self._spool()
-        if is_anonymous:  # else servers wait for what it acknowledges
+        if is_anonymous:  # a member must acknowledge at once: commits may wait for it
             intake.gather_seconds = GATHER_SECONDS
         begin = self._beginning
         if isinstance(begin, VClock):
@@ -126,15 +126,15 @@ class Spooling(Archive):
         elif begin == "latest" and (store.log is None or self._is_anew):
             await self._begin_at(None)
         elif begin == "snapshot" and store.log is not None and not store.manifest.snapshots:
-            # It was collected: nobody can begin with what is left.
-            await self._begin_from_snapshot(GAP, "a new reader begins")
+            # The snapshot was deleted, so a reader cannot start with the remaining files.
+            await self._begin_from_snapshot(GAP, "a new reader needs a snapshot")
         else:
             await super()._begin(is_anonymous=is_anonymous)
         self._is_joining = store.log is None
         self._is_right_place = True
 
     async def _begin_at(self, position: VClock | None) -> None:
-        """The log begins at `position`, without a snapshot; None: where the server is now."""
+        """Start the log at `position`, without a snapshot; None: at the current position of the server."""
         store, intake = self._spool()
         while True:
             facts = await self._ask()
@@ -155,10 +155,10 @@ class Spooling(Archive):
         self._tell_opened()
 
     def _unfit(self, facts: UpstreamFacts, start: VClock) -> FlowstoneError | None:
-        """Why a member cannot be followed from `start` on."""
+        """Return the error if a member cannot be followed from `start`; None if it can."""
         here, oldest = facts.ballot.vclock.without_zero(), facts.ballot.gc_vclock.without_zero()
         if not oldest <= start:
-            return RowsMissing(self._uri.address, "its logs were collected", start, oldest)
+            return RowsMissing(self._uri.address, "the server deleted these logs", start, oldest)
         return None if start <= here else UpstreamLostTail(self._uri.address, here, start)
 
     async def _ask(self) -> UpstreamFacts:
@@ -177,7 +177,7 @@ class Spooling(Archive):
     # --- members ---
 
     async def _next_member(self, error: FlowstoneError) -> FlowstoneError | None:
-        """The current member cannot be followed: the next one shall be; the verdict, when none can."""
+        """Switch to the next member. Return the error to report if no member can be followed."""
         self._pass_on(error, is_final=True)
         verdict = self._members.verdict(self._outside.clock.monotonic())
         if verdict is None and self._members.is_round_complete:
@@ -192,7 +192,7 @@ class Spooling(Archive):
 
     async def _wait_before_retry(self, error: FlowstoneError) -> None:
         if isinstance(error, WriteFailed | UpstreamLostTail):
-            raise self._explained(error) from error  # the reader of the spool decides what to do
+            raise self._explained(error) from error  # the reader of the spool handles it
         await super()._wait_before_retry(error)
         self._attempts += 1
         if not self._has_followed and self._attempts >= ROUNDS_AT_START * len(self._members):
@@ -215,7 +215,7 @@ class Spooling(Archive):
         assert self._sink is not None
         self._sink.refusal = None
         if isinstance(error, UpstreamLostTail) and self._sink.is_anonymous and store.settled <= error.theirs:
-            # Nobody was promised what is not settled: the new leader's log has something else there.
+            # No reader has seen rows that are not settled, and the new leader's log has other rows there.
             await intake.alone(self._take_back)
             intake.begin_anew()
             return
@@ -236,7 +236,7 @@ class Spooling(Archive):
             self.generation += 1
 
     async def _pass_over(self, missing: RowsMissing) -> None:
-        """Goes on with a new snapshot behind rows that no member has any more, if that is allowed."""
+        """Continue with a new snapshot after rows that no member has any more, if data loss is allowed."""
         if self._fails_on_data_loss and not self._is_anew:
             raise missing
         self._members.accepted()

@@ -1,7 +1,7 @@
-"""The directory of an archive: its manifest, its snapshots and the log that goes on, under one lock.
+"""The directory of an archive: its manifest, its snapshots and its log, under one lock.
 
-Everything here waits for the disk: one worker at a time calls it. A start reads what a real server would recover from
-(the newest snapshot and the logs behind it), and what the manifest lacks of that is put right.
+All calls block on the disk; call them from one worker at a time. A start reads the files that a real server would
+recover from (the newest snapshot and the logs after it), and updates the manifest from them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.reader import Slab
 
 RowFilter = Callable[[bytes], bytes]
-"""What adds to rows on their way to the file."""
+"""Transforms rows before they are written, such as by adding images."""
 
 _NOBODYS_FILES: Final = frozenset({archive_manifest.TEMPORARY, "lost+found"})
-"""What may be in the directory of a new archive: what a start that was killed left, and what a file system has."""
+"""Files that a directory for a new archive may have: a leftover of a killed start, and the file system's own."""
 
 
 class Store:
-    """An archive on disk. `log` is None until there is a snapshot to begin from.
+    """An archive on disk. `log` is None until there is a snapshot to start from.
 
-    A new one leaves nothing in its directory before the first snapshot comes: `is_begun`.
+    A new archive writes no files until its first snapshot is granted; `is_begun` is True from then on.
     """
 
     def __init__(
@@ -69,17 +69,21 @@ class Store:
     def open(
         cls, disk: Disk, directory: str, new_uuid: UUID, wall: Callable[[], float], *, wal_max_size: int = WAL_MAX_SIZE
     ) -> Self:
-        """The archive in `directory`, which is made if need be; `new_uuid` is for a new one."""
+        """Open the archive in `directory`, which is created if missing; `new_uuid` is the UUID of a new archive.
+
+        Raise AlreadyLocked if another process uses the directory, and NotAnArchive if it has other files or cannot be
+        created.
+        """
         try:
             disk.make_directory(directory)
         except OSError as error:
-            what = f"cannot make the directory {directory} for the archive: {error.strerror or error}"
-            raise NotAnArchive(what, hint="name another one") from error
+            what = f"cannot create archive directory {directory}: {error.strerror or error}"
+            raise NotAnArchive(what, hint="use another directory") from error
         try:
             lock = disk.lock(directory)
         except AlreadyLocked as error:
-            message = f"cannot archive into {directory}: another archive, or a server, is running in it"
-            raise AlreadyLocked(message, hint="stop it first, or name another directory") from error
+            message = f"cannot archive into {directory}: another archive or a server is using it"
+            raise AlreadyLocked(message, hint="stop it first, or use another directory") from error
         try:
             manifest = archive_manifest.load(disk, directory)
             found = scan_directory(disk, directory)
@@ -96,7 +100,7 @@ class Store:
         return store
 
     def close(self) -> None:
-        """Ends the log with its marker and lets others in."""
+        """Close the log with its end marker, save the manifest and release the lock."""
         try:
             if self.log is not None:
                 self.log.close()
@@ -105,16 +109,16 @@ class Store:
             self._lock.release()
 
     def abandon(self) -> None:
-        """Lets others in, and leaves everything as it is: after an error nothing is known for certain."""
+        """Release the lock and leave the files as they are, because their state is uncertain after an error."""
         if self.log is not None:
             self.log.abandon()
         self._lock.release()
 
-    # --- what there is ---
+    # --- state ---
 
     @property
     def vclock(self) -> VClock:
-        """What is durable."""
+        """The position up to which rows are durable."""
         return self.log.vclock if self.log is not None else VClock()
 
     @property
@@ -123,11 +127,11 @@ class Store:
 
     @property
     def newest_snapshot_at(self) -> float:
-        """By the clock as it was then, which may have been wrong: it need not be the largest."""
+        """The time of the newest snapshot, by the clock at that time, which may have been wrong; 0 if there is none."""
         return self.manifest.snapshots[-1].at if self.manifest.snapshots else 0.0
 
     def save(self) -> None:
-        """Brings index and manifest up to the log, once the archive is begun."""
+        """Write the index and the manifest up to the end of the log. No effect before the archive has begun."""
         if not self.is_begun:
             return
         manifest = self.manifest
@@ -139,11 +143,11 @@ class Store:
         archive_manifest.save(self._disk, self.directory, manifest)
 
     def know_until(self, time: float) -> None:
-        """What the upstream wrote up to then is here. As the times of rows it never goes back."""
+        """Record that the archive has everything the upstream wrote until `time`. The recorded time never decreases."""
         self.manifest.known_until = max(self.manifest.known_until, time)
 
     def follow(self, upstream: Upstream) -> bool:
-        """Whom rows come from now; whether that is another, or of another version, than before."""
+        """Record the server that rows come from now. Return True if the server or its version has changed."""
         if self.log is not None:
             self.log.version = upstream.version
         is_new = self.manifest.upstream != upstream
@@ -153,20 +157,20 @@ class Store:
     # --- rows ---
 
     def write(self, slabs: Sequence[Slab]) -> None:
-        """Rows of whole transactions, none of them known; durable on return."""
+        """Write new rows of whole transactions; they are durable on return."""
         assert self.log is not None
         rows = overtaken_rows(slabs, self.log.verdicts.tenure)
         self.log.write(self.on_rows(rows) if self.on_rows is not None else rows)
 
     def cut(self, vclock: VClock) -> None:
-        """A snapshot of `vclock` is on its way: a file of the log is to begin there."""
+        """Make a log file start at `vclock`, the position of a snapshot that is being received."""
         assert self.log is not None
         self.log.cut(vclock)
 
     # --- snapshots ---
 
     def receive_snapshot(self, vclock: VClock, version: str, instance_uuid: str) -> IncomingSnapshot:
-        """Begins a snapshot; `instance_uuid` is that of a new archive's files."""
+        """Start to receive a snapshot; `instance_uuid` is for the files of a new archive."""
         if self.manifest.instance_uuid is None:
             self.manifest.instance_uuid = instance_uuid
         if not self.is_begun:
@@ -182,10 +186,11 @@ class Store:
         )
 
     def begin_from(self, snapshot: IncomingSnapshot, why: str) -> Gap | None:
-        """The log begins, or begins anew, at `snapshot`, which is complete; the gap before it, and `why` it is there.
+        """Start the log at a complete snapshot, or start it again there. Return the gap before it, if there is one.
 
-        The snapshot gets its name before the manifest says so; a start that finds it takes it as the beginning, too.
-        If the disk fails, the log stays closed; the call may be repeated with a later snapshot.
+        `why` is the reason for the gap. The snapshot is published before the manifest is saved; after a crash between
+        the two, the next start adds it to the manifest. If the disk fails, the log stays closed; the call may be
+        repeated with a later snapshot.
         """
         before = self.log
         if before is not None:
@@ -201,7 +206,7 @@ class Store:
         return gap
 
     def publish(self, snapshot: IncomingSnapshot) -> Snapshot | None:
-        """Gives a snapshot by interval its name, if the log has been cut where it stands; None: of no use."""
+        """Publish a snapshot by interval if a log file starts at its position; otherwise discard it and return None."""
         assert self.log is not None
         if not self.log.was_cut:
             snapshot.abandon()
@@ -242,12 +247,12 @@ class Store:
         return self._start_log(VClock(meta.vclock), verdicts, meta.instance_uuid, meta.version)
 
     def _recover(self, found: LogDirectory) -> None:
-        """Goes on behind what is there, if there is something."""
+        """Resume after the newest snapshot and its logs, if there is a snapshot."""
         if found.snapshots:
             self._resume(found, self._start_at(found.snapshots[-1]))
 
     def _resume(self, found: LogDirectory, log: ArchiveLog) -> None:
-        """Goes on behind the logs that follow where `log` starts, as a server would that is started here."""
+        """Resume after the logs that follow the start of `log`, as a server started here would do."""
         log.resume(logs_behind(found, log.vclock))
         manifest = self.manifest
         manifest.instance_uuid = log.instance_uuid
@@ -257,7 +262,7 @@ class Store:
             log.version = manifest.upstream.version
 
     def _know(self, found: LogDirectory, snapshot: ListedFile) -> None:
-        """Adds to the manifest what it lacks of the newest snapshot."""
+        """Add the newest snapshot and its replica set UUID to the manifest if they are missing."""
         manifest = self.manifest
         if manifest.replicaset_uuid is None and (uuid := replicaset_uuid_of(self._disk, snapshot.path)) is not None:
             manifest.replicaset_uuid = str(uuid)
@@ -266,9 +271,9 @@ class Store:
             self._adopt(snapshot, start, logs_behind(found, start))
 
     def _adopt(self, snapshot: ListedFile, start: VClock, logs: Sequence[ListedFile]) -> None:
-        """A snapshot that the manifest does not know: the process ended between the two.
+        """Add a snapshot that is missing from the manifest because the process ended before it was saved.
 
-        Where the log was only cut for it, the file that begins there names the one before.
+        If the log was only cut for the snapshot, the log file that starts there names its predecessor.
         """
         if not self.manifest.snapshots:
             reason = FIRST
@@ -284,6 +289,6 @@ def _refuse_foreign_files(disk: Disk, directory: str) -> None:
     foreign = [name for name in disk.list_directory(directory) if name not in _NOBODYS_FILES]
     if foreign:
         raise NotAnArchive(
-            f"{directory} has files, such as {foreign[0]}, and no {archive_manifest.NAME}: it is no archive",
-            hint="name an empty directory",
+            f"{directory} is not an archive: it has files such as {foreign[0]}, but no {archive_manifest.NAME}",
+            hint="use an empty directory",
         )

@@ -1,6 +1,6 @@
-"""What a server says of itself and its definitions: what an archive needs that begins in the middle of its log.
+"""Queries a server about itself and its definitions, for an archive that starts in the middle of the log.
 
-Asks on a connection of its own, as any client does; the role `replication` may read all that is asked for.
+Each query uses its own client connection. The role `replication` may read everything that is queried.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from flowstone.replication.messages import Ballot, decode_ballot
 T = TypeVar("T")
 
 PAGE_SIZE = 1000
+"""Tuples per SELECT."""
 _LAST_2_6 = (2, 6, 0)
 
 
 class NotBooted(FlowstoneError):
-    """A server that has no data yet."""
+    """The server is not bootstrapped yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamFacts:
-    """Who answers at an address, where it is in its log, and what is defined there about now."""
+    """The identity, the ballot and the current definitions of a server."""
 
     instance_uuid: UUID
     version: str
@@ -45,7 +46,7 @@ class UpstreamFacts:
 
 
 async def first_of(members: Sequence[Uri], ask: Callable[[Uri], Awaitable[T]]) -> T:
-    """What the first member answers that can be asked; the error of the last one where none can."""
+    """Return the answer of the first member that answers; raise the error of the last one if none does."""
     failure: FlowstoneError | None = None
     for uri in members:
         try:
@@ -57,7 +58,7 @@ async def first_of(members: Sequence[Uri], ask: Callable[[Uri], Awaitable[T]]) -
 
 
 async def ask_ballot(outside: Outside, uri: Uri) -> Ballot:
-    """Where a server is in its log, and where its oldest log begins."""
+    """Return the ballot of a server: its position and the start of its oldest log."""
     async with await Connection.open(outside, uri) as connection:
         return await _ballot(connection)
 
@@ -71,7 +72,10 @@ async def ask_id(outside: Outside, uri: Uri) -> int | None:
 
 
 async def ask_facts(outside: Outside, uri: Uri) -> UpstreamFacts:
-    """The definitions are at least as new as the ballot's vclock."""
+    """Return the facts about a server; the definitions are at least as new as the vclock of the ballot.
+
+    Raise NotBooted if the server is not bootstrapped yet.
+    """
     async with await Connection.open(outside, uri) as connection:
         ballot = await _ballot(connection)
         pairs = [unpack(row) for row in await _select(connection, SCHEMA_ID)]
@@ -80,7 +84,7 @@ async def ask_facts(outside: Outside, uri: Uri) -> UpstreamFacts:
             None,
         )
         if found is None:
-            raise NotBooted(f"{uri.address} is of no replica set yet", hint="wait until it is bootstrapped")
+            raise NotBooted(f"{uri.address} has no replica set UUID yet", hint="wait until it is bootstrapped")
         definitions = [(space, row) for space in (SPACE_ID, INDEX_ID) for row in await _select(connection, space)]
         greeting = connection.greeting
         version = ".".join(map(str, greeting.version))
@@ -89,12 +93,12 @@ async def ask_facts(outside: Outside, uri: Uri) -> UpstreamFacts:
 
 async def _ballot(connection: Connection) -> Ballot:
     response = await connection.answer(connection.send(RequestType.VOTE))
-    connection.values(response)  # raises what the server answers instead
+    connection.values(response)  # raises the error if the server answered with one
     return decode_ballot(response.body, is_2_6=connection.greeting.version <= _LAST_2_6)
 
 
 async def _select(connection: Connection, space_id: int) -> list[bytes]:
-    """All tuples of a system space, page by page."""
+    """Return all tuples of a system space; read them page by page."""
     found: list[bytes] = []
     while True:
         keys: dict[Key, Any] = {Key.SPACE_ID: space_id, Key.INDEX_ID: 0, Key.ITERATOR: 2, Key.KEY: ()}
@@ -109,10 +113,10 @@ async def _select(connection: Connection, space_id: int) -> list[bytes]:
 
 
 def tuples_of(body: bytes) -> list[bytes]:
-    """The tuples in the answer to a SELECT, each as it came."""
+    """Return the raw tuples in the response to a SELECT."""
     try:
         page = msgspec.msgpack.decode(body or b"\x80", type=dict[int, msgspec.Raw]).get(Key.DATA.value)
         tuples = msgspec.msgpack.decode(page, type=list[msgspec.Raw]) if page is not None else []
     except (ValueError, RecursionError) as error:
-        raise RemoteProtocolError(f"the answer to a SELECT holds no tuples: {error}") from error
+        raise RemoteProtocolError(f"invalid response to SELECT: {error}") from error
     return [bytes(each) for each in tuples]

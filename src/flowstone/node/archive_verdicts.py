@@ -1,8 +1,8 @@
-"""What of an archived log is settled: every row passes here once, on its way to the file or when that is read again.
+"""Tracks the settled position of an archived log. Every row passes once, when it is written or read again.
 
-Runs `replication.settled` over slabs. A stretch in which nothing is synchronous, decides or defines passes whole; any
-other goes through it transaction by transaction. For logs of servers before 2.8.1, whose rows do not say that they are
-synchronous, it follows the definitions of spaces; a definition that is rolled back is taken back here, too.
+Runs `replication.settled` over slabs. Rows that are neither synchronous nor control rows nor definitions pass as a
+whole; other rows are processed transaction by transaction. Rows of servers before 2.8.1 have no flag for synchronous
+transactions; for them, the definitions of the spaces decide. A definition that is rolled back is undone here, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, group
 
 FLAGS_SINCE = (2, 8, 1)
-"""The first release whose rows say whether their transaction is synchronous."""
+"""The first release whose rows have a flag for synchronous transactions."""
 
 _CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)
 _NOP = RequestType.NOP.value
@@ -38,7 +38,7 @@ Range = tuple[int, int, int]
 
 
 class Judged(NamedTuple):
-    """What a stretch of the log holds beside plain rows, and what it has withdrawn."""
+    """Kinds of rows in a part of the log, and the rows that it rolled back."""
 
     has_definitions: bool = False
     has_synchronous: bool = False
@@ -48,14 +48,14 @@ class Judged(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Placed(Tracked):
-    """A transaction, whether the schema makes it synchronous, and the schema before it where it changes that."""
+    """A transaction, whether the schema makes it synchronous, and the schema before it if it changes the schema."""
 
     touches_synchronous: bool
     schema_before: SchemaTracker | None
 
 
 class Verdicts:
-    """The settled position of one log. Starts at a snapshot: `define` its rows, then `start`."""
+    """Tracks the settled position of one log. At a snapshot, call `define` with its rows, then `start`."""
 
     def __init__(self) -> None:
         self._schema = SchemaTracker()
@@ -68,7 +68,7 @@ class Verdicts:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing waits for a verdict."""
+        """True if no transaction is pending."""
         return self._tracker.is_quiet
 
     @property
@@ -77,32 +77,32 @@ class Verdicts:
 
     @property
     def owner(self) -> tuple[int, int, int] | None:
-        """Owner of the queue, its last confirmed LSN, and the term; None if the queue never had an owner."""
+        """The owner of the limbo, its last confirmed LSN and the term; None if the limbo never had an owner."""
         tracker = self._tracker
         has_owner = tracker.owner_id or tracker.term
         return (tracker.owner_id, tracker.confirmed_lsn, tracker.term) if has_owner else None
 
     @property
     def tenure(self) -> Tenure:
-        """As `SettledTracker.tenure`."""
+        """The current tenure; see `SettledTracker.tenure`."""
         return self._tracker.tenure
 
     @property
     def schema(self) -> SchemaTracker:
-        """What is defined behind all that was taken. Only before `start` others may add to it."""
+        """The schema after all rows so far. Callers may change it only before `start`."""
         return self._schema
 
     def define(self, slab: Slab) -> None:
-        """Takes the definitions of spaces from rows of a snapshot."""
+        """Read the definitions of spaces from rows of a snapshot."""
         for row in slab.rows(np.flatnonzero(_defining(slab, 0, len(slab)))):
             self._schema.apply(row.type, row.body)
 
     def start(self, vclock: VClock, promote: Promote | None = None) -> None:
-        """The log begins at the snapshot of `vclock`, with nothing waiting."""
+        """Start at a snapshot of `vclock`, with no pending transactions."""
         self._tracker.start(vclock, promote)
 
     def follow_version(self, version: tuple[int, ...]) -> None:
-        """The rows to come are of a server of this version."""
+        """Set the version of the server that wrote the next rows. No effect while transactions are pending."""
         by_schema = version < FLAGS_SINCE
         if by_schema == self._by_schema or not self._tracker.is_quiet:
             return
@@ -115,16 +115,16 @@ class Verdicts:
         self._tracker.start(before.vclock, owner, before.tenure.voids)
 
     def skip(self, vclock: VClock) -> None:
-        """Rows up to `vclock` were judged before, and there is nothing in them but plain rows: only while quiet."""
+        """Skip rows up to `vclock`, all of which must be plain. Allowed only while no transaction is pending."""
         self._tracker.skip_to(self._tracker.vclock.merged(vclock))
 
     def push(self, slab: Slab, first: int, stop: int) -> Judged:
-        """Takes the rows from `first` to `stop`, whole transactions that follow what was taken before."""
+        """Process rows `first` to `stop`, which are the next transactions of the log and must be whole."""
         defining = _defining(slab, first, stop)
         synchronous = self._synchronous(slab, first, stop)
         has_control = bool(np.isin(slab.cells[scan.TYPE, first:stop], _CONTROL).any())
         has_definitions, has_synchronous = bool(defining.any()), bool(synchronous.any())
-        # Where the queue has owners, NOPs tell which transactions were rolled back.
+        # Once the limbo has had an owner, NOPs show which transactions were rolled back.
         has_synchronous |= bool(self._tracker.term) and bool((slab.cells[scan.TYPE, first:stop] == _NOP).any())
         if self._tracker.is_quiet and not (has_definitions or has_synchronous or has_control):
             self._tracker.skip_to(self._tracker.vclock.merged(newest(slab, first, stop)))
@@ -138,14 +138,14 @@ class Verdicts:
         return Judged(has_definitions, has_synchronous, has_control, tuple(rolled_back))
 
     def _synchronous(self, slab: Slab, first: int, stop: int) -> NDArray[np.bool_]:
-        """Rows that wait for a quorum, as far as that does not depend on definitions among them."""
+        """Return which rows are synchronous, without regard to definitions among these rows."""
         waits: NDArray[np.bool_] = (slab.cells[scan.FLAGS, first:stop] & _WAIT) != 0
         if self._by_schema and (spaces := self._schema.schema.synchronous):
             waits |= np.isin(slab.cells[scan.SPACE_ID, first:stop], sorted(spaces))
         return waits
 
     def _placed(self, slab: Slab, first: int, stop: int) -> Iterator[_Placed]:
-        """The transactions, each with the schema that holds for it; definitions hold from the next one on."""
+        """Yield the transactions. A definition takes effect after its own transaction."""
         space_ids = slab.cells[scan.SPACE_ID]
         defining = np.zeros(len(slab), np.bool_)
         defining[first:stop] = _defining(slab, first, stop)
@@ -161,7 +161,7 @@ class Verdicts:
             first = end
 
     def _take_back_definitions(self, withdrawn: list[_Placed]) -> None:
-        """What is withdrawn is all that came last, so the schema is as it was before the first of it."""
+        """Restore the schema before the first of the transactions: a rollback always covers the end of the log."""
         before = next((placed.schema_before for placed in withdrawn if placed.schema_before is not None), None)
         if before is not None:
             self._schema = before
@@ -174,7 +174,7 @@ def _defining(slab: Slab, first: int, stop: int) -> NDArray[np.bool_]:
 
 
 def newest(slab: Slab, first: int, stop: int) -> VClock:
-    """The highest LSN of each originator among these rows."""
+    """Return the highest LSN of each originator among rows `first` to `stop`."""
     return VClock(replace(slab, cells=slab.cells[:, first:stop]).newest())
 
 

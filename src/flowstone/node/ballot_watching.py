@@ -1,7 +1,7 @@
-"""The second connection to a newer upstream, on which its ballot is watched; `replication/ballot_watch.py` reads it.
+"""The second connection to a newer upstream, which watches its ballot.
 
-Lives as long as an applier decides about its peer, which is until it subscribes. Never tries again: whoever needs a
-ballot hears what is wrong.
+`replication/ballot_watch.py` implements the protocol. The connection lasts until the applier subscribes. It is never
+retried: an error is raised to the applier, which needs the ballot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowstone.replication.messages import Ballot
 
 
 class BallotWatching:
-    """Begins when `first` is called; every later ballot goes to `on_ballot`, until `end`."""
+    """Watches from `first`, which returns the first ballot, to `end`; later ballots are passed to `on_ballot`."""
 
     def __init__(
         self, address: str, connect: Callable[[], Awaitable[Stream]], on_ballot: Callable[[Ballot], None]
@@ -29,24 +29,25 @@ class BallotWatching:
         self._task: asyncio.Task[None] | None = None
 
     async def first(self, seconds: float) -> Ballot:
-        """The first ballot, or what keeps it from us."""
+        """Connect and return the first ballot; raise ConnectionLost, or another error, if none arrives in `seconds`."""
         self._task = asyncio.get_running_loop().create_task(self._keep_watching())
         try:
             async with asyncio.timeout(seconds):
                 return await self._first
         except TimeoutError as error:
-            raise ConnectionLost(f"{self._address} tells no ballot") from error
+            raise ConnectionLost(f"no ballot from {self._address} within {seconds:g} s") from error
 
     async def end(self) -> None:
+        """Stop watching and close the connection."""
         if self._task is not None:
             self._task.cancel()
-            # Whoever stops the applier meanwhile cancels us: that must not be taken for the end of the watch.
+            # Shielded, so that a cancellation of the applier is not mistaken for that of the watch.
             await asyncio.gather(asyncio.shield(self._task), return_exceptions=True)
 
     async def _keep_watching(self) -> None:
         try:
             await self._watch_until_lost()
-        except Exception as error:  # else the applier would wait for a ballot that does not come
+        except Exception as error:  # any error, or `first` would wait until its timeout
             if not self._first.done():
                 self._first.set_exception(error)
 
@@ -62,7 +63,7 @@ class BallotWatching:
                     else:
                         self._first.set_result(ballot)
                 stream.write(watch.data_to_send())
-                await stream.drain()  # no more is read from who reads no answers
+                await stream.drain()  # stop reading from a peer that does not read
             raise ConnectionLost(f"{self._address} closed the connection")
         finally:
             await stream.close()

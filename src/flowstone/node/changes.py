@@ -1,6 +1,6 @@
-"""What a transaction did, for whoever wants to be told: triggers of a node, and of a replica in a program.
+"""The changes of a transaction, as passed to the triggers of a node and of a replica inside a program.
 
-Made from the rows for the log, whose content is decoded only when somebody looks at it.
+A change wraps a row of the log, which is decoded only when an attribute is read.
 """
 
 from __future__ import annotations
@@ -20,26 +20,37 @@ from flowstone.node.tuples import Tuple, field_numbers
 LOG = logging.getLogger("flowstone.node")
 
 Trigger = Callable[[tuple["Change", ...]], None]
+"""Called with the changes of a transaction of a node."""
 
 
 class Change:
-    """One statement: INSERT, REPLACE, UPDATE, UPSERT or DELETE. What a type does not have is None."""
+    """One statement of a transaction: INSERT, REPLACE, UPDATE, UPSERT or DELETE.
+
+        @node.on_commit
+        def committed(changes):
+            for change in changes:
+                print(change.type, change.space, change.key, change.fields, change.operations)
+
+    An attribute that a statement does not have is None.
+    """
 
     def __init__(self, statement: Statement) -> None:
         self._statement = statement
 
     @property
     def type(self) -> str:
+        """The name of the statement, such as `INSERT`."""
         return RequestType(self._statement.type).name
 
     @property
     def space(self) -> str | None:
-        """The name of the space; None for a row that is about none (NOP)."""
+        """The name of the space; None for a row without a space (NOP)."""
         space = self._statement.space
         return None if space is None else space.name
 
     @property
     def space_id(self) -> int | None:
+        """The id of the space; None for a row without a space (NOP)."""
         space = self._statement.space
         return None if space is None else space.id
 
@@ -49,17 +60,17 @@ class Change:
 
     @property
     def key(self) -> tuple[Any, ...] | None:
-        """Of UPDATE and DELETE."""
+        """The key of an UPDATE or DELETE, in the index that it uses."""
         return self._body.get(Key.KEY.value)
 
     @property
     def fields(self) -> tuple[Any, ...] | None:
-        """The tuple, of INSERT, REPLACE and UPSERT."""
+        """The tuple of an INSERT, REPLACE or UPSERT."""
         return None if self._statement.type == RequestType.UPDATE else self._body.get(Key.TUPLE.value)
 
     @property
     def operations(self) -> tuple[Any, ...] | None:
-        """Of UPDATE and UPSERT."""
+        """The operations of an UPDATE or UPSERT."""
         where = Key.TUPLE if self._statement.type == RequestType.UPDATE else Key.OPS
         return self._body.get(where.value)
 
@@ -68,10 +79,15 @@ class Change:
 
 
 class SettledChange(Change):
-    """A change that can no longer be taken back: where it comes from, and the tuple before (`old`) and after (`new`).
+    """A change that can no longer be rolled back, as a replica reports it, with the old and the new tuple.
 
-    Of an insertion `old` is None, of a deletion `new`. TRUNCATE and DROP, which no statement is, have neither: all
-    tuples of the space went.
+        @replica.on_change
+        def changed(changes):
+            for change in changes:
+                print(change.type, change.space, change.key, change.old, change.new, change.lsn)
+
+    `replica_id`, `lsn` and `timestamp` are those of the row. `old` is None for an insertion, `new` for a deletion. Two
+    more types, TRUNCATE and DROP, have neither: all tuples of the space are deleted.
     """
 
     def __init__(
@@ -86,14 +102,17 @@ class SettledChange(Change):
 
     @property
     def type(self) -> str:
+        """The name of the statement, such as `INSERT`, or `TRUNCATE` or `DROP`."""
         return self._type or super().type
 
     @property
     def old(self) -> Tuple | None:
+        """The tuple before the change; None for an insertion."""
         return self._tuple(self._old)
 
     @property
     def new(self) -> Tuple | None:
+        """The tuple after the change; None for a deletion."""
         return self._tuple(self._new)
 
     @cached_property
@@ -106,7 +125,7 @@ class SettledChange(Change):
 
     @property
     def key(self) -> tuple[Any, ...] | None:
-        """The primary key of the tuple, whatever the statement named it by."""
+        """The primary key of the tuple, also if the statement used another index; None for TRUNCATE and DROP."""
         space, found = self._statement.space, self.new or self.old
         if space is None or space.primary is None or found is None:
             return None
@@ -124,12 +143,12 @@ def _field(values: tuple[Any, ...], number: int, path: str | None) -> Any:
 
 
 def listener(trigger: Trigger) -> Callable[[tuple[Statement, ...]], None]:
-    """What calls `trigger`. Its mistakes are logged: the transaction is over, and nobody could answer for them."""
+    """Return a listener that calls `trigger` and logs its exceptions: the outcome of the transaction is final."""
 
     def tell(statements: tuple[Statement, ...]) -> None:
         try:
             trigger(tuple(map(Change, statements)))
         except Exception:
-            LOG.exception("in a trigger")
+            LOG.exception("transaction trigger failed")
 
     return tell

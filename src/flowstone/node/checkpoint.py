@@ -1,7 +1,7 @@
-"""Checkpoints: the state of the box as a `.snap` file, by time, by size of the log, or on request.
+"""Checkpoints: write the state of the box to a `.snap` file, at intervals, by log size, or on request.
 
-Reads a view of the moment it begins, ends the log at that position, and writes the file in slices, so that nobody waits
-for it. A checkpoint that fails leaves everything as it was. What becomes of older files is `node/gc.py`'s part.
+A checkpoint opens a read view, rotates the log at its position, and writes the file in slices, so that it blocks no
+client. A checkpoint that fails leaves no file. `node/gc.py` deletes old files.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ CHECKPOINT_INTERVAL = 3600.0
 CHECKPOINT_WAL_THRESHOLD = 10**18
 
 SLICE = 500
-"""Tuples that are taken from a view at once: a fraction of a millisecond."""
+"""Tuples read from a view in one step, which takes a fraction of a millisecond."""
 
 SLICE_WHILE_LOADING = 20_000
-"""The same while nobody is served yet: each slice costs a way to a worker and back."""
+"""The same before clients are served. Larger, because every slice costs a round trip to a worker."""
 
 _KEPT_ENGINES = frozenset(("memtx", "vinyl"))
-"""Others have no tuples of their own. Vinyl's are in memory here, and nowhere else."""
+"""Engines whose tuples a snapshot has to hold. Vinyl spaces are among them: here their tuples are in memory only."""
 
 
 class States(NamedTuple):
-    """What a snapshot keeps besides tuples: term and vote, and whose the queue of synchronous transactions is."""
+    """State in a snapshot besides tuples: term and vote, and the owner of the synchronous queue."""
 
     raft: RaftState = RaftState(term=1)
     queue: Promote = Promote(0, 0, 0, VClock())
 
 
 class Checkpointer:
-    """Makes the checkpoints of a node and keeps the files that they need: `node.instance.Files`."""
+    """Makes the checkpoints of a node; implements `node.instance.Files`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Checkpointer:
         checkpoint_wal_threshold: int = CHECKPOINT_WAL_THRESHOLD,
         refusal: Callable[[], FlowstoneError | None] = lambda: None,
     ) -> None:
-        """`refusal` returns why no checkpoint may be made, or None."""
+        """`refusal` returns the error that forbids a checkpoint now, or None."""
         self._outside = outside
         self._box = box
         self._journal = journal
@@ -93,17 +93,17 @@ class Checkpointer:
         self._deletion: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
 
-    # --- life ---
+    # --- lifecycle ---
 
     def start(self) -> None:
-        """Begins to make checkpoints by time and by size, and to keep the indexes in order that these read."""
+        """Start periodic and size-triggered checkpoints, and the task that keeps the indexes sorted for them."""
         self._journal.on_size = self._log_has_grown
         self._watch_size()
         self._schedule()
         self._settling = asyncio.get_running_loop().create_task(settle_indexes(self._outside, self._box))
 
     async def stop(self) -> None:
-        """Ends that; a checkpoint in progress is abandoned."""
+        """Stop these tasks, and abandon a checkpoint that they have started."""
         self._journal.on_size = None
         for task in (self._timer, self._by_size, self._deletion, self._settling):
             if task is not None:
@@ -119,7 +119,7 @@ class Checkpointer:
         checkpoint_wal_threshold: int | None = None,
         checkpoint_count: int | None = None,
     ) -> None:
-        """Takes new values of these options into use; None leaves one as it is."""
+        """Apply new values of these options; None leaves an option unchanged."""
         if checkpoint_count is not None:
             self._collector.checkpoint_count = checkpoint_count
         if checkpoint_wal_threshold is not None:
@@ -129,14 +129,17 @@ class Checkpointer:
             self._interval = checkpoint_interval
             self._schedule()
 
-    # --- what clients ask for ---
+    # --- requests of clients ---
 
     async def snapshot(self) -> None:
-        """Returns when there is a checkpoint of now, and what it made superfluous is gone."""
+        """Make a checkpoint of the present state, and delete the files that it makes obsolete.
+
+        Raise CheckpointInProgress if a checkpoint is running, and the error of `refusal` if it returns one.
+        """
         if self._is_in_progress:
             raise errors.CheckpointInProgress("Snapshot is already in progress")
         self._check_allowed()
-        # Instances that are all told to make a snapshot would from then on make them together.
+        # A new random delay: instances that got this request at the same time must not stay in step.
         self._schedule()
         await self._make()
 
@@ -144,7 +147,7 @@ class Checkpointer:
         return self._collector.start_backup(checkpoint)
 
     def stop_backup(self) -> None:
-        """Lets go of the files; those that are too old by now are deleted soon."""
+        """Release the files of the backup. Those that are no longer needed are deleted in the background."""
         self._collector.stop_backup()
         self._deletion = asyncio.get_running_loop().create_task(self._collector.collect())
 
@@ -155,26 +158,26 @@ class Checkpointer:
     def gc_vclock(self) -> VClock:
         return self._collector.vclock
 
-    # --- making one ---
+    # --- making a checkpoint ---
 
     async def _make(self) -> None:
         self._is_in_progress = True
         try:
-            # View and position are of one moment: no row is submitted between these lines. What rows on their way to
-            # the disk say of elections and of the queue is part of it, once they are there.
+            # No row is submitted between opening the view and rotating the log, so both have the same position. The
+            # state of elections and of the queue is read when the rows before that position are written.
             with self._box.open_view() as view:
                 newest = self._queue.limbo.newest
                 vclock = await self._journal.rotate(self._take_states)
                 states = self._states
-                # A snapshot says of all that it holds that it is a fact.
+                # Readers of a snapshot take all its tuples for confirmed.
                 await self._queue.decided(newest, self._queue.timeout)
-                self._check_allowed()  # a row that was being written meanwhile may forbid it
+                self._check_allowed()  # a row written in the meantime may forbid it
                 checkpoints = self._collector.checkpoints
                 if not checkpoints or checkpoints[-1].vclock != vclock:
                     path = await write_snapshot(
                         self._outside, self._memtx_dir, view, self._box.dialect, self._instance_uuid, vclock, states
                     )
-                    LOG.info("checkpoint %s", path)
+                    LOG.info("checkpoint written: %s", path)
                     self._collector.add_checkpoint(vclock)
         finally:
             self._is_in_progress = False
@@ -196,7 +199,7 @@ class Checkpointer:
         except FlowstoneError as error:
             LOG.error("checkpoint failed: %s", error)
 
-    # --- when ---
+    # --- triggers ---
 
     def _watch_size(self) -> None:
         self._journal.size_limit = self._journal.written_bytes + self._wal_threshold
@@ -206,7 +209,7 @@ class Checkpointer:
             self._by_size = asyncio.get_running_loop().create_task(self._make_unasked())
 
     def _schedule(self) -> None:
-        """Starts the clock anew, unless it is just being served."""
+        """Restart the timer, unless a checkpoint is running: its task may be the timer itself."""
         if self._timer is not None:
             if self._is_in_progress:
                 return
@@ -216,7 +219,7 @@ class Checkpointer:
             self._timer = asyncio.get_running_loop().create_task(self._keep_time())
 
     async def _keep_time(self) -> None:
-        # Instances of one machine start together, and should not make their checkpoints so.
+        # Instances of one machine often start together; the random delay spreads their checkpoints.
         wait = self._interval + self._outside.random.uniform(0, self._interval)
         while True:
             LOG.info("next checkpoint in %.0f s", wait)
@@ -236,10 +239,10 @@ async def write_snapshot(
     *,
     slice_size: int = SLICE,
 ) -> str:
-    """Writes what `view` shows as the snapshot of `vclock`, piece by piece, and returns its path.
+    """Write `view` as the snapshot of `vclock` in slices of `slice_size` tuples, and return the path of the file.
 
-    The loop is held only to take a slice of tuples; encoding, compression and disk are a worker's. If anything goes
-    wrong nothing of the file remains.
+    The event loop only reads the tuples of a slice; a worker encodes, compresses and writes them. If an error occurs,
+    the incomplete file is removed.
     """
     meta = Meta(FileType.SNAP, instance_uuid, vclock.to_mapping(), version=dialect.version_text)
     try:
@@ -254,7 +257,7 @@ async def write_snapshot(
                 continue
             assert space.primary is not None
             if space.id == SEQUENCE_DATA_ID:
-                # Numbers that inserts have taken are in no row of the log: this is where they are kept.
+                # The log has no rows for values that inserts took from sequences; the view computes these rows.
                 await by_worker(outside, writer.add_tuples, space.id, view.sequence_rows)
                 continue
             group_id = GROUP_LOCAL if space.definition.is_local else 0
@@ -271,7 +274,7 @@ async def write_snapshot(
 
 
 def _system_first(view: ReadView) -> Iterator[Space | None]:
-    """The spaces of a snapshot by id; None stands where its rows of other types belong."""
+    """Yield the spaces of a snapshot by id, with None between system and user spaces, where the state rows belong."""
     kept = [
         space
         for _, space in sorted(view.spaces.items())

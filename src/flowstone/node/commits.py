@@ -1,9 +1,9 @@
-"""Commits: from a transaction that has taken effect in memory to rows in the log, and back if the log refuses.
+"""Commits transactions that were applied in memory: writes their rows to the log, or rolls them back.
 
-The rows are numbered and encoded here, in the order of their statements; the journal writes them together with
-whatever else the turn brings. Synchronous transactions, and those behind them, then wait in the queue
-(`synchro_queue.py`) for their verdict. A transaction that could not be written, or was decided against, is rolled back,
-the newest first, before anybody is told. What others may see meanwhile, `box/transaction.py` decides.
+Rows are numbered and encoded here, in the order of their statements; the journal writes them in a batch with other
+transactions. Synchronous transactions, and those after them, then wait for their verdict in the queue
+(`synchro_queue.py`). Transactions that cannot be written, or that a verdict rejects, are rolled back, newest first,
+before their clients are notified. `box/transaction.py` decides what other clients can see meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Listener = Callable[[tuple[Statement, ...]], None]
 
 
 class Commits:
-    """The way of transactions into the log. Turns write what they did in bulk themselves, and settle it here."""
+    """Commits transactions. Turns write their bulk statements themselves, and only `settle` them here."""
 
     def __init__(self, box: Box, journal: Journal, clock: Clock) -> None:
         self._box = box
@@ -42,13 +42,13 @@ class Commits:
         self.on_commit: list[Listener] = []
         self.on_rollback: list[Listener] = []
         self.on_members: Callable[[], None] | None = None
-        """Called when a change of `_cluster` is in the log."""
+        """Called when a change of `_cluster` was committed."""
 
     def submit(self, transaction: Transaction, done: Told) -> None:
-        """Queues the transaction's rows; `done` is told when it is a fact, or that all was rolled back.
+        """Submit the rows of the transaction; call `done` when it is committed, or with the error if rolled back.
 
-        A fact is what is written, and confirmed where it has to be. Raises, with the transaction rolled back, what can
-        be known before anything is written.
+        An asynchronous transaction is committed when it is written, a synchronous one when it is confirmed. If an error
+        is known before the write, roll the transaction back and raise it.
         """
         statements = tuple(transaction.statements)
         if not statements:
@@ -71,13 +71,13 @@ class Commits:
             if entry is not None:
                 self.queue.withdraw(entry)
             raise
-        # By this number verdicts mean it: that of its last row which others get to see.
+        # Verdicts identify the transaction by the LSN of its last replicated row.
         lsn = self._journal.next_lsn(self._journal.replica_id if count else 0) + (count or local_count) - 1
         submit = lambda logged: self._journal.submit(rows, count, logged, local_count=local_count)  # noqa: E731
         self._send(Waiting(transaction, told), submit, entry, lsn)
 
     def _submit_plain(self, transaction: Transaction, statements: tuple[Statement, ...], done: Told) -> None:
-        """What most are: nothing waits, and being written makes it a fact."""
+        """Asynchronous commit: durable once written to the WAL."""
         try:
             rows, count, local_count = self._encode(statements, 0)
         except BaseException:
@@ -101,14 +101,14 @@ class Commits:
             raise client_error(error) from error
 
     def _enter(self, transaction: Transaction, statements: tuple[Statement, ...], told: Told) -> Entry[Waiting] | None:
-        """Its place in the queue."""
+        """Return the entry of the transaction in the queue; None if it does not have to wait."""
         is_local = all(statement.is_local for statement in statements)
         size = sum(len(statement.body) for statement in statements)
         waiting = Waiting(transaction, told)
         return self.queue.submit(waiting, is_synchronous=transaction.is_sync, is_local=is_local, size=size)
 
     def must_wait(self, transaction: Transaction) -> bool:
-        """Whether being written does not make it a fact."""
+        """Return True if the transaction needs a verdict: the write alone does not commit it."""
         return transaction.is_sync or not self.queue.is_empty
 
     def submit_replicated(
@@ -121,10 +121,11 @@ class Commits:
         *,
         entry: Entry[Waiting] | None = None,
     ) -> None:
-        """Queues rows that other instances have numbered, the last of each in `lsns`; `effect` takes them back.
+        """Submit rows of other instances, which keep their LSNs; `effect` rolls them back.
 
-        `logged` is told whether they were written; `statements` are for who listens, when they are facts. An `entry`
-        is what `Queue.receive` gave, for a transaction that waits there. Otherwise as `submit`.
+        `lsns` has the last LSN of each instance. `logged` is called when the rows are written, or with the error.
+        `statements` are passed to listeners when they are committed. `entry` is the result of `SynchroQueue.receive`
+        for a pending transaction. Otherwise like `submit`.
         """
         submit = lambda done: self._journal.submit_replicated(rows, lsns, done)  # noqa: E731
         waiting = Waiting(effect, self._teller(statements, NOBODY)) if entry is None else entry.transaction
@@ -133,7 +134,7 @@ class Commits:
     def submit_waiting(
         self, entries: Sequence[Entry[Waiting]], submit: Callable[[Told], None], logged: Told | None = None
     ) -> None:
-        """Queues many transactions that have their places in the queue, and their LSNs, as one submission."""
+        """Submit several transactions, which have entries in the queue and LSNs, as one write."""
 
         def written(error: FlowstoneError | None) -> None:
             if error is None:
@@ -154,7 +155,7 @@ class Commits:
             raise
 
     def teller(self, statements: tuple[Statement, ...]) -> Told:
-        """Tells who listens what became of a transaction that nobody waits for."""
+        """Return a callback that passes the outcome of a transaction without a client to listeners."""
         return self._teller(statements, NOBODY)
 
     def _teller(self, statements: tuple[Statement, ...], done: Told) -> Told:
@@ -197,7 +198,7 @@ class Commits:
         self._box.in_flight.append(waiting.effect)
         try:
             submit(written)
-        except FlowstoneError as error:  # more than one transaction may be, or nothing is written any more
+        except FlowstoneError as error:  # the transaction is too large, or the journal is closed
             self.settle(waiting.effect, error)
             if entry is not None:
                 self.queue.withdraw(entry)
@@ -205,20 +206,23 @@ class Commits:
                 raise
             raise client_error(error) from error
         if entry is not None:
-            entry.lsn = lsn  # the journal numbers at once
+            entry.lsn = lsn  # `submit` has assigned it
 
     @property
     def has_listeners(self) -> bool:
-        """Whether somebody wants to hear of single transactions."""
+        """True if listeners need to be called for each transaction."""
         return bool(self.on_commit or self.on_rollback)
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is in flight, nobody listens and a small write is quick: who is alone may use the journal itself."""
+        """True if a single small transaction may use the journal directly: nothing in flight, and no listeners."""
         return self._journal.is_ready and not self._box.in_flight and not self.has_listeners
 
     def settle(self, effect: Revocable, error: FlowstoneError | None) -> None:
-        """What was in flight is written, or taken back. Journals tell successes in order, failures backwards."""
+        """Remove `effect` from the transactions in flight, and roll it back if there is an error.
+
+        The journal reports successes in order, and failures newest first.
+        """
         in_flight = self._box.in_flight
         if error is not None:
             in_flight.pop()
@@ -226,15 +230,15 @@ class Commits:
         elif in_flight[0] is effect:
             in_flight.popleft()
         else:
-            in_flight.remove(effect)  # it does nothing, so it does not wait for the verdict on what is before it
+            in_flight.remove(effect)  # it has no effect, so it does not wait for pending transactions before it
 
     async def commit(self, transaction: Transaction) -> None:
-        """Returns when the transaction is a fact; raises why it was rolled back instead: ER_WAL_IO, or by a verdict."""
+        """Wait until the transaction is committed; raise ER_WAL_IO, or the error of the verdict, if rolled back."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(error: FlowstoneError | None) -> None:
             if settled.done():
-                return  # who waited has gone, which alone undoes nothing, or was told that nobody knows
+                return  # the caller was cancelled, which does not undo the commit, or got OutcomeUnknown
             if error is None:
                 settled.set_result(None)
             else:
@@ -242,7 +246,7 @@ class Commits:
 
         self.submit(transaction, done)
         if not self._is_flush_due:
-            # Whoever else commits before the loop comes round again shares the write.
+            # All commits of one iteration of the event loop share a write.
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
         await settled
@@ -252,14 +256,14 @@ class Commits:
         self._journal.flush()
 
     def _encode(self, statements: tuple[Statement, ...], flags: int) -> tuple[bytes, int, int]:
-        """The rows, how many of them are ours, and how many local. `flags` are those of the queue."""
+        """Return the rows, the number of replicated ones, and the number of local ones. `flags` are the limbo flags."""
         journal = self._journal
         if len(statements) == 1 and not statements[0].is_local:
             return self._encode_single(statements[0], journal.next_lsn(journal.replica_id), flags), 1, 0
         return self._encode_many(statements, flags)
 
     def _encode_single(self, statement: Statement, lsn: int, flags: int) -> bytes:
-        """What `encode_header` gives, without the detour: this is one row per autocommit statement."""
+        """Encode a row as `encode_header` does, but faster: every autocommit statement comes through here."""
         return b"".join(
             (
                 b"\x85\x00" if flags else b"\x84\x00",
@@ -300,7 +304,7 @@ def _is_about_members(statement: Statement) -> bool:
 
 
 def client_error(cause: FlowstoneError) -> TarantoolError:
-    """What a client is told of a transaction that was rolled back; what the disk said is for the log and `box.info`."""
+    """Return the error for the client of a rolled back transaction. The error of the disk is in the hint."""
     if isinstance(cause, TarantoolError):
         return cause
     error = errors.WalIo("Failed to write to disk", hint=cause.message)

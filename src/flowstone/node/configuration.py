@@ -1,8 +1,8 @@
 """The options of a node: names, defaults and checks of `box.cfg`, and a few of our own.
 
-`Configuration` is the one table of them: whoever adds an option adds one field, and the command line, the environment,
-the file, reloading and the documentation know it. Values are checked as a Tarantool checks them, with its error (59);
-whether an option may change while the node runs is Tarantool's choice, too (error 58). Applies nothing itself.
+`Configuration` is the only table of options: command line, environment, configuration file, reloading and documentation
+are derived from its fields. Values are checked as Tarantool checks them, with the same errors (59); the same options
+can change while the node runs as in Tarantool (error 58 for others). This module applies no option.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flowstone.replication.election import Fencing, Mode
 
 LOOPBACK: Final = "127.0.0.1"
 ANY_ADDRESS: Final = "0.0.0.0"
-"""Where `*` listens: reaching others takes asking for it."""
+"""The address of `*`. A port alone listens on loopback: listening on all interfaces has to be explicit."""
 
 WAL_MODES: Final = ("none", "write", "fsync")
 DIALECTS: Final = ("2.6", "2.11")
@@ -44,15 +44,15 @@ STRATEGIES: Final = ("auto", "config", "supervised", "legacy")
 ELECTION_MODES: Final = tuple(mode.value for mode in Mode)
 FENCING_MODES: Final = tuple(mode.value for mode in Fencing)
 
-A_UUID: Final = "a UUID such as 5313b8d5-82a0-4fb4-a280-9e8bf79e1cac, with its dashes"
+A_UUID: Final = "a UUID such as 5313b8d5-82a0-4fb4-a280-9e8bf79e1cac, with dashes"
 
 DEATH_FACTOR: Final = 4
-"""A leader that is silent for so many heartbeats counts as dead."""
+"""Heartbeat intervals without a message after which a leader counts as dead."""
 
 TOO_LONG_THRESHOLD: Final = 0.5
 
 QUORUM_2_6: Final = 1
-"""What 2.6 takes where no quorum was given: the owner of the queue itself is enough."""
+"""Default quorum of 2.6: the owner of the queue alone is enough."""
 
 
 # --- the table ---------------------------------------------------------------------------------------------
@@ -67,9 +67,9 @@ def _no_listen_address(value: str) -> str | None:
 
 
 def listen_uri(text: str) -> Uri:
-    """Where `listen` asks to listen: `host:port`, `*:port` for all interfaces, a bare port for loopback, `unix/:/path`.
+    """Parse the option `listen`: `host:port`, `*:port` for all interfaces, a port alone for loopback, `unix/:/path`.
 
-    Port 0 means any that is free.
+    Port 0 stands for any free port. Raise UriError if `text` is not an address.
     """
     place = text.strip()
     if place.startswith("/"):
@@ -107,9 +107,9 @@ def _option(
 
 
 class NodeOptions(TypedDict, total=False):
-    """Options that `Node` takes as keywords, as type checkers see them. `Configuration` describes and checks them.
+    """Types of the options that `Node` takes as keywords. `Configuration` describes and checks the options.
 
-    Wider than the fields of `Configuration` where `box.cfg` is: a port for `listen`, one URI for `replication`.
+    Some types are wider than those of `Configuration`, as in `box.cfg`: a port for `listen`, one URI for `replication`.
     """
 
     listen: str | int | None
@@ -166,92 +166,94 @@ class NodeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What a node was told. Make it with `configure`, which checks; `changed` gives another one for a running node."""
+    """The options of a node. Create it with `configure`, which checks values; `changed` returns a changed copy."""
 
     listen: str | None = _option(
         "string, number",
         None,
-        "Address to listen on: host:port, a port, unix/:/path.",
+        "Address to listen on: host:port, a port, or unix/:/path.",
         _no_listen_address,
         dynamic=True,
-        allowed="host:port, unix/:/path, or a port; ports end at 65535",
+        allowed="host:port, unix/:/path, or a port; the highest port is 65535",
     )
     work_dir: str = _option("string", "data", "Directory of the node's files.")
-    memtx_dir: str = _option("string", ".", "Directory of snapshots, from work_dir.")
-    wal_dir: str = _option("string", ".", "Directory of logs, from work_dir.")
+    memtx_dir: str = _option("string", ".", "Directory of snapshots, relative to work_dir.")
+    wal_dir: str = _option("string", ".", "Directory of logs, relative to work_dir.")
     wal_mode: str = _option(
         "string",
         "write",
-        "When a change is answered: none (no log), write (survives the process), fsync (survives power loss).",
+        "When a write is acknowledged: none (no log), write (survives a process crash), fsync (survives power loss).",
         not_among(WAL_MODES),
         allowed=f"one of {', '.join(WAL_MODES)}",
     )
     wal_max_size: int = _option(
         "number",
         256 * 1024 * 1024,
-        "Bytes after which a new log begins.",
+        "Size in bytes at which a new log is started.",
         not_above(1, "the value must be greater than one"),
     )
     wal_queue_max_size: int = _option(
         "number",
         16 * 1024 * 1024,
-        "Bytes that may wait for the log before writers have to.",
+        "Bytes of requests that may wait for the log; further requests are not executed until it is written.",
         below(0, "wal_queue_max_size must be >= 0"),
         dynamic=True,
     )
-    checkpoint_interval: float = _option("number", 3600.0, "Seconds between snapshots; 0: none by time.", dynamic=True)
+    checkpoint_interval: float = _option(
+        "number", 3600.0, "Seconds between snapshots; 0: no periodic snapshots.", dynamic=True
+    )
     checkpoint_count: int = _option(
         "number",
         2,
-        "Snapshots that are kept, with the logs behind them.",
+        "Number of snapshots to keep, with the logs after them.",
         below(1, "the value must not be less than one"),
         dynamic=True,
     )
     checkpoint_wal_threshold: int = _option(
-        "number", 10**18, "Bytes of log after which a snapshot is made.", dynamic=True
+        "number", 10**18, "Bytes of log after which a snapshot is written.", dynamic=True
     )
     force_recovery: bool = _option(
-        "boolean", False, "Start over damage in snapshots and logs, and say what was skipped.", dynamic=True
+        "boolean", False, "Start despite damaged snapshots and logs; skipped rows are logged.", dynamic=True
     )
-    read_only: bool = _option("boolean", False, "Refuse changes by clients.", dynamic=True)
+    read_only: bool = _option("boolean", False, "Reject writes of clients.", dynamic=True)
     instance_uuid: str | None = _option(
-        "string", None, "Name of this instance; default: a new one, or that of the snapshot.", no_uuid, allowed=A_UUID
+        "string", None, "UUID of this instance; default: that of the snapshot, or a new one.", no_uuid, allowed=A_UUID
     )
     replicaset_uuid: str | None = _option(
-        "string", None, "Name of the replica set; default: a new one, or that of the snapshot.", no_uuid, allowed=A_UUID
+        "string", None, "UUID of the replica set; default: that of the snapshot, or a new one.", no_uuid, allowed=A_UUID
     )
     net_msg_max: int = _option(
         "number",
         768,
-        "Requests of one connection that may be in flight; the next ones wait.",
+        "Pending requests of one connection; further requests wait.",
         below(2, "minimal value is 2"),
         dynamic=True,
     )
     connections_max: int = _option(
         "number",
         10000,
-        "Connections at a time; more are closed at once.",
+        "Open connections; further ones are closed at once.",
         below(1, "the value must not be less than one"),
         dynamic=True,
     )
     packet_size_max: int = _option(
         "number",
         128 * 1024 * 1024,
-        "Bytes of the largest packet.",
+        "Size in bytes of the largest packet.",
         outside(1024, INTEGER_MAX, "specified value is out of bounds"),
         dynamic=True,
     )
     guest_packet_size_max: int = _option(
         "number",
         64 * 1024,
-        "Bytes of the largest packet of a client that has not authenticated.",
+        "Size in bytes of the largest packet of a client that has not authenticated.",
         outside(1024, INTEGER_MAX, "specified value is out of bounds"),
         dynamic=True,
     )
     output_size_max: int = _option(
         "number",
         1024 * 1024,
-        "Bytes of replies that wait for one connection; its next requests wait until they are sent.",
+        "Bytes of unsent replies of one connection; further requests wait until they are sent.",
         outside(1024, INTEGER_MAX, "specified value is out of bounds"),
         dynamic=True,
     )
@@ -295,42 +297,47 @@ class Configuration:
     memtx_max_tuple_size: int = _option(
         "number",
         1024 * 1024,
-        "Bytes of the largest tuple.",
+        "Size in bytes of the largest tuple.",
         not_above(0, "specified value is out of bounds"),
         dynamic=True,
     )
     log_level: str = _option(
         "number, string",
         "info",
-        "What is logged: fatal, error, warn, info, verbose, debug, or 0 to 7.",
+        "Log level: fatal, error, warn, info, verbose, debug, or 0 to 7.",
         no_log_level,
         dynamic=True,
     )
     log_format: str = _option(
         "string",
         "plain",
-        "How lines of the log look: plain, or json, an object per line.",
+        "Format of log lines: plain, or json (one object per line).",
         not_among(LOG_FORMATS, "expected 'plain' or 'json'"),
         dynamic=True,
     )
     too_long_threshold: float = _option(
-        "number", TOO_LONG_THRESHOLD, "Seconds from which on a request or a write to the log is logged.", dynamic=True
+        "number",
+        TOO_LONG_THRESHOLD,
+        "Seconds after which a request or a write to the log is logged as too long.",
+        dynamic=True,
     )
-    ssl_cert_file: str | None = _option("string", None, "Certificate for TLS on the listener, with its chain (PEM).")
+    ssl_cert_file: str | None = _option("string", None, "Certificate of the listener for TLS, with its chain (PEM).")
     ssl_key_file: str | None = _option("string", None, "Private key of the certificate (PEM).")
     ssl_password: str | None = _option(
         "string",
         None,
-        "What opens the private key. Better in FLOWSTONE_SSL_PASSWORD: command lines can be seen by others.",
+        "Password of the private key. Prefer FLOWSTONE_SSL_PASSWORD: command lines can be seen by others.",
         secret=True,
     )
-    ssl_ca_file: str | None = _option("string", None, "Authorities whose clients are let in (PEM).")
-    ssl_ciphers: str | None = _option("string", None, "Ciphers for TLS up to 1.2, as OpenSSL lists them.")
+    ssl_ca_file: str | None = _option(
+        "string", None, "Authorities that must have signed the certificates of clients (PEM)."
+    )
+    ssl_ciphers: str | None = _option("string", None, "Ciphers for TLS up to 1.2, in the syntax of OpenSSL.")
     replication: tuple[str, ...] = _option(
         "string, number, table",
         (),
-        "Whom to follow: URIs such as user:password@host:port, separated by commas; ?transport=ssl&ssl_ca_file=…"
-        " for TLS. Passwords are better in FLOWSTONE_REPLICATION or the file: command lines can be seen by others.",
+        "Upstreams: URIs such as user:password@host:port, separated by commas; ?transport=ssl&ssl_ca_file=… for TLS."
+        " For passwords, prefer FLOWSTONE_REPLICATION or the file: command lines can be seen by others.",
         no_upstreams,
         dynamic=True,
         shown=False,
@@ -338,124 +345,127 @@ class Configuration:
     replication_timeout: float = _option(
         "number",
         1.0,
-        "Seconds between heartbeats; a peer that is silent for four times as long is disconnected.",
+        "Seconds between heartbeats; a peer that sends nothing for four times as long is disconnected.",
         not_above(0, "the value must be greather than 0"),
         dynamic=True,
     )
     replication_connect_timeout: float = _option(
         "number",
         30.0,
-        "Seconds that a start waits for peers to answer.",
+        "Seconds to wait for peers at startup.",
         not_above(0, "the value must be greather than 0"),
         dynamic=True,
     )
     replication_connect_quorum: int | None = _option(
         "number",
         None,
-        "Peers that must answer, and be caught up with before changes are accepted; default: all (2.6 and legacy).",
+        "Peers that must answer and be in sync before writes are accepted (2.6, or strategy legacy); default: all.",
         below(0, "the value must be greater or equal to 0"),
         dynamic=True,
     )
     replication_sync_lag: float = _option(
         "number",
         10.0,
-        "Seconds behind a peer that count as caught up.",
+        "Lag in seconds up to which a peer counts as in sync.",
         not_above(0, "the value must be greater than 0"),
         dynamic=True,
     )
     replication_sync_timeout: float = _option(
         "number",
         300.0,
-        "Seconds that a start waits to catch up; then it goes on as an orphan, which is read-only.",
+        "Seconds to wait for synchronization with peers; then the node becomes an orphan, which is read-only.",
         not_above(0, "the value must be greater than 0"),
         dynamic=True,
     )
     replication_skip_conflict: bool = _option(
-        "boolean", False, "Leave out replicated rows whose unique key is taken, instead of stopping.", dynamic=True
+        "boolean",
+        False,
+        "Skip replicated rows that violate a unique index, instead of stopping replication.",
+        dynamic=True,
     )
     replication_anon: bool = _option(
         "boolean",
         False,
-        "Follow without being a member: read-only, uses no id; can be switched off later.",
+        "Replicate anonymously: read-only, without a replica id; can be switched off later.",
         dynamic=True,
     )
     bootstrap_strategy: str = _option(
         "string",
         "auto",
-        "How the first data is found (2.11): auto, legacy (replication_connect_quorum), config, supervised.",
+        "How the bootstrap leader is chosen (2.11): auto, legacy (replication_connect_quorum), config, supervised.",
         not_among(STRATEGIES, f"the value should be one of the following: {', '.join(map(repr, STRATEGIES))}"),
         dynamic=True,
     )
     bootstrap_leader: str | None = _option(
         "string",
         None,
-        "With the strategy config: whose data to take, by URI, UUID or name.",
+        "Bootstrap leader of the strategy config: a URI, UUID or name.",
         dynamic=True,
         shown=False,
     )
     replication_synchro_quorum: int | str | None = _option(
         "string, number",
         None,
-        "Members that must have a synchronous transaction before it is committed: a number, or (2.11) a formula of N,"
-        f" the number of members; default: {quorum.DEFAULT} (2.11), {QUORUM_2_6} (2.6).",
+        "Members that must acknowledge a synchronous transaction before it is committed: a number, or (2.11) a formula"
+        f" of N, the number of members; default: {quorum.DEFAULT} (2.11), {QUORUM_2_6} (2.6).",
         no_quorum,
         dynamic=True,
     )
     replication_synchro_timeout: float = _option(
         "number",
         5.0,
-        "Seconds that a synchronous transaction waits for its quorum before it is rolled back.",
+        "Seconds to wait for the quorum of a synchronous transaction before it is rolled back.",
         not_above(0, "the value must be greater than zero"),
         dynamic=True,
     )
     replication_synchro_queue_max_size: int = _option(
         "number",
         16 * 1024 * 1024,
-        "Bytes of transactions that may wait for a quorum before writers have to; 0: any number.",
+        "Bytes of pending transactions in the synchronous queue; further transactions wait; 0: no limit.",
         below(0, "replication_synchro_queue_max_size must be >= 0"),
         dynamic=True,
     )
     election_mode: str = _option(
         "string",
         "off",
-        "Part in elections (2.11): off, voter (elects others), candidate (may lead), manual (leads when promoted).",
+        "Role in elections (2.11): off, voter (only votes), candidate (may lead), manual (leads when promoted).",
         no_mode_of(ELECTION_MODES),
         dynamic=True,
     )
     election_timeout: float = _option(
         "number",
         5.0,
-        "Seconds that an election may take before the next one (2.11).",
+        "Seconds after which an election without a winner is repeated (2.11).",
         not_above(0, "the value must be a positive number"),
         dynamic=True,
     )
     election_fencing_mode: str = _option(
         "string",
         "soft",
-        "When a leader without a quorum of connected members resigns (2.11): off (never), soft, strict (before others"
-        " can elect another).",
+        "When a leader that has lost its quorum of connections resigns (2.11): off (never), soft, strict (before"
+        " another leader can be elected).",
         no_mode_of(FENCING_MODES),
         dynamic=True,
     )
     wal_cleanup_delay: float = _option(
         "number",
         14400.0,
-        "Seconds after a start before logs are deleted, if not all members have come back by then.",
+        "Seconds after startup during which no logs are deleted, unless all members have connected.",
         below(0, "value must be >= 0"),
         dynamic=True,
     )
     dialect: str | None = _option(
         "string",
         None,
-        "Age of server to be: 2.6 or 2.11; chosen when the data is born (default 2.11).",
+        "Tarantool version to behave as: 2.6 or 2.11; fixed when the data is created (default 2.11).",
         not_among(DIALECTS, f"expected one of {', '.join(DIALECTS)}"),
     )
 
     def changed(self, options: Mapping[str, Any]) -> Configuration:
-        """This one with `options` set, all of them checked; error 58 for what a running node cannot change."""
+        """Return a checked copy with `options` set; raise error 58 for an option that cannot change at runtime."""
         accepted = _accepted(options)
         if "replication" in accepted:
-            # Whoever sets what `box.cfg` shows means what is there, with the secrets that it does not show.
+            # A URI that equals what `box.cfg` shows, without its password, keeps the password it has.
             known = {parse_uri(uri).shown: uri for uri in self.replication}
             accepted["replication"] = tuple(known.get(uri, uri) for uri in accepted["replication"])
         fixed = [name for name, value in accepted.items() if not self._can_become(name, value)]
@@ -466,7 +476,7 @@ class Configuration:
 
     @property
     def directories(self) -> tuple[str, str]:
-        """Directories of snapshots and of logs."""
+        """The directories of snapshots and of logs."""
         memtx_dir, wal_dir = (
             posixpath.normpath(posixpath.join(self.work_dir, place)) for place in (self.memtx_dir, self.wal_dir)
         )
@@ -476,18 +486,18 @@ class Configuration:
         return OPTIONS[name].is_dynamic or value == getattr(self, name)
 
     def check_dialect(self, dialect: Dialect) -> None:
-        """Error 59 for what `dialect`, which may be known from the data only, does not have."""
+        """Raise error 59 for an option that `dialect`, which may be known from the data only, does not have."""
         if dialect is not Dialect.V2_6:
             return
         if isinstance(self.replication_synchro_quorum, str):
-            hint = "dialect 2.6 has no formulas: give a number"
+            hint = "dialect 2.6 does not support formulas; use a number"
             raise incorrect("replication_synchro_quorum", "should be of type number", hint=hint)
         if self.election_mode != Mode.OFF.value:
-            hint = "dialect 2.6 has no elections: leave it out, or begin new data with dialect 2.11"
+            hint = "dialect 2.6 does not support elections; omit the option, or create new data with dialect 2.11"
             raise incorrect("election_mode", "unexpected option", hint=hint)
 
     def synchro_quorum(self, dialect: Dialect, members: int) -> int:
-        """How many members make a synchronous transaction a fact, in a replica set with so many registered ones."""
+        """Return the quorum of synchronous transactions in a replica set with `members` registered members."""
         self.check_dialect(dialect)
         return quorum.Quorum(self._quorum(dialect)).of(members)
 
@@ -497,7 +507,7 @@ class Configuration:
         return QUORUM_2_6 if dialect is Dialect.V2_6 else quorum.DEFAULT
 
     def election(self, dialect: Dialect) -> ElectionConfig:
-        """What is said of elections; 2.6 has none."""
+        """Return the options of elections; raise error 59 if they are enabled in dialect 2.6."""
         self.check_dialect(dialect)
         return ElectionConfig(
             mode=Mode(self.election_mode),
@@ -507,18 +517,21 @@ class Configuration:
         )
 
     def shown(self, dialect: Dialect) -> dict[str, Any]:
-        """What `box.cfg` shows: options that are set, without secrets."""
+        """Return the map that `box.cfg` shows: the options that are set, without secrets."""
         chosen = replace(self, replication_synchro_quorum=self._quorum(dialect))
         given = {name: option.shown(getattr(chosen, name)) for name, option in OPTIONS.items() if not option.is_secret}
         return {name: value for name, value in given.items() if value not in (None, [])}
 
     def differences(self, other: Configuration) -> list[str]:
-        """Names of the options that `other` has other values for, in the order of the table."""
+        """Return the names of the options whose values differ in `other`, in the order of the table."""
         return [name for name in OPTIONS if getattr(self, name) != getattr(other, name)]
 
 
 def configure(options: Mapping[str, Any]) -> Configuration:
-    """The configuration that `options` ask for; None and the empty string mean an option's default."""
+    """Return the configuration with `options`; None and the empty string stand for the default of an option.
+
+    Raise error 59 if an option is unknown, or a value is not allowed.
+    """
     return _consistent(Configuration(**_accepted(options)))
 
 
@@ -576,4 +589,4 @@ def _read_table() -> dict[str, Option]:
 
 
 OPTIONS: Final[Mapping[str, Option]] = _read_table()
-"""Every option by its name."""
+"""All options by name."""

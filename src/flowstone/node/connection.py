@@ -1,8 +1,8 @@
-"""One IPROTO connection to a server, as its client.
+"""A client connection to an IPROTO server.
 
-Requests are pipelined: each has a number (sync), answers find their request by it, in any order. Whatever
-goes wrong with the connection itself (lost, silent for too long, bytes that are no packet) ends it, and every
-request that waits gets that error. Errors that a server answers leave the connection as it is.
+Requests are pipelined: each one has a number (sync), and responses are matched by it, in any order. A failure of the
+connection (a lost connection, a timeout, an invalid packet) closes it, and all pending requests fail with the same
+error. An error response does not affect the connection.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ REQUEST_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 GREETING_SECONDS = 2.0
 READ_SIZE = 256 * 1024
-HINT_OF_SILENCE = "its process may hang: see whether it runs, and what its log says"
+HINT_OF_SILENCE = "its process may hang: check that it is running, and check its log"
 ID_SINCE = (2, 10, 0)
-"""Servers before this one have no ID request and none of the features it announces."""
+"""The first version with the ID request; older servers have none of the features that it reports."""
 
 _OUR_FEATURES = (Feature.STREAMS, Feature.TRANSACTIONS, Feature.ERROR_EXTENSION)
 _OUR_PROTOCOL_VERSION = 2  # the one that brought ERROR_EXTENSION
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
-# A push and an event carry the sync of a request without being its answer.
+# A push and an event have the sync of a request but are not its response.
 _NO_ANSWERS = (RequestType.CHUNK, RequestType.EVENT)
 
 
 class ConnectionFailed(FlowstoneError):
-    """The connection could not be made or is gone. What was under way may or may not have happened."""
+    """The connection could not be opened or is lost. Pending requests may or may not have been executed."""
 
 
 class Connection:
-    """Made by `Connection.open`; then `request` for one answer, `send` for many, `close` at the end."""
+    """A connection, opened by `Connection.open`. `request` sends one request, `send` pipelines several."""
 
     def __init__(self, stream: Stream, greeting: Greeting, address: str) -> None:
         self.greeting = greeting
@@ -62,9 +62,10 @@ class Connection:
     async def open(
         cls, outside: Outside, uri: Uri, *, timeout: float = CONNECT_SECONDS, instance: str | None = None
     ) -> Connection:
-        """Connects, reads the greeting, learns the server's features and authenticates, within `timeout`.
+        """Connect, read the greeting, query the features of the server and log in, within `timeout` seconds.
 
-        Who greets with another UUID than `instance`, where that is given, is sent nothing, and so no login.
+        If `instance` is given and the greeting has another UUID, nothing is sent, so that the server never receives the
+        credentials. Raise ConnectionFailed if the connection fails, and the server's error if it rejects the login.
         """
         connection: Connection | None = None
         stream: Stream | None = None
@@ -74,7 +75,8 @@ class Connection:
                 connection = cls(stream, await _greeting(stream, uri), uri.address)
                 there = str(connection.greeting.uuid)
                 if instance not in (None, there):
-                    raise ConnectionFailed(f"another instance answers there, {there}", hint=f"it should be {instance}")
+                    reason = f"another instance answers at this address: {there}"
+                    raise ConnectionFailed(reason, hint=f"expected {instance}")
                 await connection._introduce()
                 if uri.user is not None:
                     await connection._authenticate(uri.user, uri.password or "")
@@ -94,15 +96,15 @@ class Connection:
 
     @property
     def is_lost(self) -> bool:
-        """It has ended: every further request fails."""
+        """True if the connection has failed or is closed: every further request fails."""
         return self._failure is not None
 
     def has(self, *features: Feature) -> bool:
-        """Whether the server has announced all of `features`."""
+        """True if the server supports all of `features`."""
         return all(feature in self.features for feature in features)
 
     def send(self, type: RequestType, body: bytes = EMPTY_BODY, *, stream_id: int = 0) -> asyncio.Future[Response]:
-        """Queues a request; the future gives its answer, an error packet too. Nothing is waited for."""
+        """Queue a request without waiting. Return a future of the response, which may be an error response."""
         answer: asyncio.Future[Response] = asyncio.get_running_loop().create_future()
         if self._failure is not None:
             _refuse(answer, self._failure)
@@ -113,7 +115,7 @@ class Connection:
         return answer
 
     async def answer(self, future: asyncio.Future[Response], *, timeout: float = REQUEST_SECONDS) -> Response:
-        """The answer to something sent. Silence beyond `timeout` ends the connection."""
+        """Wait for the response to a sent request. A timeout closes the connection and raises ConnectionFailed."""
         try:
             async with asyncio.timeout(timeout):
                 await self._stream.drain()
@@ -133,31 +135,32 @@ class Connection:
         stream_id: int = 0,
         timeout: float = REQUEST_SECONDS,
     ) -> dict[int, Any]:
-        """Sends one request and gives the body of its answer; an error packet is raised as its error."""
+        """Send one request and return the body of its response; raise the error of an error response."""
         response = await self.answer(self.send(type, body, stream_id=stream_id), timeout=timeout)
         return self.values(response)
 
     def values(self, response: Response) -> dict[int, Any]:
-        """The body of `response`, or the error that it is; a broken body ends the connection."""
+        """Return the body of `response`; raise the error of an error response. An invalid body ends the connection."""
         try:
             return response.values()
         except RemoteProtocolError as error:
-            self._fail(RemoteProtocolError(f"{self.address} sent a broken answer: {error}"))
+            self._fail(RemoteProtocolError(f"{self.address} sent an invalid response: {error}"))
         assert self._failure is not None
         raise self._failure
 
     async def detach(self) -> Stream:
-        """The stream of a connection with nothing under way, for who sends and reads in bulk; the rest is over."""
-        assert not self._waiting, "answers are under way"
+        """Return the stream, for a caller that sends and reads in bulk. No request may be pending, or be sent later."""
+        assert not self._waiting, "requests are pending"
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
-        self._fail(ConnectionFailed(f"connection to {self.address} was given away"))
+        self._fail(ConnectionFailed(f"connection to {self.address} was detached"))
         return self._stream
 
     async def close(self) -> None:
+        """Close the connection; pending requests fail."""
         self._fail(ConnectionFailed(f"connection to {self.address} was closed"))
         self._reader.cancel()
-        with suppress(TimeoutError):  # a peer that reads no more would hold us for ever
+        with suppress(TimeoutError):  # a peer that does not read would block forever
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._stream.close()
 
@@ -180,7 +183,7 @@ class Connection:
             return
         features = answer.get(Key.FEATURES, ())
         if not isinstance(features, tuple):
-            raise RemoteProtocolError(f"{self.address} announces features that are no array")
+            raise RemoteProtocolError(f"{self.address} sent an invalid response: features are not an array")
         self.features = features
 
     async def _authenticate(self, user: str, password: str) -> None:
@@ -198,12 +201,12 @@ class Connection:
                     del buffer[:end]
                     for packet in packets:
                         self._dispatch(decode_response(packet))
-                    packets, end = split(buffer, size_max=PACKET_SIZE_MAX)  # which tells what is wrong with the rest
+                    packets, end = split(buffer, size_max=PACKET_SIZE_MAX)  # raises if the rest is invalid
             self._fail(ConnectionFailed(f"{self.address} closed the connection"))
         except OSError as error:
             self._fail(ConnectionFailed(f"connection to {self.address} is lost: {error}"))
         except RemoteProtocolError as error:
-            self._fail(RemoteProtocolError(f"{self.address} sent something that is no packet: {error}"))
+            self._fail(RemoteProtocolError(f"{self.address} sent an invalid packet: {error}"))
             await self._stream.close()
 
     def _dispatch(self, response: Response) -> None:
@@ -211,12 +214,12 @@ class Connection:
             return
         answer = self._waiting.pop(response.sync, None)
         if answer is None:
-            raise PacketError(f"an answer to request {response.sync}, which was never sent")
+            raise PacketError(f"response to unknown request {response.sync}")
         if not answer.done():
             answer.set_result(response)
 
     def _fail(self, failure: FlowstoneError) -> None:
-        """The first failure counts. Whoever waits, or sends later, gets it."""
+        """Record the first failure, and fail all pending requests with it; later requests fail with it, too."""
         if self._failure is not None:
             return
         self._failure = failure
@@ -228,11 +231,11 @@ class Connection:
 
 def _refuse(answer: asyncio.Future[Response], failure: FlowstoneError) -> None:
     answer.set_exception(failure)
-    answer.exception()  # marks it as seen: of a hundred requests only one may be waited for
+    answer.exception()  # mark it as retrieved: not every request is awaited
 
 
 def tls_of(uri: Uri) -> Tls | None:
-    """Encryption as the parameters of a URI ask for it, by Tarantool's names: `?transport=ssl&ssl_ca_file=…`."""
+    """Return the TLS settings in the parameters of a URI, such as `?transport=ssl&ssl_ca_file=…`; None for plain."""
     given = dict(uri.parameters)
     if given.pop("transport", "plain") == "plain":
         return None
@@ -240,21 +243,21 @@ def tls_of(uri: Uri) -> Tls | None:
 
 
 def tls_hint(uri: Uri) -> str | None:
-    """For who is not greeted: servers with TLS wait for a client's first word, and may leave who shows no name."""
+    """Return advice for a missing greeting: a TLS server waits for the client, or rejects one without certificate."""
     tls = tls_of(uri)
     if tls is None:
-        return "the server may want TLS: add ?transport=ssl to the URI"
-    return None if tls.cert_file else "the server may want our certificate: add ssl_cert_file and ssl_key_file"
+        return "the server may require TLS: add ?transport=ssl to the URI"
+    return None if tls.cert_file else "the server may require a client certificate: add ssl_cert_file and ssl_key_file"
 
 
 def reason_of(error: OSError, uri: Uri) -> str:
-    """In words; a name with several addresses gives one error that holds the texts of all."""
-    reason = getattr(error, "reason", None)  # errors of TLS have one
+    """Return the reason of a connection error; for a name with several addresses, `error` has the texts of all."""
+    reason = getattr(error, "reason", None)  # TLS errors have a reason
     if reason == "CERTIFICATE_VERIFY_FAILED":
-        why = getattr(error, "verify_message", "") or "it is not valid"
-        return f"its certificate does not hold against ssl_ca_file {dict(uri.parameters).get('ssl_ca_file')}: {why}"
+        why = getattr(error, "verify_message", "") or "not valid"
+        return f"certificate not accepted with ssl_ca_file {dict(uri.parameters).get('ssl_ca_file')}: {why}"
     if reason == "WRONG_VERSION_NUMBER":
-        return "it does not speak TLS, which transport=ssl asks for"
+        return "server does not use TLS, but the URI has transport=ssl"
     numbers = {int(number) for number in _ERRNO.findall(str(error))}
     if isinstance(error, ConnectionRefusedError) or numbers == {errno.ECONNREFUSED}:
         return "connection refused"
@@ -268,7 +271,7 @@ async def _greeting(stream: Stream, uri: Uri) -> Greeting:
             piece = await stream.read(GREETING_SIZE - len(data))
             if not piece:
                 hint = "; ".join(filter(None, ("check host and port", tls_hint(uri))))
-                raise GreetingError("the peer closed the connection without a greeting", hint=hint)
+                raise GreetingError("peer closed the connection without a greeting", hint=hint)
             data += piece
         return decode_greeting(data)
     except BaseException:
@@ -277,7 +280,7 @@ async def _greeting(stream: Stream, uri: Uri) -> Greeting:
 
 
 async def greeting_of(outside: Outside, uri: Uri, *, timeout: float = GREETING_SECONDS) -> Greeting | None:
-    """How the server at `uri` greets; None where nobody does within `timeout`."""
+    """Return the greeting of the server at `uri`; None if there is none within `timeout` seconds."""
     try:
         async with asyncio.timeout(timeout):
             stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=tls_of(uri))

@@ -1,7 +1,7 @@
-"""What a node has done since its start, in numbers that only grow; a node has its own, and whoever asks reads them.
+"""Counters of a node: what it has done since its start. Every node has its own.
 
-Counted per batch where work comes in batches: an addition of integers, no lock, no name to look up. How they are shown
-is for others: `box.stat` by `statistics.py`, Prometheus by `web/`.
+Work that comes in batches is counted per batch: one addition of integers, without locks and name lookups. This module
+formats nothing: `statistics.py` makes `box.stat` of the counters, and `web/` the metrics for Prometheus.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from bisect import bisect_left
 from typing import Final
 
 SECONDS_BOUNDS: Final = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""From what a page cache takes to what a disk does that is about to fail."""
+"""From the duration of a write to the page cache to that of a write to a failing disk."""
 
 TYPES_MAX: Final = 128
-"""Request types are below this."""
+"""Upper bound of request types (exclusive)."""
 
 
 class Histogram:
-    """How many values were at or below each bound, and above the one before; the last count is for all above."""
+    """Counts of values up to each bound and above the previous one. The last count is for values above all bounds."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -36,23 +36,23 @@ class Histogram:
 
 
 class WalCounters:
-    """Writes to the log. `failure` is what the last one failed with; None: it went well."""
+    """Writes to the log. `failure` is the error of the last write; None if it succeeded."""
 
     __slots__ = ("failure", "failures", "rotations", "synced_seconds", "write_seconds")
 
     def __init__(self) -> None:
         self.write_seconds = Histogram()
-        """Of writes that were not synced."""
+        """Durations of writes without fsync."""
         self.synced_seconds = Histogram()
-        """Of writes with their fsync."""
+        """Durations of writes with fsync."""
         self.rotations = 0
-        """Logs that were ended."""
+        """Log files that were closed because they were full, or for a checkpoint."""
         self.failures = 0
         self.failure: str | None = None
 
 
 class Counters:
-    """Requests of clients and their bytes; what replicas are sent is not among them."""
+    """Requests of clients and their bytes. Rows sent to replicas are not counted here."""
 
     __slots__ = (
         "auth_delays",
@@ -68,16 +68,16 @@ class Counters:
 
     def __init__(self) -> None:
         self.operations = [0] * TYPES_MAX
-        """Requests that were executed, by their type; those that were answered with an error, too."""
+        """Executed requests by type, including those that were answered with an error."""
         self.errors = 0
         self.received_bytes = 0
         self.sent_bytes = 0
         self.connections = 0
-        """Those that are open now."""
+        """Open connections."""
         self.connections_total = 0
         self.requests_in_progress = 0
-        """Those that wait for something now: a function, a disk, other members."""
+        """Requests that wait for a function, the disk or other members."""
         self.auth_failures = 0
-        """AUTH requests with a wrong user or password that were checked."""
+        """AUTH requests that were checked and had a wrong user or password."""
         self.auth_delays = 0
         """AUTH requests that were delayed, or rejected unchecked, after too many failures."""

@@ -1,7 +1,7 @@
 """Disk queries that may hang: a network file system whose server is down answers after minutes, or never.
 
 A hanging query occupies a worker until the disk answers, and the same few workers write the log. So callers share the
-query that is running instead of starting another one, and no caller waits longer than its time limit.
+running query instead of starting another one, and no caller waits longer than its timeout.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from flowstone.outside import Outside
 NO_ANSWER: Final = "the disk does not answer"
 
 FREE_SPACE_SECONDS: Final = 1.0
-"""Time limit for the free space, which usually takes microseconds. Short, so that reports with it are in time."""
+"""Timeout for the free space, which usually takes microseconds. Short, so that it does not delay reports."""
 
 USAGE_SECONDS: Final = 3.0
-"""Time limit for the sizes of all files, perhaps thousands. Less than probes and scrapers usually wait."""
+"""Timeout for the sizes of all files, of which there may be thousands. Shorter than usual timeouts of scrapers."""
 
 T = TypeVar("T")
 
 
 class DiskQuery(Generic[T]):
-    """One kind of query; at most one of them runs at a time."""
+    """One kind of query, of which at most one runs at a time."""
 
     def __init__(self) -> None:
         self._under_way: asyncio.Task[T | OSError] | None = None
 
     async def get(self, outside: Outside, query: Callable[..., T], *arguments: object, timeout: float) -> T:
-        """Return the result of `query(*arguments)`, run by a worker, or of the query that is running already.
+        """Run `query(*arguments)` in a worker and return its result; if a query is running already, return its result.
 
-        Raises OSError if the query fails, and TimeoutError, which is an OSError, after `timeout` seconds.
+        Raise OSError if the query fails, and TimeoutError, which is an OSError, after `timeout` seconds.
         """
         if self._under_way is None or self._under_way.done():
             work = _answer(outside, query, arguments)
-            self._under_way = asyncio.get_running_loop().create_task(work, name="query of the disk")
+            self._under_way = asyncio.get_running_loop().create_task(work, name="disk query")
         try:
             async with asyncio.timeout(timeout):
                 found = await asyncio.shield(self._under_way)
@@ -49,7 +49,7 @@ class DiskQuery(Generic[T]):
 
 
 async def _answer(outside: Outside, query: Callable[..., T], arguments: tuple[object, ...]) -> T | OSError:
-    """Return an OSError rather than raise it: there may be no caller left to retrieve it."""
+    """Run the query. Return an OSError instead of raising it: all callers may have timed out."""
     try:
         return await outside.blocking(query, *arguments)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""This node's part in elections: does what the pure machine of `replication/raft.py` decides.
+"""Elections of a node: runs the state machine of `replication/raft.py`, which makes all decisions.
 
-It hands Raft what happens (rows and terms of peers, signs of life, connections, time, what is on disk) and does what
-follows: term and vote go into the log as local rows, synced, before anybody is shown them; the queue of synchronous
-transactions is fenced, and taken over by whoever leads (`promotion.py`); relays, `box.info`, watchers and triggers are
-told. Lives from the start of a node, but takes part only once there is data (`start`): before that nobody knows which
-term it is.
+`Elections` passes events to Raft (rows and terms of peers, heartbeats, connections, time, completed writes), and
+performs the resulting actions. Term and vote are written to the log as local rows, and synced, before any peer sees
+them. The synchronous queue is fenced, and a new leader takes it over (`promotion.py`). Relays, `box.info`, watchers and
+triggers are notified. The object exists from the start of the node, but takes part in elections only after `start`: the
+term is unknown until there is data.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from flowstone.replication.synchro import RaftState
 LOG = logging.getLogger("flowstone.node")
 
 RETRY_SECONDS: Final = 1.0
-"""Until a term or vote that the log refused is written again. A real server ends itself instead."""
+"""Pause before a failed write of term and vote is retried. A real server terminates instead."""
 
 MAY_LEAD: Final = frozenset((Mode.CANDIDATE, Mode.MANUAL))
-"""Ballots say so, for whoever looks for a master."""
+"""Modes in which ballots say that the instance can lead, for peers that look for a master."""
 
-_MISTAKE: Final = "in a trigger of on_election"
+_MISTAKE: Final = "on_election trigger failed"
 
 
 class Elections:
-    """One per node. `raft` is for others to read; whatever changes it goes through here."""
+    """The elections of a node. Other modules may read `raft`, but change it only through this class."""
 
     def __init__(self, outside: Outside, journal: Journal, queue: QueueOwnership) -> None:
         self._outside = outside
@@ -51,7 +51,7 @@ class Elections:
         self._config = Config()
         self._quorum: tuple[int, Collection[int]] = (1, ())
         self._links: dict[int, tuple[bool, bool]] = {}
-        """For each peer: do we follow it, does it follow us?"""
+        """For each peer: True if we follow it, and True if it follows us."""
         self._is_started = self._is_closed = self._is_stepping = False
         self.expelled_id = 0
         """The id that this instance had when it was expelled; 0 if it was not expelled."""
@@ -61,25 +61,25 @@ class Elections:
         self._waiting: list[asyncio.Future[None]] = []
         self._triggered: dict[asyncio.Future[object], None] = {}
         self.on_broadcast: list[Callable[[], None]] = []
-        """What peers are shown has changed: relays send `shown`."""
+        """Called when `shown` has changed, so that relays send it."""
         self.on_change: list[Callable[[], None]] = []
-        """`info`, `is_read_only` or `disconnect_timeout` may have changed."""
+        """Called when `info`, `is_read_only` or `disconnect_timeout` may have changed."""
         self.on_election: list[Callable[[], object]] = []
-        """Triggers of users, called after peers were told. What they raise is logged."""
+        """User triggers, called after peers were notified. Their exceptions are logged."""
         self.raft = self._make_raft(RaftState(term=1), 0)
         self._promotions = Promotions(self, queue, self._clock)
         journal.on_failure.append(self._log_failed)
 
-    # --- what others look at ---
+    # --- state ---
 
     @property
     def term(self) -> int:
-        """The one for ACKs: what is said must be on disk."""
+        """The persisted term, for ACKs: peers must not see a term that is not on disk."""
         return self.raft.term
 
     @property
     def mode(self) -> Mode:
-        """`election_mode`, as soon as the node takes part; off before that."""
+        """`election_mode`; OFF until `start` and after an expulsion."""
         return self._config.mode if self._takes_part else Mode.OFF
 
     @property
@@ -96,17 +96,17 @@ class Elections:
 
     @property
     def replica_id(self) -> int:
-        """Ours; 0 for an anonymous instance."""
+        """Our own id; 0 for an anonymous instance."""
         return self.raft.peers.instance_id
 
     @property
     def shown(self) -> RaftState:
-        """For a row to a member."""
+        """The state that relays send to members."""
         return self.raft.shown
 
     @property
     def persisted(self) -> RaftState:
-        """For snapshots and joins."""
+        """The persisted term and vote, for snapshots and joins."""
         return self.raft.persisted
 
     @property
@@ -115,18 +115,18 @@ class Elections:
 
     @property
     def disconnect_timeout(self) -> float:
-        """Seconds after which a peer that says nothing is lost."""
+        """Seconds of silence after which the connection to a peer counts as lost."""
         return self.raft.disconnect_timeout
 
     def info(self) -> ElectionInfo:
         return self.raft.info(self._clock.monotonic())
 
-    # --- life ---
+    # --- lifecycle ---
 
     def start(self, state: RaftState, replica_id: int) -> None:
-        """There is data, and `state` is the newest term and vote in it; also anew, when data was fetched again.
+        """Start to take part; `state` is the newest term and vote in the data. Also called after a rejoin.
 
-        A queue can be ahead of them: a PROMOTE is in the log as soon as it came, its term when we come to it.
+        The term of the queue can be newer: a PROMOTE is written when it arrives, and its term only later.
         """
         term = self._queue.limbo.term
         if term > state.term:
@@ -138,7 +138,7 @@ class Elections:
         self._do(self._tell_all_that_is_known)
 
     def kept_beside(self, state: RaftState) -> RaftState:
-        """What we have to stand by when data, and with it `state`, comes from a peer: its vote is not ours."""
+        """Return the term and vote to keep when a join brings the `state` of a peer, whose vote is not ours."""
         own = self.raft.persisted
         return own if own.term >= state.term else RaftState(term=state.term)
 
@@ -154,6 +154,7 @@ class Elections:
         )
 
     def _tell_all_that_is_known(self, now: float) -> None:
+        """Pass quorum, connections and options to a new `raft`."""
         raft = self.raft
         raft.set_quorum(*self._quorum, now)
         for peer_id, (upstream, downstream) in self._links.items():
@@ -161,11 +162,11 @@ class Elections:
         raft.configure(self._config, now)
 
     def registered(self, replica_id: int) -> None:
-        """An anonymous instance has got its id."""
+        """Set the id of an instance that was anonymous."""
         self._do(lambda now: self.raft.register(replica_id))
 
     def expelled(self) -> None:
-        """Leave elections for good: this instance is not a member any more."""
+        """Leave elections permanently: this instance is no longer a member."""
         self.expelled_id = self.replica_id
         self.raft = self._make_raft(self.raft.persisted, 0)
         self._links.clear()
@@ -173,7 +174,7 @@ class Elections:
         self._carry_out(Ready(fence=True, is_changed=True))
 
     async def close(self) -> None:
-        """It takes part no more. Who waits for the end of an election hears that."""
+        """Stop taking part. Pending calls of `until` raise an error."""
         self._is_closed = True
         self._alarm.cancel()
         if self._retry is not None:
@@ -185,37 +186,37 @@ class Elections:
             task.cancel()
         await asyncio.gather(*triggered, return_exceptions=True)
 
-    # --- what happens to it ---
+    # --- events ---
 
     def configure(self, config: Config) -> None:
-        """Options have changed. The mode holds from `start` on."""
+        """Apply changed options. The mode takes effect at `start`."""
         self._config = config
         effective = config if self._takes_part else replace(config, mode=Mode.OFF)
         self._do(lambda now: self.raft.configure(effective, now))
 
     def set_quorum(self, quorum: int, members: Collection[int]) -> None:
-        """`replication_synchro_quorum`, evaluated, and the ids in `_cluster`."""
+        """Set the value of `replication_synchro_quorum` and the ids of the members in `_cluster`."""
         self._quorum = quorum, frozenset(members)
         self._do(lambda now: self.raft.set_quorum(*self._quorum, now))
 
     def message(self, source_id: int, told: RaftState) -> None:
-        """A RAFT row of the member `source_id`; raises what is wrong with it."""
+        """Process a RAFT row of the member `source_id`; raise an error if it is invalid."""
         if self.expelled_id:
             return
         self._do(lambda now: self.raft.message(source_id, told, now))
 
     def heartbeat(self, source_id: int) -> None:
-        """A sign of life of the member `source_id`."""
+        """Process a heartbeat of the member `source_id`."""
         if source_id == self.raft.leader:
             self._do(lambda now: self.raft.heartbeat(source_id, now))
 
     def heard_term(self, source_id: int, term: int) -> None:
-        """A term that came without a state: in an ACK, or in a PROMOTE or DEMOTE."""
+        """Process a term that arrived in an ACK, a PROMOTE or a DEMOTE."""
         if term > self.raft.volatile_term and not self.expelled_id:
             self._do(lambda now: self.raft.heard_term(source_id, term, now))
 
     def connection(self, peer_id: int, *, upstream: bool | None = None, downstream: bool | None = None) -> None:
-        """How `peer_id` is connected: do we follow it, does it follow us? None: that is as it was."""
+        """Set whether we follow `peer_id`, and whether it follows us; None leaves a value unchanged."""
         before = self._links.get(peer_id, (False, False))
         link = before[0] if upstream is None else upstream, before[1] if downstream is None else downstream
         if link != before and peer_id and not self.expelled_id:
@@ -225,20 +226,20 @@ class Elections:
     # --- box.ctl ---
 
     async def promote(self) -> None:
-        """`box.ctl.promote()`: see `promotion.py`."""
+        """Execute `box.ctl.promote()`; see `promotion.py`."""
         await self._promotions.promote()
 
     async def demote(self) -> None:
-        """`box.ctl.demote()`."""
+        """Execute `box.ctl.demote()`; see `promotion.py`."""
         await self._promotions.demote()
 
     def stand(self) -> int:
-        """Stands for election in a new term, which is returned."""
+        """Start an election as candidate; return its term."""
         self._do(self.raft.promote)
         return self.raft.volatile_term
 
     def begin_term(self) -> int:
-        """With elections off, a new term, which is returned."""
+        """Begin a new term while elections are off; return it."""
         self._do(self.raft.begin_term)
         return self.raft.volatile_term
 
@@ -246,7 +247,10 @@ class Elections:
         self._do(self.raft.resign)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return when `condition`, about `raft`, holds; raise its error, or that of an expulsion or a stop."""
+        """Wait until `condition`, which reads `raft`, is true.
+
+        Raise the error that `condition` raises, or an error if the instance is expelled or stopped.
+        """
         while not condition():
             if self._is_closed:
                 raise errors.Loading("Instance is being stopped")
@@ -262,9 +266,10 @@ class Elections:
             if not changed.done():
                 changed.set_result(None)
 
-    # --- what Raft wants done ---
+    # --- actions ---
 
     def _do(self, event: Callable[[float], object]) -> None:
+        """Pass an event to Raft, and perform the resulting actions."""
         if self._is_closed:
             return
         try:
@@ -273,7 +278,7 @@ class Elections:
             self._step()
 
     def _step(self) -> None:
-        """Does what is due, and what becomes due by that."""
+        """Perform actions until Raft requests no more: an action can cause others."""
         if self._is_stepping:
             return
         self._is_stepping = True
@@ -287,7 +292,7 @@ class Elections:
 
     def _carry_out(self, ready: Ready) -> None:
         for note in ready.notes:
-            LOG.info("RAFT, %d in term %d: %s", self.replica_id, self.raft.volatile_term, note)
+            LOG.info("RAFT: replica %d, term %d: %s", self.replica_id, self.raft.volatile_term, note)
         self._fence(ready)
         if ready.write is not None:
             self._write(ready.write)
@@ -304,7 +309,8 @@ class Elections:
         self._wake()
 
     def _fence(self, ready: Ready) -> None:
-        """A term that the queue knows better than we did fences nothing: its PROMOTE is in force."""
+        """Pass a new term to the queue, which fences itself unless its own PROMOTE has that term; else fence it on
+        request."""
         term = self.raft.volatile_term
         if term != self._seen_term:
             self._seen_term = term
@@ -319,7 +325,7 @@ class Elections:
 
         def done(error: FlowstoneError | None) -> None:
             if self.raft is not raft:
-                return  # the data it was about is gone
+                return  # a rejoin has replaced the data
             if error is None:
                 self._do(lambda now: raft.written(state.term, state.vote, now))
             else:
@@ -339,14 +345,14 @@ class Elections:
         journal.flush()
 
     def _log_failed(self) -> None:
-        """Who leads and cannot write lets others lead."""
+        """Resign: a leader that cannot write has to be replaced."""
         self._do(self.raft.resign)
 
     def _write_later(self, raft: Raft, state: RaftState, error: FlowstoneError) -> None:
-        """Until it is written Raft shows nobody anything new, and neither votes nor leads."""
+        """Retry the write later. Until it succeeds, Raft neither votes nor leads, and sends nothing new."""
         if self._is_closed or isinstance(error, JournalClosed):
             return
-        LOG.error("RAFT: term %d cannot be written: %s; no part in elections until it is", state.term, error)
+        LOG.error("RAFT: cannot write term %d: %s; not taking part in elections until it is written", state.term, error)
         self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write_again, raft, state)
 
     def _write_again(self, raft: Raft, state: RaftState) -> None:
@@ -361,7 +367,7 @@ class Elections:
     # --- triggers ---
 
     def _pull_triggers(self) -> None:
-        """When all who have to know have been told: a trigger may ask for anything."""
+        """Schedule the triggers, so that they run after all other notifications: a trigger may call anything."""
         if self.on_election:
             asyncio.get_running_loop().call_soon(self._run_triggers)
 

@@ -1,4 +1,7 @@
-"""`flowstone.follow`: a replica of a running server inside a program, with an event loop or without one."""
+"""`flowstone.follow`: a replica of a running server inside a program, with or without an event loop.
+
+Only creates the replica and starts its event loop; `replica.py` and `replica_blocking.py` are the replicas.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +28,36 @@ def follow(
     replication_timeout: float = 1.0,
     outside: Outside | None = None,
 ) -> Following:
-    """Follows the server at `uri`: a read-only copy of its data in this program's memory, kept up to date.
+    """Follow the server at `uri`: keep a read-only copy of its data in this program's memory.
 
         async with flowstone.follow("replicator:secret@db1:3301", spaces=["orders"]) as replica:
-            order = replica.space("orders").get(42)                     # costs little more than a look into a dict
+            order = replica.space("orders").get(42)                     # costs little more than a dict lookup
             late = replica.space("orders").index("by_status").select("late")
-            await replica.wait_for({1: 1000}, timeout=5)                # until we have what was written there
+            await replica.wait_for({1: 1000}, timeout=5)                # until the replica is at this position
 
             @replica.on_change
             def changed(changes):                                       # one settled transaction
                 for change in changes:
                     print(change.space, change.type, change.key, change.old, change.new)
 
-    In a program without an event loop it is `with flowstone.follow(…) as replica`, with the same methods as plain
-    calls, from any thread. The user needs the role `replication` there.
+    A program without an event loop uses `with flowstone.follow(…) as replica`. That replica has the same methods as
+    plain calls, which may be called from any thread. The user of `uri` needs the role `replication`.
 
-    `spaces`, names or ids, are all that is kept; a space that gets one of the names later is followed, too. Only what
-    is settled is shown: a synchronous transaction from its CONFIRM on. The server sees an anonymous replica that never
-    completes a quorum. A lost connection is made again for as long as the block lasts; `connect_timeout` seconds are
-    for the first one, whose failure is one error, CannotFollow. `replication_timeout` should be the server's own: after
-    four times as long without a word from it the connection counts as lost. Where the server has no more the logs that
-    we need, its new snapshot takes the place of the data in one moment, and `on_resync` is told.
+    `spaces` limits the copy to these spaces, by name or id; a space that gets one of the names later is followed, too.
+    `on_change` and `on_resync` are triggers, as those of `Replica`. `connect_timeout` limits the seconds until the
+    first data arrive. Later, a lost connection is reopened until the block ends; a connection counts as lost after
+    four times `replication_timeout` without a message, which should be set as on the server.
+
+    Only settled transactions are visible, a synchronous one after its CONFIRM. The server sees an anonymous replica
+    that acknowledges only settled rows, and so never completes a quorum. If the server no longer has the logs that the
+    replica needs, a new snapshot replaces the data at once, and `on_resync` is called.
+
+    Raise UriError or LocalProtocolError if an argument is invalid. Entering the block raises CannotFollow if the server
+    is unreachable or rejects the replica.
     """
     place = parse_uri(uri)
     if isinstance(spaces, str | bytes | int):
-        raise LocalProtocolError(f"spaces is {spaces!r}, no list", hint=f"write spaces=[{spaces!r}]")
+        raise LocalProtocolError(f"spaces must be a list, not {spaces!r}", hint=f"write spaces=[{spaces!r}]")
 
     def make(guard: AbstractContextManager[Any] | None) -> Replica:
         return Replica(
@@ -67,7 +75,7 @@ def follow(
 
 
 class Following:
-    """What `follow` gives: the block of an `async with` or of a `with` is how long the server is followed."""
+    """The context manager that `follow` returns: the server is followed until the `async with` or `with` block ends."""
 
     def __init__(self, uri: Uri, make: Callable[[AbstractContextManager[Any] | None], Replica]) -> None:
         self._uri = uri
@@ -76,6 +84,7 @@ class Following:
         self._thread: LoopThread | None = None
 
     async def __aenter__(self) -> Replica:
+        """Start the replica and return it when it has data; raise CannotFollow if it cannot be started."""
         self._check_unused()
         replica = self._replica = self._make(None)
         await replica.start()
@@ -88,6 +97,7 @@ class Following:
         await self._replica.stop()
 
     def __enter__(self) -> BlockingReplica:
+        """Do the same as `__aenter__`, with an event loop in a new thread."""
         self._check_unused()
         thread = self._thread = LoopThread("flowstone-follow")
         replica = self._replica = self._make(thread.lock)
@@ -110,4 +120,4 @@ class Following:
 
     def _check_unused(self) -> None:
         if self._replica is not None:
-            raise LocalProtocolError("this has been used already", hint="call follow again")
+            raise LocalProtocolError("result of follow was already used", hint="call follow again")

@@ -1,9 +1,9 @@
-"""Which files of a node may go: those before the oldest checkpoint that is kept and that nobody needs.
+"""The garbage collector of a node: deletes old snapshots and logs that are no longer needed.
 
-`checkpoint_count` newest checkpoints are kept, older ones while something (a backup) refers to one of them or to one
-before it, and every log from the oldest kept checkpoint, or from the slowest consumer, on. Consumers are the replicas
-that are registered, from when they were first heard of. Deletes through `outside.disk`; a file that cannot be deleted
-is a line in the log and tried again next time.
+The newest `checkpoint_count` checkpoints are kept, and older ones while a backup refers to one of them or to one before
+it. Logs are kept from the oldest checkpoint, or from the slowest consumer, whichever is earlier. Registered replicas
+are consumers from their first connection on. If a file cannot be deleted, the error is logged, and the next collection
+retries. All access to files goes through `outside.disk`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from flowstone.xlog.meta import FileType, file_name
 LOG = logging.getLogger("flowstone.node")
 
 CHECKPOINT_COUNT = 2
+"""Default of `checkpoint_count`."""
 
 
 @dataclass(slots=True, eq=False)
 class Checkpoint:
-    """A snapshot on disk. `references` names what it is needed for beyond its turn."""
+    """A snapshot on disk. `references` names the users that keep it beyond `checkpoint_count`."""
 
     vclock: VClock
     references: list[str] = field(default_factory=list)
@@ -39,7 +40,7 @@ class Checkpoint:
 
 @dataclass(slots=True, eq=False)
 class Consumer:
-    """Somebody who still reads logs from `vclock` on."""
+    """A replica, or a join, that needs the logs from `vclock` on."""
 
     name: str
     vclock: VClock
@@ -51,7 +52,7 @@ class GarbageCollector:
     def __init__(
         self, outside: Outside, memtx_dir: str, wal_dir: str, *, checkpoint_count: int = CHECKPOINT_COUNT
     ) -> None:
-        """Takes stock of the checkpoints that are there; deletes nothing yet."""
+        """Find the existing checkpoints; delete nothing yet."""
         self._outside = outside
         self._memtx_dir = memtx_dir
         self.wal_dir = wal_dir
@@ -69,40 +70,40 @@ class GarbageCollector:
             try:
                 self.checkpoints.append(Checkpoint(VClock(listed.meta.vclock)))
             except XlogError as error:
-                LOG.warning("not counted as a checkpoint: %s", error)
+                LOG.warning("ignoring unreadable snapshot: %s", error)
         logs = scan_directory(disk, wal_dir).logs
         self._log_start = VClock(logs[0].meta.vclock) if logs else self._newest_vclock()
 
     @property
     def vclock(self) -> VClock:
-        """Where the oldest log that is still there begins."""
+        """The position at which the oldest existing log begins."""
         return self._log_start
 
     def add_checkpoint(self, vclock: VClock) -> None:
-        """A snapshot at `vclock` is on disk."""
+        """Add a snapshot at `vclock` that was written to disk."""
         if not self.checkpoints or self._newest_vclock() != vclock:
             self.checkpoints.append(Checkpoint(vclock))
 
     def add_consumer(self, name: str, vclock: VClock) -> Consumer:
-        """Keeps all logs from `vclock` on, until it advances or is removed."""
+        """Keep all logs from `vclock` on until the consumer is advanced or removed."""
         consumer = Consumer(name, vclock)
         self.consumers.append(consumer)
         return consumer
 
     def advance(self, consumer: Consumer, vclock: VClock) -> None:
-        """The consumer needs no more than what comes after `vclock`; logs that it alone has kept are deleted soon."""
+        """Move the consumer to `vclock`, and schedule a collection if that releases a log."""
         consumer.vclock = vclock
         following = self._next_log_start
         if following is not None and following.without_zero() <= vclock and following <= self._needed():
             self.collect_soon()
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """Removing twice is harmless. What it has kept goes with the next collection."""
+        """Remove the consumer, if it was not removed before. The next collection deletes the logs it kept."""
         if consumer in self.consumers:
             self.consumers.remove(consumer)
 
     def start_backup(self, checkpoint: int = 0) -> list[str]:
-        """Keeps the files of a checkpoint, 0 being the newest, until `stop_backup`; gives their paths."""
+        """Keep the files of a checkpoint (0 is the newest) until `stop_backup`; return their paths."""
         if self._backup is not None:
             raise errors.BackupInProgress("Backup is already in progress")
         if not 0 <= checkpoint < len(self.checkpoints):
@@ -112,26 +113,26 @@ class GarbageCollector:
         return [posixpath.join(self._memtx_dir, file_name(self._backup.vclock.to_mapping(), FileType.SNAP))]
 
     def stop_backup(self) -> None:
-        """Lets go of the files; harmless without a backup. The next collection deletes what is too old."""
+        """Release the files of the backup, if there is one. The next collection deletes those that are too old."""
         if self._backup is not None:
             self._backup.references.remove("backup")
             self._backup = None
 
     def pause(self, members: Iterable[UUID]) -> None:
-        """Deletes nothing until each of these has come back: nobody remembers over a restart what they still need."""
+        """Delete nothing until all these members have reconnected: the logs they need are not known after a restart."""
         self._awaited = dict.fromkeys(members)
 
     def came_back(self, member: UUID) -> None:
-        """A member has told what it needs, or is none any more."""
+        """Stop waiting for a member: it has subscribed or joined, or was expelled."""
         if member in self._awaited:
             del self._awaited[member]
             if not self._awaited:
                 self.collect_soon()
 
     def resume(self) -> None:
-        """Whoever has not come back by now is not waited for."""
+        """End the pause, even if members have not reconnected."""
         if self._awaited:
-            LOG.info("files are deleted again, although %d members have not come back", len(self._awaited))
+            LOG.info("resuming deletion of old files: %d members have not reconnected", len(self._awaited))
             self._awaited = {}
             self.collect_soon()
 
@@ -140,17 +141,17 @@ class GarbageCollector:
         return bool(self._awaited)
 
     def collect_soon(self) -> None:
-        """Deletes what may go, in a while; without a snapshot there is nothing."""
+        """Start a collection in the background, unless one is running."""
         if self._collection is None or self._collection.done():
             self._collection = asyncio.get_running_loop().create_task(self.collect())
 
     async def close(self) -> None:
-        """Returns when nothing is being deleted any more."""
+        """Wait until the running collection, if any, has ended."""
         if self._collection is not None:
             await asyncio.gather(self._collection, return_exceptions=True)
 
     async def collect(self) -> None:
-        """Deletes what may go, unless it is paused."""
+        """Delete the files that are no longer needed; do nothing while paused, or without a checkpoint."""
         if self.is_paused:
             return
         while len(self.checkpoints) > self.checkpoint_count and not self.checkpoints[0].references:
@@ -160,13 +161,13 @@ class GarbageCollector:
         oldest = self.checkpoints[0].vclock
         try:
             found = await self._outside.blocking(self._delete, oldest, self._needed())
-        except OSError as error:  # what may go stays until the next time
-            LOG.warning("cannot look for files to delete: %s", error)
+        except OSError as error:  # the next collection retries
+            LOG.warning("cannot list old files: %s", error)
             return
         self._log_start, self._next_log_start = found
 
     def info(self) -> dict[str, Any]:
-        """What `box.info.gc()` shows, but for the checkpoint in progress."""
+        """Return `box.info.gc()`, without the checkpoint in progress."""
         return {
             "is_paused": self.is_paused,
             "vclock": self._log_start.to_mapping(),
@@ -186,7 +187,7 @@ class GarbageCollector:
         }
 
     def _needed(self) -> VClock:
-        """Where the logs begin that the oldest checkpoint or a consumer needs."""
+        """Return the position from which on the oldest checkpoint or a consumer needs logs."""
         needed = self.checkpoints[0].vclock
         for consumer in self.consumers:
             needed = _earlier(needed, consumer.vclock)
@@ -199,7 +200,7 @@ class GarbageCollector:
         """Delete snapshots before `oldest` and logs that end before `needed`; return where the first two logs begin.
 
         A replica that catches up releases one log after the other, perhaps thousands. So directories are listed, and
-        headers read, only where something may have changed.
+        headers read, only if something may have changed.
         """
         disk = self._outside.disk
         if oldest != self._oldest_snapshot:
@@ -218,7 +219,7 @@ class GarbageCollector:
 
     def _drop_logs(self, needed: VClock) -> list[VClock]:
         """Delete the known logs that end before `needed`; return where the first two of the others begin."""
-        # The last log that begins at or before what is needed holds its first row; all before it may go.
+        # The first needed row is in the last log that begins at or before `needed`; earlier logs can be deleted.
         starts: list[VClock] = []
         kept = 0
         for number, log in enumerate(self._logs):
@@ -240,17 +241,17 @@ class GarbageCollector:
         try:
             self._outside.disk.unlink(path)
         except FileNotFoundError:
-            return  # somebody was faster
+            return  # already deleted
         except OSError as error:
             LOG.warning("cannot delete %s: %s", path, error.strerror or error)
-            self._oldest_snapshot = None  # the next collection looks for it again
+            self._oldest_snapshot = None  # makes the next collection list the directories again
             self._logs.clear()
         else:
             LOG.info("deleted %s", path)
 
 
 def _earlier(needed: VClock, consumer: VClock) -> VClock:
-    """The position before both. Local rows are for nobody else, so a consumer has no say about component 0."""
+    """Return the earlier position of both. Component 0 is that of `needed`, because consumers get no local rows."""
     common = needed.common(consumer).to_mapping()
     common.pop(0, None)
     if local := needed.get(0):

@@ -1,4 +1,4 @@
-"""What `box.info` shows of an instance, under Tarantool's names and in the dialect's extent (reference section 23)."""
+"""`box.info` of an instance, with the fields of its dialect (`docs/spec/iproto.md#instance-information`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE = "Flowstone"
 
 
 def box_info(instance: Instance) -> dict[str, Any]:
-    """The whole table. What is a function in Tarantool (`gc`, `memory`, …) shows as an empty one there and here."""
+    """Return the whole map. Fields that are functions in Tarantool (`gc`, `memory`, …) are empty, as they are there."""
     own_lsn = instance.vclock.get(instance.id)
     vclock = instance.vclock.to_mapping()
     info: dict[str, Any] = {
@@ -42,12 +42,12 @@ def box_info(instance: Instance) -> dict[str, Any]:
     }
     if instance.box.dialect is not Dialect.V2_6:
         info["ro_reason"] = instance.read_only_reason
-        info["replicaset"] = {"uuid": str(instance.replicaset_uuid)}  # since 3.0 the place of cluster.uuid
+        info["replicaset"] = {"uuid": str(instance.replicaset_uuid)}  # 3.x: instead of cluster.uuid
         info["schema_version"] = instance.box.schema_version
         info["election"] = _election(instance)
         info["synchro"] = _synchro(instance)
     wal = instance.journal.counters
-    if wal.failure is not None:  # real servers have no such key: they report it in their log only
+    if wal.failure is not None:  # real servers only log it
         info["wal"] = {"failure": wal.failure, "failures": wal.failures}
     return info
 
@@ -59,7 +59,7 @@ def _election(instance: Instance) -> dict[str, Any]:
 
 
 def _synchro(instance: Instance) -> dict[str, Any]:
-    """As 2.11 shows it, besides what 3.x adds: bytes and age of what waits; and what was ever undone."""
+    """Return `box.info.synchro` of 2.11, plus `size` and `age` of 3.x, and `rollback_count`, which is our own."""
     limbo = instance.queue.limbo
     queue: dict[str, Any] = {
         "len": len(limbo),
@@ -74,7 +74,7 @@ def _synchro(instance: Instance) -> dict[str, Any]:
 
 
 def _age(instance: Instance) -> float:
-    """Seconds for which the first transaction of our own waits; whoever waits for others' verdicts does not count."""
+    """Return the seconds that our own oldest pending transaction has waited; 0 without one."""
     first = next(iter(instance.queue.limbo.pending), None)
     if first is None or first.written_at is None:
         return 0.0
@@ -82,7 +82,7 @@ def _age(instance: Instance) -> float:
 
 
 def replication(instance: Instance) -> dict[int, dict[str, Any]]:
-    """The members that are registered, by id; with each how following it goes, and how it follows us."""
+    """Return `box.info.replication`: the registered members by id, with the state of their upstream and downstream."""
     return {replica_id: _member(instance, replica_id, uuid) for replica_id, uuid in members(instance)}
 
 
@@ -94,7 +94,7 @@ def _member(instance: Instance, replica_id: int, uuid: str) -> dict[str, Any]:
 
 
 def replication_anon(instance: Instance) -> dict[str, dict[str, Any]]:
-    """Who follows without being a member, by UUID: what `box.info.replication_anon()` shows."""
+    """Return `box.info.replication_anon()`: the anonymous replicas by UUID."""
     return {
         str(uuid): {"id": 0, "uuid": str(uuid), "lsn": 0, "downstream": downstream}
         for uuid, downstream in instance.peers.anonymous()
@@ -102,7 +102,7 @@ def replication_anon(instance: Instance) -> dict[str, dict[str, Any]]:
 
 
 def members(instance: Instance) -> Iterator[tuple[int, str]]:
-    """Id and UUID of each row of `_cluster`."""
+    """Yield id and UUID of each row of `_cluster`."""
     cluster = instance.box.spaces.get(CLUSTER_ID)
     for raw in cluster.tuples() if cluster is not None else ():
         replica_id, uuid, *_ = unpack(raw)
@@ -110,6 +110,6 @@ def members(instance: Instance) -> Iterator[tuple[int, str]]:
 
 
 def replicaset_name(instance: Instance) -> str | None:
-    """What members of 3.x have called their replica set."""
+    """Return the name of the replica set, which members of 3.x may have set; None without one."""
     name = schema_row(instance.box, "replicaset_name")
     return name[0] if name else None

@@ -1,7 +1,7 @@
-"""A node as its sessions know it: its parts, who it is, and how it is doing.
+"""The state of a running node that its server, sessions, watchers and procedures share: components, identity, status.
 
-Made once by whoever starts a node and shared by server, sessions, watchers and procedures; they read it anew for every
-request, so that whoever changes a fact here need tell nobody. Holds no logic but what several of them would repeat.
+`node/parts.py` creates one `Instance` per node. Its users read it again for every request, so a change needs no
+notification. It has no logic of its own beyond what several users would repeat.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from flowstone.replication.vclock import VClock
 LOG = logging.getLogger("flowstone.node")
 
 Function = Callable[..., Any]
-"""A Python function that clients may CALL, plain or async. What it returns as a tuple are several results."""
+"""A Python function that clients may CALL, plain or async. A returned tuple stands for several results."""
 
 
 class Files(Protocol):
-    """Checkpoints and the files that they leave, for `box.snapshot`, `box.backup.*` and `box.info.gc`."""
+    """Checkpoints and their files, for `box.snapshot`, `box.backup.*` and `box.info.gc`."""
 
     async def snapshot(self) -> None:
-        """Returns when there is a checkpoint of now."""
+        """Write a checkpoint of the present state."""
         ...
 
     def start_backup(self, checkpoint: int) -> list[str]:
-        """Keeps the files of a checkpoint, 0 being the newest, until `stop_backup`; their paths."""
+        """Keep the files of a checkpoint, 0 being the newest, until `stop_backup`; return their paths."""
         ...
 
     def stop_backup(self) -> None: ...
 
     def gc_info(self) -> dict[str, Any]:
-        """What `box.info.gc()` shows."""
+        """Return the map that `box.info.gc()` shows."""
         ...
 
     @property
     def gc_vclock(self) -> VClock:
-        """Where the oldest log that is still there begins."""
+        """The start of the oldest log that is kept."""
         ...
 
 
 class NoFiles:
-    """An instance that keeps nothing on disk, or is still starting: then `gc_vclock` is where its oldest log begins."""
+    """`Files` of an instance without a directory, or of one that is starting and has its oldest log at `gc_vclock`."""
 
     def __init__(self, gc_vclock: VClock | None = None) -> None:
         self._gc_vclock = gc_vclock if gc_vclock is not None else VClock()
@@ -79,38 +79,41 @@ class NoFiles:
 
 
 class Peers(Protocol):
-    """Whom the instance follows and who follows it, for `box.info.replication`."""
+    """Upstreams and downstreams of the instance, for `box.info.replication`."""
 
     def upstream(self, uuid: UUID) -> dict[str, Any] | None:
-        """How following the instance goes; None if it is not followed."""
+        """Return the state of the upstream `uuid`; None if we do not follow it."""
         ...
 
     def downstream(self, uuid: UUID) -> dict[str, Any] | None:
-        """How the instance follows us; None if it never did."""
+        """Return the state of the downstream `uuid`; None if it never followed us."""
         ...
 
     def is_intact(self, uuid: UUID) -> bool:
-        """As `replication.membership.Members.is_intact`."""
+        """See `replication.membership.Members.is_intact`."""
         ...
 
     def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
-        """Who follows us without being a member."""
+        """Return UUID and state of each anonymous replica."""
         ...
 
 
 class Followers(Protocol):
-    """Members that follow this instance, and say where they are when they are asked."""
+    """Members that follow this instance, and report their vclock on request."""
 
     on_answer: list[Callable[[int, int, VClock], None]]
-    """Told the id of a member, the number of the heartbeat that it answers, and the vclock that it has."""
+    """Called with the id of a member, the number of the heartbeat that it answers, and its vclock."""
 
     def synchronize(self) -> Mapping[int, int]:
-        """Asks all of them; by id, the numbers from which on answers are newer than the question. Unknown ones: 1."""
+        """Send a heartbeat to all members; return, by id, the first number whose answers are newer than this call.
+
+        For a member that is not in the result this number is 1.
+        """
         ...
 
 
 class NoFollowers:
-    """Nobody follows, or not yet."""
+    """`Followers` of an instance that serves no replicas, or not yet."""
 
     def __init__(self) -> None:
         self.on_answer: list[Callable[[int, int, VClock], None]] = []
@@ -120,7 +123,7 @@ class NoFollowers:
 
 
 class NoPeers:
-    """An instance alone."""
+    """`Peers` of an instance without replication."""
 
     def upstream(self, uuid: UUID) -> dict[str, Any] | None:
         return None
@@ -137,7 +140,7 @@ class NoPeers:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """`status` is that of `box.info`: loading, running, orphan. `listen` is where clients reach it."""
+    """A running node. `status` is that of `box.info`: loading, running or orphan. `listen` is its own address."""
 
     outside: Outside
     box: Box
@@ -153,16 +156,16 @@ class Instance:
     listen: str | None = None
     pid: int = 0
     started: float = 0.0
-    """By the monotonic clock."""
+    """Start time of the node, by the monotonic clock."""
 
     is_orphan: bool = False
-    """It has not caught up with enough of its peers."""
+    """True if the instance is not in sync with enough of its peers."""
 
     expelled_id: int = 0
-    """The id that it had when its row of `_cluster` was deleted; 0 if it was not expelled."""
+    """The id that the instance had when its row of `_cluster` was deleted; 0 if it was not expelled."""
 
     bootstrap_leader_uuid: UUID | None = None
-    """Whose data this instance has taken, or is about to take, at its birth."""
+    """The instance from which this instance got its first data, or is about to get it."""
 
     counters: Counters = field(default_factory=Counters)
     peers: Peers = field(default_factory=NoPeers)
@@ -170,11 +173,11 @@ class Instance:
     free_space_query: DiskQuery[list[int]] = field(default_factory=DiskQuery)
 
     reload: Callable[[dict[str, Any]], Awaitable[None]] | None = None
-    """Applies options to the running node, for CALL of `box.cfg` with arguments."""
+    """Applies options to the running node, for a CALL of `box.cfg` with arguments."""
 
     @property
     def id(self) -> int:
-        """The replica id; 0 without one."""
+        """The replica id; 0 without an id."""
         return self.journal.replica_id
 
     @property
@@ -183,23 +186,23 @@ class Instance:
 
     @property
     def is_anonymous(self) -> bool:
-        """It follows without being a member."""
+        """True if the instance replicates without being a member."""
         return self.id == 0 and self.configuration.replication_anon
 
     @property
     def is_expelled(self) -> bool:
-        """True if its row of `_cluster` was deleted: no id, no writes and no replication until it joins again."""
+        """True if its row in `_cluster` was deleted: no id, no writes and no replication until the instance rejoins."""
         return self.expelled_id != 0
 
     @property
     def queue(self) -> SynchroQueue:
-        """Of synchronous transactions that wait for a verdict."""
+        """The synchronous queue."""
         return self.commits.queue
 
     def settle_read_only(self) -> None:
-        """Makes the box writable or not, by the option, by its peers, by elections and by who owns the queue.
+        """Make the box read-only or writable, depending on options, sync with peers, elections and owner of the queue.
 
-        Without an id it never is: rows that nobody could tell from local ones would reach nobody.
+        Without an id the box is read-only: its rows would look like local rows, which are not replicated.
         """
         is_held_back = self.id == 0 or self.is_orphan or self.queue.limbo.is_read_only or self.elections.is_read_only
         was_read_only, self.box.is_read_only = self.box.is_read_only, self.configuration.read_only or is_held_back
@@ -229,7 +232,7 @@ class Instance:
         return "box.cfg.read_only is true"
 
     def _member(self, replica_id: int) -> str:
-        """How error messages name a member."""
+        """Return the name of a member for error messages: the id, and the UUID if it is registered."""
         cluster = self.box.spaces.get(CLUSTER_ID)
         rows = map(unpack, cluster.tuples() if cluster is not None else ())
         uuid = next((row[1] for row in rows if row[0] == replica_id), None)
@@ -237,7 +240,7 @@ class Instance:
 
     @property
     def read_only_reason(self) -> str | None:
-        """Value of `box.info.ro_reason`. Real servers have no `expelled`: they keep accepting writes."""
+        """The value of `box.info.ro_reason`. Real servers have no `expelled`: they still accept writes then."""
         if self.is_expelled:
             return "expelled"
         if self.elections.is_read_only:
@@ -252,7 +255,7 @@ class Instance:
 
     @property
     def vclock(self) -> VClock:
-        """The position behind the last row written."""
+        """The vclock after the last written row."""
         return self.journal.written_vclock
 
     def uptime(self) -> float:

@@ -1,9 +1,8 @@
-"""The write-ahead log of a running node: what is submitted in one turn is one write.
+"""The write-ahead log of a running node. All rows that are submitted in one turn are written together.
 
-Relies on `xlog.writer` for the files and on `outside.blocking` for everything that waits for a disk to sync. Rows come
-as bytes, numbered and grouped; what they mean, and undoing them when they could not be written, is their submitter's
-business. Nothing is ever reported as written that a crash of the process (mode `write`) or a loss of power (mode
-`fsync`) could take away.
+Relies on `xlog.writer` for the files and on `outside.blocking` for everything that waits for a sync of the disk. Rows
+arrive encoded, numbered and grouped. Their submitter interprets them, and rolls them back if the write fails. Rows are
+never reported as written before they survive a crash of the process (mode `write`) or a loss of power (mode `fsync`).
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ LOG = logging.getLogger("flowstone.node")
 QUICK_SECONDS = SECONDS_BOUNDS[0]
 
 WAL_MAX_SIZE = 256 * 1024**2
-"""As in `box.cfg`: a log of this size is ended before the next write."""
+"""Default of `wal_max_size`: a log of this size is closed before the next write."""
 
 Done = Callable[[FlowstoneError | None], None]
 
 
 class WalMode(Enum):
-    """`wal_mode`, spelled as in `box.cfg`."""
+    """The values of `wal_mode`."""
 
     NONE = "none"
     WRITE = "write"
@@ -46,7 +45,7 @@ class WalMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LastLog:
-    """The log that was read, or written, last: its rows end at byte `size`. `is_complete`: the end marker follows."""
+    """The last log that was read or written. Its rows end at offset `size`; `is_complete`: the end marker follows."""
 
     path: str
     meta: Meta
@@ -55,15 +54,15 @@ class LastLog:
 
 
 class JournalClosed(FlowstoneError):
-    """Rows were submitted after the end: nobody writes them any more, and the files may be another's by now."""
+    """Rows were submitted after `close`. They are not written: another process may own the files by now."""
 
 
 class Journal:
-    """Takes rows, writes them in batches, says so.
+    """Writes rows in batches, and calls the submitters when they are written.
 
-    `submit` queues; `flush`, once per turn, starts the write of all that is queued. Short work is done at once, in
-    `flush` itself; what has to wait for the disk (mode `fsync`, a new file, the end of a full one) is done by a worker,
-    one batch at a time, while later submissions gather for the next.
+    `submit` queues rows; `flush`, called once per turn, writes all queued rows. A short write happens in `flush`
+    itself. A worker does writes that have to wait for the disk (mode `fsync`, a new file, the end of a full file), one
+    batch at a time; later submissions form the next batch.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Journal:
         version: str = "Flowstone",
         last: LastLog | None = None,
     ) -> None:
-        """Continues at `vclock`, where recovery ended, behind its `last` log. Touches no file yet."""
+        """Continue at `vclock`, where recovery ended, after its `last` log. No file is opened yet."""
         self._outside = outside
         self._directory = directory
         self._instance_uuid = instance_uuid
@@ -100,20 +99,20 @@ class Journal:
         self.mode = mode
         self.wal_max_size = wal_max_size
         self.on_written: list[Callable[[bytes, VClock], None]] = []
-        """Called with the rows, and the vclock behind them, of every write that succeeded; for relays."""
+        """Called with the rows of every successful write, and the vclock after them; for relays."""
         self.on_failure: list[Callable[[], None]] = []
-        """Called when a write has failed and all who wait for it were told; for elections. It must not submit."""
+        """Called after a failed write, when all submitters were called; for elections. It must not submit rows."""
         self.written_bytes = 0
-        """What the files have grown by since the start."""
+        """Bytes written to the files since the start."""
         self.counters = WalCounters()
         self.too_long_threshold = TOO_LONG_THRESHOLD
-        """Seconds from which on a write is worth a line."""
+        """Seconds after which a write is logged as too long."""
         self.size_limit: int | None = None
         self.on_size: Callable[[], None] | None = None
-        """Called after each write by which `written_bytes` is at or above `size_limit`; for checkpoints."""
+        """Called after each write while `written_bytes` is at or above `size_limit`; for checkpoints."""
 
     def continue_at(self, vclock: VClock, last: LastLog | None = None) -> None:
-        """The data has been loaded, up to `vclock` and the `last` log: this is before anything is submitted."""
+        """Continue at `vclock`, after the `last` log, once the data is loaded. No row may have been submitted since."""
         self._rows_before, self._start_signature = self.row_count, vclock.signature
         self._last = last
         self._prev_vclock = last.meta.vclock if last else None
@@ -123,12 +122,12 @@ class Journal:
 
     @property
     def vclock(self) -> VClock:
-        """The position behind the last row submitted."""
+        """The vclock after the last submitted row."""
         return VClock(self._lsns)
 
     @property
     def written_vclock(self) -> VClock:
-        """The position behind the last row written."""
+        """The vclock after the last written row."""
         if self._written is None:
             self._written = VClock(self._written_lsns)
         return self._written
@@ -140,20 +139,21 @@ class Journal:
 
     @property
     def is_idle(self) -> bool:
-        """Everything submitted is written, or has failed."""
+        """True if all submitted rows are written, or have failed."""
         return self._worker is None and not self._done
 
     def next_lsn(self, replica_id: int) -> int:
-        """The LSN that the next row of `replica_id` submitted gets; 0 is for local rows."""
+        """Return the LSN of the next submitted row of `replica_id`; 0 stands for local rows."""
         return self._lsns.get(replica_id, 0) + 1
 
     def submit(self, rows: bytes, count: int, done: Done, *, local_count: int = 0, sync: bool = False) -> None:
-        """Queues the encoded rows of whole transactions, to be written together with whatever else this turn brings.
+        """Queue the encoded rows of whole transactions, to be written together with the other rows of this turn.
 
-        `count` of them are of this instance, numbered from `next_lsn(replica_id)`; `local_count` are local, from
-        `next_lsn(0)`. `done` is called once: with None when they are written, else with the error; the last submitted
-        is then told first, and all that was not yet written fails. It must not submit in that case.
-        `sync`: they have to survive a loss of power in mode `write`, too.
+        `count` rows belong to this instance and are numbered from `next_lsn(replica_id)`; `local_count` rows are local
+        and numbered from `next_lsn(0)`. `done` is called once: with None when the rows are written, or with the error.
+        After an error all rows that are not written fail, the last submission first, and `done` must not submit rows.
+        With `sync` the rows survive a loss of power in mode `write`, too. Raise JournalClosed after `close`, and
+        BlockTooLarge if the rows do not fit in a block.
         """
         self._check_submission(rows)
         lsns = self._lsns
@@ -165,7 +165,7 @@ class Journal:
         self._done.append(done)
 
     def submit_replicated(self, rows: bytes, lsns: Mapping[int, int], done: Done) -> None:
-        """As `submit`, for rows that other instances have numbered: `lsns` has the last of each of them."""
+        """Queue rows as `submit` does, but numbered by other instances; `lsns` has the last LSN of each of them."""
         self._check_submission(rows)
         for replica_id, lsn in lsns.items():
             assert lsn > self._lsns.get(replica_id, 0), "rows of one originator come in their order, each once"
@@ -181,13 +181,13 @@ class Journal:
 
     @property
     def is_ready(self) -> bool:
-        """Nothing is queued, and a small write is quick: `write_now` may be called."""
+        """True if nothing is queued and a small write is short, so that `write_now` may be called."""
         if self._done or self._worker is not None or self._is_telling or self.mode is WalMode.FSYNC:
             return False
         return not self._takes_long()
 
     def write_now(self, rows: bytes, count: int) -> None:
-        """`submit` and `flush` in one, for who is alone in a turn and where `is_ready`; raises what went wrong."""
+        """Submit and write the rows of a single request; raise the error if the write fails. Requires `is_ready`."""
         if self._is_closed:
             raise self._closed()
         after = self._lsns.copy()
@@ -199,7 +199,7 @@ class Journal:
                 seconds, quick = self._now() - begun, self.counters.write_seconds
                 if seconds > QUICK_SECONDS:
                     self._took(seconds, quick)
-                else:  # as `_took` would count it; for a request that is alone every call is felt
+                else:  # `_took` inlined: for a single request the cost of a call matters
                     quick.counts[0] += 1
                     quick.sum += seconds
                     self.counters.failure = None
@@ -213,11 +213,11 @@ class Journal:
         self._succeed([rows], [], after)
 
     def flush(self) -> None:
-        """Writes what is queued, now if that is quick, else by a worker that calls every `done` when it is through."""
+        """Write the queued rows: at once if that is short, else in a worker, which calls every `done` afterwards."""
         if self._worker is not None or not self._done:
             return
         if self._is_telling:
-            # Somebody who was told of a write has made another: it waits until all others were told of the first.
+            # A `done` of the last write has submitted rows: they wait until all its other `done` were called.
             asyncio.get_running_loop().call_soon(self.flush)
             return
         if self._takes_long():
@@ -235,7 +235,7 @@ class Journal:
             self._is_telling = False
 
     async def drain(self) -> None:
-        """Returns when everything submitted so far is written, or has failed; what others submit later is no matter."""
+        """Wait until all rows submitted so far are written, or have failed. Later submissions are not waited for."""
         if self.is_idle:
             return
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -247,11 +247,11 @@ class Journal:
         await passed
 
     async def rotate(self, at_end: Callable[[], None] | None = None) -> VClock:
-        """Ends the file behind everything submitted so far, and returns that position once all of it is written.
+        """Close the file after all rows submitted so far are written, and return the vclock after them.
 
-        `at_end` is called when all of that has been told, and nothing that comes behind it. The next file begins with
-        the next write. Raises what made the write of an earlier submission, or the ending
-        of the file, fail; the journal then goes on with the file it has.
+        `at_end` is called after the `done` of these rows, and before that of any later row. The next write creates the
+        next file. Raise the error if the write of these rows, or closing the file, fails; the journal then continues
+        with the current file.
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -276,7 +276,7 @@ class Journal:
         return position
 
     async def close(self) -> None:
-        """Writes what is queued and ends the file with its marker. Whoever submits from now on gets JournalClosed."""
+        """Write the queued rows and close the file with its end marker. Later submissions raise JournalClosed."""
         self._is_closed = True
         while not self.is_idle:
             await self.drain()
@@ -300,12 +300,12 @@ class Journal:
         )
 
     async def _work(self) -> None:
-        """Writes batch after batch until nothing is queued, or the rest is quick."""
+        """Write batches until nothing is queued, or `flush` can write the rest at once."""
         try:
             while self._done and self._takes_long():
                 ends_file, must_sync = bool(self._cuts), self._must_sync
                 rows, done, after = self._take()
-                self._must_sync = must_sync and bool(self._done)  # it may be about what is behind a cut
+                self._must_sync = must_sync and bool(self._done)  # the rows to sync may be after the cut
                 try:
                     await self._outside.blocking(self._write, rows, after, must_sync)
                 except Exception as error:
@@ -320,7 +320,7 @@ class Journal:
         self.flush()
 
     def _take(self) -> tuple[list[bytes], list[Done], dict[int, int]]:
-        """The next batch: all that is queued, but not beyond a place where the file is to end."""
+        """Return the next batch: all queued submissions up to the next position at which the file has to end."""
         if self._cuts:
             count, after = self._cuts.pop(0)
             self._cuts = [(end - count, lsns) for end, lsns in self._cuts]
@@ -349,7 +349,7 @@ class Journal:
             LOG.warning("too long WAL write at LSN %d: %.3f sec", self._lsns.get(self.replica_id, 0), seconds)
 
     def _ready_writer(self) -> LogWriter:
-        """The file to write to: the open one, the next one where that is full, a new one where there is none."""
+        """Return the file to write to: the open file, or the next one if it is full, or the first one."""
         writer = self._writer
         if writer is None:
             writer = self._open()
@@ -364,11 +364,11 @@ class Journal:
     def _open(self) -> LogWriter:
         disk, last, lsns = self._outside.disk, self._last, self._written_lsns
         if last is not None and last.path == posixpath.join(self._directory, file_name(lsns, FileType.XLOG)):
-            # The last log has no rows: the next would have its name.
+            # The last log has no rows, so the next file would have the same name.
             writer = LogWriter.resume(disk, last.path, last.meta, lsns, last.size)
         else:
             if last is not None and not last.is_complete:
-                # Its rows must be as durable as the next file, and nothing torn may stand before that.
+                # The last log must be durable, and without a torn tail, before the next file exists.
                 LogWriter.resume(disk, last.path, last.meta, lsns, last.size).close()
             meta = Meta(FileType.XLOG, self._instance_uuid, lsns, prev_vclock=self._prev_vclock, version=self._version)
             writer = LogWriter.create(disk, self._directory, meta)
@@ -385,7 +385,7 @@ class Journal:
     def _end_file(self) -> None:
         writer = self._writer
         if writer is None or writer.vclock == writer.meta.vclock:
-            # Without rows it goes on, for the next would have its name.
+            # A file without rows stays open: the next file would have the same name.
             return
         if not writer.is_usable:
             writer.mend()
@@ -408,7 +408,7 @@ class Journal:
             self.on_size()
 
     def _fail(self, done: list[Done], cause: Exception) -> None:
-        """Everything that is not written fails, the last submitted first; its LSNs are free again."""
+        """Fail all submissions that are not written, the last one first, and release their LSNs."""
         error = self._as_failure(cause)
         waiting = [*done, *self._done]
         self._rows, self._done, self._cuts = [], [], []
@@ -416,7 +416,7 @@ class Journal:
         self._lsns = dict(self._written_lsns)
         self.counters.failures += 1
         self.counters.failure = error.message
-        LOG.error("%d submissions rolled back: %s", len(waiting), error)
+        LOG.error("WAL write failed, %d submissions rolled back: %s", len(waiting), error)
         for tell in reversed(waiting):
             _tell(tell, error)
         for callback in self.on_failure:
@@ -433,7 +433,7 @@ class Journal:
 
 
 def _pass_on(worker: asyncio.Task[None], passed: asyncio.Future[None]) -> None:
-    """Who waits for a worker that did not come to its end hears why."""
+    """Pass the error of a failed worker, or its cancellation, to a caller of `drain`."""
     if passed.done():
         return
     why = None if worker.cancelled() else worker.exception()
@@ -447,5 +447,5 @@ def _tell(done: Done, error: FlowstoneError | None) -> None:
     try:
         done(error)
     except Exception:
-        # One submitter's mistake must not keep the others waiting for ever.
-        LOG.exception("after a write to the log")
+        # An error in one callback must not keep the other submitters waiting.
+        LOG.exception("WAL completion callback failed")

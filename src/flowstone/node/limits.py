@@ -1,4 +1,4 @@
-"""Limits on the resources that clients of a node may use, as its configuration sets them."""
+"""Limits on the resources that the clients of a node may use, set by its configuration."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from flowstone.node.instance import Instance
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on clients; each is an option. The nesting depth of MessagePack is a constant instead."""
+    """Limits on clients. The nesting depth of MessagePack is a constant elsewhere."""
 
     connections_max: int = 10_000
     net_msg_max: int = 768
-    """Pending requests of one connection that take time, such as async functions; further ones wait."""
+    """Pending requests of one connection, such as calls of async functions; further requests wait."""
 
     wal_queue_max_size: int = 16 * 1024 * 1024
-    """Bytes of requests whose log rows are not written; the next turn waits for the disk."""
+    """Bytes of requests whose rows are not written yet; above this, the next turn waits for the disk."""
 
     packet_size_max: int = 128 * 1024 * 1024
     packet_size_max_before_auth: int = PACKET_SIZE_MAX_BEFORE_AUTH
     output_max: int = 1024 * 1024
-    """Unsent bytes of replies of one connection; further requests wait until those are sent."""
+    """Bytes of unsent replies of one connection; further requests wait until they are sent."""
 
     slow_reader_seconds: float = 60.0
-    """A client that does not read its replies for this long is disconnected."""
+    """Seconds after which a client that does not read its replies is disconnected."""
 
     auth_seconds: float | None = 60.0
-    """Time limit for authentication; None for no limit. `node/auth_deadline.py` has the exemptions."""
+    """Timeout of authentication; None for no limit. `node/auth_deadline.py` defines the exemptions."""
 
     transactions_max: int = 1000
-    """Open transactions of all clients: each one that has read something makes every write slightly slower."""
+    """Open transactions of all clients. Each transaction that has read something makes every write slightly slower."""
 
     transactions_max_before_auth: int = 16
     """Open transactions of clients that have not authenticated, unless guests have been granted rights."""

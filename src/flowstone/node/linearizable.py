@@ -1,12 +1,13 @@
-"""The linearization point: when a transaction may begin that must see whatever was committed before it was asked for.
+"""The linearization point: a transaction that begins after it sees everything committed before it was requested.
 
-Nearly as 2.11 has it: what is committed is on a quorum, so of N members it takes N - quorum + 1, this one among them,
-for one of them to have it all. That is the quorum of whoever committed, at that time; ours may be larger, or was
-smaller then, so no more than a majority is relied on, where 2.11 goes by its own. Nor is less than a majority asked:
-there may be one member more by now than this one knows, and only majorities of both sets always meet. They are asked
-where they are now, by a numbered heartbeat that their ACKs answer; then this instance waits until it has what any of
-them has, and until what waits in its queue of synchronous transactions then is decided. Holds for synchronous spaces
-only, which `box/transaction.py` sees to.
+A committed transaction is on a quorum of the N members, so at least one of any N - quorum + 1 members has it. 2.11 asks
+this many, itself included. Here at least a majority is asked, for two reasons: the instance that committed may have had
+a smaller quorum than ours, and there may be one member more than this instance knows of; two majorities always
+intersect, even of these two sets.
+
+Members are asked for their vclocks by a numbered heartbeat, which their ACKs answer. Then this instance waits until it
+has all rows that any of them has, and until the transactions that are then pending in its queue are decided. All this
+covers synchronous spaces only, which `box/transaction.py` ensures.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from flowstone.replication.vclock import VClock
 
 
 async def linearization_point(instance: Instance, timeout: float) -> None:
-    """Returns when everything is here that was committed anywhere before the call; raises TimedOut otherwise."""
+    """Wait until this instance has everything committed before the call; raise TimedOut after `timeout` seconds."""
     if instance.box.dialect is Dialect.V2_6:
         raise errors.Unsupported("Dialect 2.6 does not support linearizable transactions")
     if instance.is_expelled:
         raise expelled(instance.expelled_id)
     if not instance.id:
-        # It is in no quorum, and nobody follows it whom it could ask.
+        # It belongs to no quorum, and no member follows it that could answer.
         raise errors.Unsupported("replication_anon=true does not support linearizable transactions")
     try:
         async with asyncio.timeout(timeout):
@@ -41,7 +42,7 @@ async def linearization_point(instance: Instance, timeout: float) -> None:
 
 
 async def _newest_vclock(instance: Instance) -> VClock:
-    """What of every member's rows might be committed by now."""
+    """Return a vclock that includes all rows that may be committed by now."""
     found = {instance.id: instance.vclock.without_zero()}
     member_count = max(1, len(list(members(instance))))
     count = max(member_count - instance.queue.limbo.quorum, member_count // 2) + 1
@@ -54,7 +55,7 @@ async def _newest_vclock(instance: Instance) -> VClock:
 
 
 async def _ask(followers: Followers, found: dict[int, VClock], count: int) -> None:
-    """Adds vclocks of members, by id, until there are `count`."""
+    """Add vclocks of members to `found`, by id, until there are `count`."""
     enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def answered(replica_id: int, number: int, vclock: VClock) -> None:
@@ -72,7 +73,7 @@ async def _ask(followers: Followers, found: dict[int, VClock], count: int) -> No
 
 
 async def _reach(instance: Instance, vclock: VClock) -> None:
-    """Waits until the log has everything up to `vclock`."""
+    """Wait until the log has all rows up to `vclock`."""
     if vclock <= instance.vclock:
         return
     reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -89,7 +90,7 @@ async def _reach(instance: Instance, vclock: VClock) -> None:
 
 
 async def _decided(instance: Instance) -> None:
-    """Waits for the verdict on what is in the queue now; which it is does not matter."""
+    """Wait for the verdicts on the transactions pending now, whether committed or rolled back."""
     try:
         await instance.queue.settled()
     except errors.SyncRollback:

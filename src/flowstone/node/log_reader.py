@@ -1,7 +1,7 @@
-"""Reading our own logs from a position on while they are being written: for relays that are behind, and for JOIN.
+"""Reads our own logs from a position on while they are being written, for lagging relays and for JOIN.
 
-Blocks on the disk, so it runs in a worker; one call at a time. Nothing beyond the position that the caller names is
-given out: what the journal has not reported may still be taken back.
+Reading blocks on the disk, so it runs in a worker thread, one call at a time. Rows after the limit that the caller
+passes are never returned: rows whose write the journal has not reported may still be rolled back.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from flowstone.xlog.directory import ListedFile, scan_directory
 from flowstone.xlog.reader import LogFile, Slab
 
 ROWS_MAX: Final = 16384
-"""Rows that are given out at once, unless they are one block: whoever gets them has something else to do, too."""
+"""Maximum number of rows in a piece, except for a single larger block: the relay has other work to do in between."""
 
 LISTINGS_MAX: Final = 10
-"""Maximum number of times that one call lists the directory. The collector may delete a listed log before it is opened,
-but rarely does; a file that is listed again and again, and never found, is an error."""
+"""Maximum number of directory listings per call. The collector may delete a listed log before it is opened, but rarely
+does; a file that is listed every time but never found is an error."""
 
 
 class LogsGone(FlowstoneError):
-    """Logs between `have` and `need` are not there any more."""
+    """The logs between `have` and `need` have been deleted."""
 
     def __init__(self, have: VClock, need: VClock) -> None:
-        super().__init__(f"no log holds what comes between {have} and {need}", hint="take a new snapshot")
+        super().__init__(f"no log has the rows between {have} and {need}", hint="rejoin the replica")
         self.have = have
         self.need = need
 
 
 class Piece(NamedTuple):
-    """Consecutive rows of the log. Some may be older than the position that was asked for."""
+    """Consecutive rows of the log. Some may be before the requested position. `after` is the position after them."""
 
     slab: Slab
     after: VClock
 
 
 class LogReader:
-    """Gives out the rows of the logs in `directory` behind `position`, which local rows have no part in."""
+    """Reads the rows after `position` from the logs in `directory`. Local rows do not count for the position."""
 
     def __init__(self, disk: Disk, directory: str, position: VClock) -> None:
         self._disk = disk
@@ -54,14 +54,14 @@ class LogReader:
         self._position = position.without_zero()
         self._log: LogFile | None = None
         self._ahead: deque[ListedFile] = deque()
-        """Logs after the open one, as of the last listing: the directory may hold thousands."""
+        """Logs after the open one, as of the last listing; cached, because there may be thousands of files."""
         self._offset = 0
         self._rest: Slab | None = None
 
     def read(self, limit: VClock) -> Piece | None:
-        """The next rows, none of them behind `limit`, which is a position of the log; None: there are no more yet.
+        """Return the next rows up to `limit`, a position of the log; None if there are no more yet.
 
-        LogsGone where rows are missing.
+        Raise LogsGone if rows are missing.
         """
         if self._log is None:
             self._begin(limit)
@@ -73,7 +73,7 @@ class LogReader:
             following = self._following()
             if following is None:
                 return None
-            # The journal may have ended this log after we came to its end, and before it began the next.
+            # The journal may have written more rows to this log between our last read and the start of the next log.
             piece, is_at_limit = self._next(limit)
             if piece is not None or is_at_limit:
                 return piece
@@ -92,7 +92,7 @@ class LogReader:
             self._log = None
 
     def _begin(self, limit: VClock) -> None:
-        """Open the first log. Logs may be deleted between the listing and the reading of their headers."""
+        """Open the first log. Retry if logs are deleted between the listing and the reading of their headers."""
         for _ in range(LISTINGS_MAX - 1):
             try:
                 self._open(self._first(limit))
@@ -121,7 +121,10 @@ class LogReader:
         return self._ahead[0] if self._ahead else None
 
     def _check(self, following: ListedFile) -> None:
-        """Each log begins where the one before it ended, and names its start; but for what a new JOIN came before."""
+        """Raise LogsGone if `following` does not continue the open log, as the first log after a rejoin does not.
+
+        A log begins where the previous one ended, and its header has the start of the previous one.
+        """
         assert self._log is not None
         named, start = following.meta.prev_vclock, VClock(following.meta.vclock)
         if (named is not None and named != self._log.meta.vclock) or not start.without_zero() <= self._position:
@@ -137,7 +140,7 @@ class LogReader:
         self._position = self._position.merged(VClock(log.meta.vclock).without_zero())
 
     def _next(self, limit: VClock) -> tuple[Piece | None, bool]:
-        """The next rows of this log, and whether there are more that `limit` keeps back."""
+        """Return the next rows of the open log, or None; and whether the log has more rows, all after `limit`."""
         if self._rest is None:
             is_at_limit = self._load(limit)
             if self._rest is None:
@@ -147,9 +150,9 @@ class LogReader:
         return Piece(piece, self._position), False
 
     def _load(self, limit: VClock) -> bool:
-        """Decodes the next blocks, as far as they are not behind `limit`; whether nothing is left of them then.
+        """Decode the next blocks up to `limit`; return True if there are blocks, but all rows are after `limit`.
 
-        What is behind it is read again later: it may have been taken back and be something else by then.
+        Rows after the limit are read again later: they may be rolled back, and others written in their place.
         """
         assert self._log is not None
         chunk = next(self._log.chunks(self._offset), None)
@@ -167,7 +170,7 @@ def _part(slab: Slab, start: int, stop: int) -> Slab:
 
 
 def _split(slab: Slab) -> tuple[Slab, Slab | None]:
-    """The first blocks, of about ROWS_MAX rows, and the others: blocks hold whole transactions."""
+    """Split off the first blocks, of about ROWS_MAX rows; return both parts. Blocks have whole transactions."""
     if len(slab) <= ROWS_MAX:
         return slab, None
     spans = slab.cells[scan.SPAN]
@@ -178,7 +181,7 @@ def _split(slab: Slab) -> tuple[Slab, Slab | None]:
 
 
 def _count_up_to(slab: Slab, limit: VClock) -> int:
-    """How many rows of the slab, which are in the order of the log, are not behind `limit`."""
+    """Return the number of rows up to `limit`. The rows of the slab are in the order of the log."""
     lsns: Cells = np.zeros(VCLOCK_MAX, np.int64)
     for replica_id, lsn in limit:
         lsns[replica_id] = lsn

@@ -1,11 +1,11 @@
 """Failed logins by user and address: counts them, logs them, and delays further attempts.
 
 After `auth_retries` failures of a user from an address, attempts of that pair are checked one at a time, one every
-`auth_delay` seconds (a leaky bucket, so old failures are forgotten at the same rate). Attempts from other addresses are
-never delayed, so no other address can lock a user out; nor are those of other users from the same address, unless
-USERS_MAX users of that address have failures already: further users then share one limit, and made-up names win no
-guesses. An unknown user is treated as a known one, so delays do not tell which users exist. Memory and log lines are
-bounded.
+`auth_delay` seconds (a leaky bucket: old failures are forgotten at the same rate). Attempts from other addresses are
+never delayed, so an attacker cannot lock a user out elsewhere. Attempts of other users from the same address are not
+delayed either, until USERS_MAX users of that address have failures: further users then share one limit, so that
+invented names gain no extra guesses. Unknown users are treated like known ones, so that delays do not reveal which
+users exist. Memory and log lines are bounded.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from flowstone.rate_limit import RateLimit
 LOG = logging.getLogger("flowstone.node")
 
 PAIRS_MAX: Final = 16_384
-"""Pairs of user and address that are remembered; the address that failed longest ago is forgotten first."""
+"""Remembered pairs of user and address. The address whose last failure is oldest is forgotten first."""
 
 USERS_MAX: Final = 32
 """Users of one address whose failures are counted separately. More users than usually fail at the same time through one
-proxy, and so few that it takes hundreds of addresses to fill PAIRS_MAX and make the node forget failures."""
+proxy, but so few that only hundreds of addresses can fill PAIRS_MAX and make the node forget failures."""
 
 WAITING_MAX: Final = 16
-"""Attempts of one pair that may wait for their turn; further ones are rejected at once."""
+"""Waiting attempts of one pair; further ones are rejected at once."""
 
 NAME_MAX: Final = 64
-"""Characters of a user name that are remembered and logged: clients choose names of any length."""
+"""Characters of a user name that are remembered and logged: clients may send names of any length."""
 
 LINES_BURST: Final = 10
 LINE_SECONDS: Final = 1.0
-"""Log lines about failures that may come at once, and the time until one more may."""
+"""Log lines about failures: how many may follow each other at once, and the seconds until one more is allowed."""
 
 _IPV6_SUBNET: Final = 64
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class _Pair:
-    """The failures of one user from one address, or those of the further users of an address together."""
+    """The failures of one user from one address, or those of all users of an address beyond USERS_MAX."""
 
     __slots__ = ("failures", "is_shared", "paid_at", "waiting")
 
@@ -52,12 +52,12 @@ class _Pair:
         self.is_shared = is_shared
         self.failures = 0
         self.paid_at = 0.0
-        """When all failures so far will be forgotten: each one adds `auth_delay`."""
+        """The time at which all failures so far are forgotten. Each failure adds `auth_delay`."""
         self.waiting = 0
 
 
 class _Address:
-    """The failures from one address: `users` by name, and `others` of the users beyond USERS_MAX."""
+    """The failures from one address: `users` by name, and `others` for the users beyond USERS_MAX."""
 
     __slots__ = ("others", "users")
 
@@ -66,14 +66,14 @@ class _Address:
         self.others = _Pair(is_shared=True)
 
     def find(self, user: str, now: float) -> _Pair | None:
-        """Return the pair that an attempt of `user` belongs to; None if `user` has no failures and may have a pair."""
+        """Return the pair that counts an attempt of `user`; None if `user` has no failures and can get a pair."""
         pair = self.users.get(user)
         if pair is None and sum(each.paid_at > now for each in self.users.values()) >= USERS_MAX:
             return self.others
         return pair
 
     def drop_passed(self, now: float) -> int:
-        """Drop the users whose failures have passed; return how many."""
+        """Drop the users whose failures are forgotten; return their number."""
         passed = [user for user, pair in self.users.items() if pair.paid_at <= now]
         for user in passed:
             del self.users[user]
@@ -91,7 +91,7 @@ class LoginAttempts:
         self._clock = instance.outside.clock
         self._counters = instance.counters
         self._addresses: dict[str, _Address] = {}
-        """By when they failed, the latest last."""
+        """Ordered by the last failure, oldest first."""
         self._pair_count = 0
         self._lines = RateLimit(LINES_BURST, LINE_SECONDS)
 
@@ -100,7 +100,7 @@ class LoginAttempts:
         return self._pair_count
 
     def must_wait(self, peer: str, user: str) -> bool:
-        """Return True if an attempt has to go through `wait`; raise CredsMismatch if too many attempts wait already."""
+        """Return True if an attempt has to use `wait`; raise CredsMismatch if too many attempts wait already."""
         address = self._addresses.get(address_of(peer))
         pair = address.find(user[:NAME_MAX], self._clock.monotonic()) if address is not None else None
         if pair is None or self._seconds(pair) <= 0:
@@ -109,11 +109,12 @@ class LoginAttempts:
         return True
 
     async def wait(self, peer: str, user: str, check: Callable[[], T]) -> T:
-        """Call `check` when it is this attempt's turn. Raise CredsMismatch, unchecked, if too many attempts wait.
+        """Wait for the turn of this attempt, then return the result of `check`.
 
-        `check` logs in or raises CredsMismatch. The first step pays for the attempt in advance, so that later attempts
-        queue up after it; the attempt is refunded unless it fails. Nothing happens before that step: a task that is
-        cancelled earlier has nothing to give back.
+        Raise CredsMismatch without calling `check` if too many attempts wait. `check` logs in or raises CredsMismatch.
+        The attempt counts as a failure from the beginning, so that later attempts queue up after it; this is undone
+        unless it fails. Nothing is counted before the first step of the coroutine: a task that is cancelled before it
+        runs leaves nothing to undo.
         """
         pair, delay = self._remembered(peer, user), self._instance.configuration.auth_delay
         self._check_queue(pair)
@@ -142,13 +143,13 @@ class LoginAttempts:
             raise errors.CredsMismatch("Too many authentication attempts")
 
     def failed(self, peer: str, user: str) -> None:
-        """Record a failed attempt that did not wait."""
+        """Count a failed attempt that did not use `wait`."""
         pair = self._remembered(peer, user)
         pair.paid_at = max(pair.paid_at, self._clock.monotonic()) + self._instance.configuration.auth_delay
         self._note(peer, user, pair)
 
     def _remembered(self, peer: str, user: str) -> _Pair:
-        """Return the pair of an attempt, new if it is unknown; its address is now the last one to be forgotten."""
+        """Return the pair of an attempt, a new one if needed, and mark its address as the most recent."""
         key, name, now = address_of(peer), user[:NAME_MAX], self._clock.monotonic()
         address = self._addresses.pop(key, None)
         if address is None:
@@ -166,10 +167,10 @@ class LoginAttempts:
         """Return the seconds until the next attempt of `pair` may be checked."""
         options = self._instance.configuration
         seconds = pair.paid_at - options.auth_retries * options.auth_delay - self._clock.monotonic()
-        return min(seconds, (pair.waiting + 1) * options.auth_delay)  # the delay may have been longer before
+        return min(seconds, (pair.waiting + 1) * options.auth_delay)  # `auth_delay` may have been longer before
 
     def _make_room(self, now: float) -> None:
-        """Drop the oldest addresses if their failures have passed, or if there is no room for one more pair."""
+        """Drop the oldest addresses if their failures are forgotten, or to make room for one more pair."""
         while len(self._addresses) > 1:
             oldest = next(iter(self._addresses))
             address = self._addresses[oldest]
@@ -186,12 +187,12 @@ class LoginAttempts:
             return
         more = f"; {unlogged} earlier failures were not logged" if unlogged else ""
         whose = "further users" if pair.is_shared else "this user"
-        text = "authentication failed for user %r from %s, failure %d of %s from there%s"
+        text = "authentication failed for user %r from %s (failure %d of %s from this address)%s"
         LOG.warning(text, user[:NAME_MAX], peer, pair.failures, whose, more, extra={"peer": peer})
 
 
 def address_of(peer: str) -> str:
-    """Return the part of a peer's `host:port` that identifies a machine; for IPv6 the subnet: hosts choose the rest."""
+    """Return the part of `host:port` that identifies a machine; for IPv6 the subnet, since hosts choose the rest."""
     host = peer.rpartition(":")[0].strip("[]") or peer
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

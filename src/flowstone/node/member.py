@@ -1,8 +1,8 @@
-"""The node as its appliers see it: who it is, where it stands, and what becomes of the rows that they bring.
+"""The sink of a node: its identity and vclock, as appliers report them, and the destination of received rows.
 
-Before the node has data, a join fills its box as recovery would from files; when that is complete, `adopt` makes it the
-node's own. From then on rows are applied live (`node/applying.py`). What a row means is decided there and in
-`node/replay.py`, when to connect to whom in `node/replication.py`.
+While the node has no data, a join fills its box as recovery does from files, and `adopt` takes the result over. After
+that, rows are applied to the running node (`node/applying.py`). The meaning of rows is defined there and in
+`node/replay.py`; `node/replication.py` decides which upstreams to connect to, and when.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from flowstone.xlog.reader import Slab
 LOG = logging.getLogger("flowstone.node")
 
 UNWRITTEN_MAX: Final = 16 * 1024 * 1024
-"""Bytes of applied rows that may wait for the log before the next are taken from a peer."""
+"""Maximum size, in bytes, of applied rows that are not written yet; above it, `apply` waits for the log."""
 
 NOBODY: Final = UUID(int=0)
 
 
 class JoinRefused(FlowstoneError):
-    """What a peer sent in answer to JOIN is not the data of a replica set that we are in."""
+    """The snapshot from a peer cannot be used: wrong version, no replica set, or this instance is not a member."""
 
 
 class Member:
-    """A node: `node.sink.Sink`. `adopt` is called with what a join has brought."""
+    """The `node.sink.Sink` of a node. `adopt` is called with the result of a join."""
 
     def __init__(self, instance: Instance, adopt: Callable[[Recovered], Awaitable[None]]) -> None:
         self.on_written: list[Callable[[], None]] = []
         self.is_joining = False
-        """Rows of a snapshot have arrived: what the box holds is not yet anything."""
+        """True while a join fills the box: its contents are incomplete and must not be used."""
         self.applying: Applying | None = None
-        """Set once there is data that rows can change."""
+        """Applies rows of subscriptions; None until there is data."""
         self._instance = instance
         self._adopt = adopt
         self._replay: Replay | None = None
@@ -52,20 +52,23 @@ class Member:
         self._told = 0
 
     def watch_log(self) -> None:
-        """Tells appliers from now on when rows of others are written; who follows nobody is spared that."""
+        """Notify appliers when rows of other instances are written. A node without upstreams does not need it."""
         log = self._instance.journal.on_written
         if self._log_has_grown not in log:
             log.append(self._log_has_grown)
 
     def _log_has_grown(self, rows: bytes, vclock: VClock) -> None:
-        """Of our own rows peers hear when they ask: an ACK for each would cost more than the write."""
+        """Notify appliers unless only our own rows were written: an ACK for each would cost more than the write.
+
+        ACKs of heartbeats include them.
+        """
         foreign = vclock.signature - vclock.get(self._instance.id) - (vclock.get(0) if self._instance.id else 0)
         if foreign != self._told:
             self._told = foreign
             for tell in self.on_written:
                 tell()
 
-    # --- who it is ---
+    # --- identity and position ---
 
     @property
     def instance_uuid(self) -> UUID:
@@ -94,7 +97,7 @@ class Member:
 
     @property
     def id_filter(self) -> tuple[int, ...]:
-        """Our own rows are wanted back only while we may have lost some: as an orphan that has not just joined."""
+        """0 if anonymous; else our own id, unless we may have lost own rows, as an orphan that has not just joined."""
         if self.is_anonymous:
             return (0,)
         return () if self._instance.is_orphan and not self._has_joined else (self._instance.id,)
@@ -103,7 +106,7 @@ class Member:
     def term(self) -> int:
         return self._instance.elections.term
 
-    # --- the first data ---
+    # --- join ---
 
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
         box = self._instance.box
@@ -112,18 +115,18 @@ class Member:
             version = ".".join(map(str, greeting_version))
             hint = f"start with dialect {dialect.value}"
             raise JoinRefused(
-                f"the peer is a Tarantool {version}, and this node was told to be older or newer", hint=hint
+                f"peer runs Tarantool {version}, which does not match dialect {box.dialect.value}", hint=hint
             )
-        LOG.info("receiving a snapshot of %s", vclock)
+        LOG.info("receiving snapshot at vclock %s", vclock)
         if self.is_joining:
-            box.clear()  # an earlier one came with an error behind it, and a request to try again
+            box.clear()  # an earlier attempt failed after its snapshot had begun
         self.is_joining = True
         box.is_recovering = True
         self._replay = Replay(box, hint=OF_A_PEER)
         self._start_vclock = vclock.without_zero().merged(self._local_rows())
 
     def _local_rows(self) -> VClock:
-        """What we counted of our own local rows. They are gone with the data, but files are ordered by sums of LSNs."""
+        """Return the LSN of our local rows. The rows are discarded, but the sum of LSNs orders files and must grow."""
         return VClock({0: self._instance.vclock.get(0)})
 
     async def meta(self, row: Row) -> None:
@@ -135,7 +138,7 @@ class Member:
         self._replay.push_snapshot(slab)
 
     async def begin_final(self, stop_vclock: VClock) -> None:
-        LOG.info("snapshot received, %d rows; now the log up to %s", self._rows_so_far(), stop_vclock)
+        LOG.info("snapshot received: %d rows; receiving log up to vclock %s", self._rows_so_far(), stop_vclock)
         self._start_logs()
 
     def _rows_so_far(self) -> int:
@@ -155,13 +158,13 @@ class Member:
 
     async def end_join(self, vclock: VClock) -> None:
         replay, self._replay = self._replay, None
-        if replay is None:  # a registration
+        if replay is None:  # a registration: its rows were applied as usual
             await self._instance.journal.drain()
             return
         box = self._instance.box
         if self.is_anonymous:
             replay.start_logs(self._start_vclock)
-        replay.rewind()  # what is undecided comes again, with what is new
+        replay.rewind()  # the subscription brings pending transactions again
         box.is_recovering = False
         sort_indexes(box)
         await self._adopt(self._recovered(replay))
@@ -172,16 +175,16 @@ class Member:
         box, uuid = self._instance.box, self._instance.uuid
         replicaset_uuid, replica_id = replicaset_uuid_of(box), replica_id_of(box, uuid)
         if replicaset_uuid is None:
-            raise JoinRefused("the data that the peer sent names no replica set", hint="ask another peer")
+            raise JoinRefused("snapshot from peer has no replica set UUID", hint="join another peer")
         if replica_id == 0 and not self.is_anonymous:
-            raise JoinRefused(f"the peer has not registered us, {uuid}, in _cluster", hint="ask another peer")
+            raise JoinRefused(f"peer has not registered this instance ({uuid}) in _cluster", hint="join another peer")
         return Recovered(replay.vclock, uuid, replicaset_uuid, replica_id, replay.synchro, row_count=replay.row_count)
 
-    # --- the stream ---
+    # --- subscription ---
 
     async def apply(self, slab: Slab) -> None:
-        assert self.applying is not None, "nobody is followed before there is data"
-        if self._instance.is_expelled:  # by a row of this batch: the applier is not cancelled yet
+        assert self.applying is not None, "no upstream is followed before there is data"
+        if self._instance.is_expelled:  # by an earlier row of this batch; the applier is not cancelled yet
             raise expelled(self._instance.expelled_id)
         self.applying.apply(slab)
         if self.applying.is_holding:
@@ -190,7 +193,7 @@ class Member:
             await self._instance.journal.drain()
 
     def raft(self, source_id: int, row: Row) -> None:
-        """In 2.6, which has no elections, it is a sign of life and nothing more."""
+        """Pass the state of the peer to elections. Dialect 2.6 has none, and ignores the row."""
         if self._instance.box.dialect is Dialect.V2_6:
             return
         told = decode_control(row.type, row.body or b"")

@@ -1,7 +1,7 @@
 """Checks whether an instance may start from its files: an expelled instance has to join again first.
 
-The start checks the data that it has recovered. `check_files` finds out without a start, for `serve --check`: it writes
-nothing, and recovers the data only if the rows of `_cluster` leave a doubt.
+A start checks the recovered data with `check_membership`. `check_files` does the same without a start, for
+`serve --check`: it writes nothing, and recovers the data only if the rows of `_cluster` alone do not decide.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flowstone.xlog.reader import LogFile
 
 
 def check_membership(box: Box, recovered: Recovered, *, is_anonymous: bool) -> None:
-    """Refuse files of an expelled instance, also for an anonymous replica; raises TarantoolError."""
+    """Raise TarantoolError if the instance was expelled, even if it now starts as an anonymous replica."""
     uuid = recovered.instance_uuid
     if recovered.replica_id:
         return
@@ -36,7 +36,7 @@ def check_membership(box: Box, recovered: Recovered, *, is_anonymous: bool) -> N
 
 
 async def check_files(outside: Outside, files: LogDirectory, *, is_anonymous: bool, force: bool) -> None:
-    """Raise the error with which a start from `files`, which have a snapshot, would end; write nothing."""
+    """Raise the error that a start from `files`, which include a snapshot, would raise; write nothing."""
     with advice():
         is_doubtful = await outside.blocking(_is_doubtful, outside.disk, files, is_anonymous, force)
     if not is_doubtful:
@@ -47,8 +47,11 @@ async def check_files(outside: Outside, files: LogDirectory, *, is_anonymous: bo
 
 
 def _is_doubtful(disk: Disk, files: LogDirectory, is_anonymous: bool, force: bool) -> bool:
-    """Return True unless it is certain that the start is not refused: no log does more to `_cluster` than insert rows,
-    and the newest snapshot registers the instance, if it has to be a member."""
+    """Return False if the start is certain to be accepted.
+
+    It is if the logs only insert rows into `_cluster`, and the newest snapshot registers the instance, or it is
+    anonymous.
+    """
     snapshot = files.newest_snapshot()
     assert snapshot is not None
     if not is_anonymous and not _is_registered(disk, snapshot, force):
@@ -63,7 +66,7 @@ def _is_doubtful(disk: Disk, files: LogDirectory, is_anonymous: bool, force: boo
 
 
 def _is_registered(disk: Disk, snapshot: ListedFile, force: bool) -> bool:
-    """Return True if `_cluster` of the snapshot, whose rows are in the order of spaces, has the instance."""
+    """Return True if `_cluster` in the snapshot has the instance. Rows of a snapshot are ordered by space id."""
     with LogFile.open(disk, snapshot.path, force=force) as file:
         for slab in file.slabs():
             spaces = slab.cells[scan.SPACE_ID]

@@ -1,7 +1,7 @@
-"""A running node: its parts started in order, one object to use them by, and stopped in the opposite order.
+"""`Node`, a node embedded in a program; public as `flowstone.Node`.
 
-Public as `flowstone.Node`. Lock, recovery or birth, log, checkpoints, listener: each lives in its own module; here is
-only what holds them together, and what a program that embeds a node calls.
+`node/parts.py` starts the components (lock, recovery or bootstrap, log, checkpoints, listener), each of which has a
+module of its own. This module only has the methods that programs call.
 """
 
 from __future__ import annotations
@@ -38,20 +38,29 @@ T = TypeVar("T")
 
 
 class Path(Protocol):
-    """A path as `pathlib` has it."""
+    """A path such as those of `pathlib`."""
 
     def __fspath__(self) -> str: ...
 
 
 class NotRunning(FlowstoneError):
-    """Something was asked of a node that is not started, or has stopped."""
+    """A method was called on a node that is not running, or `start` on one that is."""
 
 
 class Node:
-    """A node with its data in `work_dir`: `async with Node("data", listen="127.0.0.1:3301") as node`.
+    """A node with its data in `work_dir`. `async with` starts and stops it:
 
-    Options are those of `box.cfg` (docs/reference/configuration.md); without `listen` only this program reaches it.
-    `user` is the name and password of a first user who may do everything; he is created with new data only.
+        async with Node("data", listen="127.0.0.1:3301", user=("app", "secret")) as node:
+            orders = await node.create_space("orders", format=[("id", "unsigned"), ("item", "string")])
+            await orders.create_index("primary")
+            await orders.insert([1, "tea"])
+            print(orders.get(1))
+
+    Options are those of `box.cfg` (docs/reference/configuration.md). Without `listen` the node accepts no clients, and
+    only this program can use it. `user` is name and password of a user with all rights, which is created together with
+    new data and ignored otherwise. Methods must be called in the thread of the event loop that runs the node, and raise
+    NotRunning while it is not running; functions and triggers may be registered before the start. A statement that
+    fails raises the TarantoolError that a client would receive.
     """
 
     def __init__(
@@ -77,12 +86,17 @@ class Node:
         self._reconfiguring = asyncio.Lock()
         self._stopping = asyncio.Lock()
 
-    # --- life ---
+    # --- lifecycle ---
 
     async def start(self) -> None:
-        """Locks the directory, recovers or creates its data, and listens. What keeps it from that is raised."""
+        """Lock the directory, recover or create its data, and listen.
+
+        With peers in `replication`, return when the node is in sync with them, or has become an orphan after
+        `replication_sync_timeout`. Raise NotRunning if the node is running already, and the error that prevents the
+        start; everything that was started is stopped then.
+        """
         if self._running is not None:
-            raise NotRunning("the node has been started already", hint="make another Node")
+            raise NotRunning("the node is already running", hint="create another Node")
         stack = AsyncExitStack()
         try:
             self._running = await self._start(stack)
@@ -105,13 +119,15 @@ class Node:
         return parts
 
     async def stop(self) -> None:
-        """Ends connections, writes what is left to write, and lets go of the directory. Whoever else stops it meanwhile
-        waits for that, too."""
+        """Close connections, write pending rows to the log, and release the directory.
+
+        Do nothing if the node is not running. Concurrent calls all return when the node has stopped.
+        """
         async with self._stopping:
             if self._running is None:
                 return
             try:
-                await self._running.stack.aclose()  # until then functions that clients have called may use the node
+                await self._running.stack.aclose()  # functions called by clients may use the node until then
             finally:
                 self._running = None
 
@@ -126,23 +142,23 @@ class Node:
 
     @property
     def box(self) -> Box:
-        """The spaces in memory, for who needs more than this class offers."""
+        """The spaces in memory, for operations that this class does not offer."""
         return self._instance.box
 
     @property
     def configuration(self) -> Configuration:
-        """The options as they are now."""
+        """The current options."""
         return self._configuration
 
     @property
     def address(self) -> str | None:
-        """Where clients reach the node, with the port that was chosen for port 0; None while it does not listen."""
+        """The address that the node listens on, with the chosen port instead of port 0; None if it does not listen."""
         return self._instance.listen
 
     @property
     def _parts(self) -> Parts:
         if self._running is None:
-            raise NotRunning("the node is not running", hint="use it inside `async with`")
+            raise NotRunning("the node is not running", hint="use the node inside `async with`")
         return self._running
 
     @property
@@ -152,7 +168,7 @@ class Node:
     # --- data ---
 
     def space(self, space: str | int) -> Space:
-        """The space with this name or id."""
+        """Return the space with this name or id; raise NoSuchSpace if it does not exist."""
         return Space(self, self.box.space(space).id)
 
     async def create_space(
@@ -169,7 +185,11 @@ class Node:
         id: int | None = None,
         user: str | None = None,
     ) -> Space:
-        """Makes a space; fields of `format` are `("name", "type")` or `{"name": …, "type": …, "is_nullable": …}`."""
+        """Create a space and return it.
+
+        The options are those of `box.schema.space.create`. Fields of `format` are `("name", "type")` or
+        `{"name": …, "type": …, "is_nullable": …}`. Raise SpaceExists if the name is taken, unless `if_not_exists`.
+        """
         options = {
             "format": format,
             "if_not_exists": if_not_exists,
@@ -187,20 +207,23 @@ class Node:
     def transaction(
         self, isolation: str = "default", *, is_sync: bool = False, timeout: float | None = None
     ) -> Transaction:
-        """Statements that become true together: `async with node.transaction() as transaction`.
+        """Return a transaction for `async with node.transaction() as transaction`: it commits at the end of the block.
 
-        `isolation="linearizable"`: it begins when this node has whatever was committed before, anywhere, and is for
-        synchronous spaces only. `is_sync`: it waits for a quorum, as if its spaces were synchronous. `timeout`: the
-        seconds that all of it may take, `txn_timeout` otherwise.
+        With `isolation="linearizable"` it begins when this node has all transactions that were committed before on any
+        member, and may use synchronous spaces only. With `is_sync` the commit waits for a quorum, as if the spaces were
+        synchronous. After `timeout` seconds, by default `txn_timeout`, the transaction is aborted.
         """
         return Transaction(self._instance, isolation, is_sync=is_sync, timeout=timeout)
 
     def read_view(self) -> View:
-        """All spaces as they are now, whatever is written later: `with node.read_view() as view`."""
+        """Return a read view for `with node.read_view() as view`: all spaces in their present state."""
         return View(self._instance)
 
     async def write(self, statement: Callable[[BoxTransaction], T]) -> T:
-        """Runs `statement` in a transaction of its own, as admin, and returns its result when that is in the log."""
+        """Run `statement` in a transaction of its own, with the rights of admin, and return its result.
+
+        Return when the transaction is committed. If `statement` raises an error, roll back and raise that error.
+        """
         instance = self._instance
         transaction = instance.box.begin()
         try:
@@ -212,62 +235,66 @@ class Node:
         return result
 
     async def snapshot(self) -> None:
-        """Returns when there is a snapshot of now; writing goes on meanwhile."""
+        """Write a snapshot of the present state; writes of clients continue meanwhile."""
         await self._instance.files.snapshot()
 
     def info(self) -> dict[str, Any]:
-        """What `box.info` shows."""
+        """Return the map that `box.info` shows."""
         return box_info(self._instance)
 
     def gc_info(self) -> dict[str, Any]:
-        """What `box.info.gc()` shows."""
+        """Return the map that `box.info.gc()` shows."""
         return self._instance.files.gc_info()
 
     def replication_anon(self) -> dict[str, Any]:
-        """What `box.info.replication_anon()` shows."""
+        """Return the map that `box.info.replication_anon()` shows."""
         return replication_anon(self._instance)
 
     def statistics(self) -> Statistics:
-        """What the node has done since its start, in numbers."""
+        """Return the counters of the node since its start."""
         return statistics_of(self._instance, self._parts.relays.replicas)
 
     async def free_space(self) -> dict[str, Any]:
-        """Free bytes of the file systems of the node's directories, or why they cannot be determined."""
+        """Return the free bytes of the file systems of the directories, or the reason why they are unknown."""
         return await free_space(self._instance)
 
     async def disk_usage(self) -> DiskUsage:
-        """What its directories hold, and how much more they can; OSError if the disk fails or does not answer."""
+        """Return sizes and free space of the directories; raise OSError if the disk fails or does not answer."""
         return await self._parts.disk_usage()
 
-    # --- who leads ---
+    # --- leadership ---
 
     async def promote(self) -> None:
-        """As `box.ctl.promote()`: stands for election, and returns when this node leads; it takes writes soon after
-        (`wait_rw`), when the queue of synchronous transactions is its own.
+        """Make this node the leader, as `box.ctl.promote()` does.
 
-        Without elections it just takes the queue over, as soon as a quorum has what waits in it.
+        Start an election, and return when this node has won it. The node is writable soon after, when it owns the
+        synchronous queue: use `wait_rw`. If elections are off, take over the queue, as soon as a quorum has
+        acknowledged its transactions. Raise Unsupported in dialect 2.6, and a TarantoolError if the promotion fails.
         """
         self._check_has_terms("promote()")
         await self._instance.elections.promote()
 
     async def demote(self) -> None:
-        """As `box.ctl.demote()`: gives back what `promote` has taken."""
+        """Resign as leader and owner of the synchronous queue, as `box.ctl.demote()` does."""
         self._check_has_terms("demote()")
         await self._instance.elections.demote()
 
     async def clear_synchro_queue(self) -> None:
-        """In dialect 2.6, which knows no promotion: decides about what a dead owner has left in the queue."""
+        """Confirm or roll back the transactions that a dead owner has left in the synchronous queue.
+
+        This is for dialect 2.6, which has no promotion; in later dialects it is the same as `promote`.
+        """
         if self.box.dialect is Dialect.V2_6:
             await self._instance.queue.clear()
         else:
             await self.promote()
 
     async def wait_rw(self, timeout: float | None = None) -> None:
-        """Returns when the node takes writes; ER_SYSTEM "timed out" after so many seconds."""
+        """Wait until the node is writable; raise ER_SYSTEM "timed out" after `timeout` seconds."""
         await wait_read_only(self._instance, False, timeout)
 
     async def wait_ro(self, timeout: float | None = None) -> None:
-        """Returns when the node takes no writes; ER_SYSTEM "timed out" after so many seconds."""
+        """Wait until the node is read-only; raise ER_SYSTEM "timed out" after `timeout` seconds."""
         await wait_read_only(self._instance, True, timeout)
 
     def _check_has_terms(self, what: str) -> None:
@@ -277,34 +304,42 @@ class Node:
     # --- users ---
 
     async def create_user(self, name: str, password: str, *, if_not_exists: bool = False) -> None:
+        """Create a user; raise UserExists if the name is taken, unless `if_not_exists`."""
         now = int(self._outside.clock.wall())
         await self.write(
             lambda txn: ddl.create_user(txn, name, password=password, if_not_exists=if_not_exists, time=now)
         )
 
     async def drop_user(self, name: str, *, if_exists: bool = False) -> None:
-        """Drops the user with all that it owns."""
+        """Drop a user and everything that it owns; raise NoSuchUser if it does not exist, unless `if_exists`."""
         await self.write(lambda txn: ddl.drop_user(txn, name, if_exists=if_exists))
 
     async def grant(
         self, user: str, privileges: str, object_type: str | None = None, object_name: str | None = None
     ) -> None:
-        """As `box.schema.user.grant`: `("app", "read,write", "space", "orders")`; a role alone: `("app", "super")`."""
+        """Grant rights to a user, as `box.schema.user.grant` does.
+
+        Examples: `grant("app", "read,write", "space", "orders")`; for a role, `grant("app", "super")`.
+        """
         await self.write(lambda txn: ddl.grant(txn, user, privileges, object_type, object_name))
 
     async def revoke(
         self, user: str, privileges: str, object_type: str | None = None, object_name: str | None = None
     ) -> None:
+        """Revoke rights of a user, with the arguments of `grant`."""
         await self.write(lambda txn: ddl.revoke(txn, user, privileges, object_type, object_name))
 
-    # --- functions and triggers; they may be set before the node starts ---
+    # --- functions and triggers, which may be registered before the start ---
 
     def register(self, name: str, function: Function) -> None:
-        """Lets clients CALL `function` by this name; it may be async. A tuple that it returns is several results."""
+        """Let clients CALL `function`, which may be async, by this name.
+
+        Its arguments are those of the CALL. A returned tuple stands for several results, None for no result.
+        """
         self._functions[name] = function
 
     def function(self, name: str) -> Callable[[Function], Function]:
-        """`register`, as a decorator."""
+        """Return a decorator that calls `register` with this name."""
 
         def decorate(function: Function) -> Function:
             self.register(name, function)
@@ -313,31 +348,31 @@ class Node:
         return decorate
 
     def on_commit(self, trigger: Trigger) -> Trigger:
-        """From now on calls `trigger` with the changes of every transaction that is in the log."""
+        """Call `trigger` with the changes of every transaction that is committed from now on; return `trigger`."""
         self._on_commit.append(listener(trigger))
         return trigger
 
     def on_rollback(self, trigger: Trigger) -> Trigger:
-        """From now on calls `trigger` with the changes of every transaction that the log could not take."""
+        """Call `trigger` with the changes of every transaction that is rolled back from now on; return `trigger`."""
         self._on_rollback.append(listener(trigger))
         return trigger
 
     def on_election(self, trigger: Callable[[], T]) -> Callable[[], T]:
-        """From now on calls `trigger`, which may be async, after every change of what `info()["election"]` shows."""
+        """Call `trigger`, which may be async, after every change of `info()["election"]`; return `trigger`."""
         self._on_election.append(trigger)
         return trigger
 
     # --- options ---
 
     async def reconfigure(self, **options: Unpack[NodeOptions]) -> list[str]:
-        """Sets options of the running node, as `box.cfg` does; the names of those that changed.
+        """Set options of the running node, as `box.cfg` does; return the names of those that changed.
 
-        An option that cannot change is error 58, a value that it cannot have error 59, and nothing is changed then.
-        `replication`, also where it is what it was, connects anew to peers that are not followed, and waits until they
-        have been caught up with.
+        Raise error 58 for an option that cannot change, and error 59 for a value that is not allowed; nothing is
+        changed then. If `replication` is given, even unchanged, reconnect to peers that are not followed, and wait
+        until the node is in sync with them.
         """
         parts = self._parts
-        async with self._reconfiguring:  # opening an address takes time, and somebody else may ask meanwhile
+        async with self._reconfiguring:  # opening an address takes time; another call may come meanwhile
             before = self._configuration
             wanted = before.changed(self._without_identity(options))
             wanted.check_dialect(parts.instance.box.dialect)
@@ -379,7 +414,7 @@ class Node:
         await self.reconfigure(**options)
 
     def _without_identity(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Who the node is may be said again, if it is true."""
+        """Return `options` without the UUIDs of instance and replica set if they are unchanged."""
         instance = self._instance
         names = {"instance_uuid": str(instance.uuid), "replicaset_uuid": str(instance.replicaset_uuid)}
         return {name: value for name, value in options.items() if name not in names or value not in (None, names[name])}

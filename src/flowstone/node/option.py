@@ -1,6 +1,6 @@
-"""One option of a node: its name, types, default, and how a value for it is read, checked and shown.
+"""One option of a node: its name, types and default, and how its values are parsed, checked and shown.
 
-The table of all options is `configuration.py`; the checks of single values are `option_checks.py`.
+The table of all options is in `configuration.py`, the checks of single values are in `option_checks.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowstone.replication.bootstrap_leader import leader_text
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `types` are Lua's names for what may be given; `is_dynamic`: it may change while the node runs."""
+    """One option. `types` are the Lua names of the allowed types; `is_dynamic`: it can change while the node runs."""
 
     name: str
     types: tuple[str, ...]
@@ -25,7 +25,7 @@ class Option:
     is_dynamic: bool
     help: str
     is_integral: bool = False
-    """True if numbers must be whole."""
+    """True if a number must be an integer."""
     is_text: bool = False
     """True if a number is stored as text."""
     is_secret: bool = False
@@ -35,16 +35,16 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """Name of the environment variable."""
+        """The name of the environment variable."""
         return f"FLOWSTONE_{self.name.upper()}"
 
     @property
     def dashed(self) -> str:
-        """Name of the command-line option."""
+        """The name of the command-line option."""
         return f"--{self.name.replace('_', '-')}"
 
     def parse(self, text: str) -> Any:
-        """Return the value of `text` from a command line or the environment; None, for the default, if it is empty."""
+        """Parse `text` from the command line or environment. An empty text is None, which stands for the default."""
         if text == "":
             return None
         if self.types == ("boolean",):
@@ -62,7 +62,7 @@ class Option:
         return leader_text(value) if self.name == "bootstrap_leader" and value is not None else value
 
     def accept(self, value: Any) -> Any:
-        """Return the checked value for the configuration; raise error 59 if it is not allowed."""
+        """Check `value` and return it as the configuration stores it; raise error 59 if it is not allowed."""
         if value is None or value == "":
             return self.default
         if not any(_is_of(value, kind) for kind in self.types):
@@ -93,7 +93,7 @@ def incorrect(name: str, problem: str, *, hint: str | None = None) -> errors.Tar
 
 
 def _number(text: str) -> Any:
-    """Return the number in `text`, or `text` itself, which `accept` then rejects by its type."""
+    """Return the number in `text`, or else `text` itself, which `accept` rejects because of its type."""
     try:
         return int(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""What options of a node may not be, in Tarantool's words: checks for the table in `configuration.py`.
+"""Checks of option values for the table in `configuration.py`, with the error texts of Tarantool.
 
-A check gets a value of the right type and gives what is wrong with it, which becomes the end of error 59.
+A check takes a value of the right type and returns the problem, which becomes the end of error 59, or None.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from flowstone.iproto.uri import UriError, parse_uri
 from flowstone.replication.quorum import Quorum
 
 LOG_LEVELS: Final = ("fatal", "syserror", "error", "crit", "warn", "info", "verbose", "debug")
-"""By their numbers."""
+"""Names of the log levels; the index is the number of the level."""
 
 INTEGER_MAX: Final = 2**31 - 1
 UPSTREAMS_MAX: Final = VCLOCK_MAX - 1
 
 Check = Callable[[Any], str | None]
-"""What is wrong with a value; None: nothing."""
+"""Returns what is wrong with a value; None if it is allowed."""
 
 
 def below(minimum: float, problem: str) -> Check:
@@ -36,7 +36,7 @@ def outside(minimum: float, maximum: float, problem: str) -> Check:
 
 
 def not_among(names: tuple[str, ...], problem: str | None = None) -> Check:
-    """Tarantool's own complaint about a name is the name."""
+    """Allow `names` only. Without `problem` the text is the value itself, as in Tarantool."""
     return lambda value: None if value in names else problem or str(value)
 
 
@@ -72,6 +72,6 @@ def no_log_level(value: str) -> str | None:
 
 
 def no_quorum(value: int | str) -> str | None:
-    """Raises what a number or formula is refused with: that is the whole error, name of the option included."""
+    """Raise the error of an invalid number or formula. It is a complete error, with the name of the option."""
     Quorum(value)
     return None

@@ -1,8 +1,8 @@
-"""The parts of a running node, put together in order: lock, data, log, server, appliers, checkpoints.
+"""The components of a running node, started in order: lock, data, log, server, appliers, checkpoints.
 
-The data is what the directory holds, or a peer's, or new. An instance that has peers listens before it has data: they
-have to learn of each other who begins (reference section 8). Everything that is started is put on a stack of things to
-be ended; how that goes is each part's own business.
+The data is that of the directory, or of a peer, or new. An instance with peers listens before it has data: peers need
+its ballot to choose the bootstrap leader (`docs/spec/replication.md#bootstrap-leader`). Every component that is started
+is pushed on an exit stack, which stops them in reverse order.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ DEFAULT_DIALECT: Final = "2.11"
 
 
 class CannotListen(FlowstoneError):
-    """The address is taken, or not ours, or a certificate cannot be read."""
+    """The address is in use, or not an address of this machine, or a certificate cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What whoever starts a node wants of it, besides its options."""
+    """Settings of a node besides its options: first user, functions, triggers, reload callback."""
 
     user: tuple[str, str] | None
     pid: int
@@ -85,7 +85,7 @@ class Wishes:
 
 
 class Parts:
-    """A node between its start and its stop; `stack` knows how to end it."""
+    """The components of a node between start and stop; closing `stack` stops them."""
 
     def __init__(self, outside: Outside, configuration: Configuration, wishes: Wishes, stack: AsyncExitStack) -> None:
         self.stack = stack
@@ -103,7 +103,7 @@ class Parts:
         self._is_warm = False
 
     async def start(self) -> None:
-        """Returns when the node can be used; what keeps it from that is raised, with the stack to be unwound."""
+        """Start all components. If an error is raised, the caller must close the stack."""
         outside = self._outside
         self.stack.enter_context(lock_directory(outside.disk, self._wal_dir))
         outside.disk.make_directory(self._memtx_dir)
@@ -116,7 +116,7 @@ class Parts:
         self._apply_rows()
         if is_leader:
             self.replication.set_orphan(False)
-            await self._lead_from_birth()  # before anybody is served: who joins needs one that can write
+            await self._lead_from_birth()  # before clients are served: a join needs a writable master
         instance = self.instance
         instance.status = "running"
         _limit(instance)
@@ -127,9 +127,9 @@ class Parts:
             await self.replication.sync()
 
     async def _lead_from_birth(self) -> None:
-        """Who begins a replica set is its only member: it need not wait for a leader to show up.
+        """Promote the founder of a replica set at once: it is the only member, so no other leader can appear.
 
-        Only a log that takes no term keeps it from that. Others wait for it meanwhile: not for ever.
+        The promotion fails only if the log cannot be written. The timeout is needed because peers wait for this node.
         """
         if self.instance.elections.mode not in MAY_LEAD:
             return
@@ -138,17 +138,17 @@ class Parts:
             async with asyncio.timeout(seconds):
                 await self.instance.elections.promote()
         except TimeoutError:
-            reason = self.instance.journal.counters.failure or "it cannot be written down"
-            hint = "put the disk right, and start again"
-            raise FlowstoneError(f"no first term within {seconds:g} s: {reason}", hint=hint) from None
+            reason = self.instance.journal.counters.failure or "the write has not completed"
+            hint = "repair the disk, and start the node again"
+            raise FlowstoneError(f"first term not written within {seconds:g} s: {reason}", hint=hint) from None
 
-    # --- what there is before there is data ---
+    # --- before there is data ---
 
     def _find_files(self) -> LogDirectory:
         return find_files(self._outside.disk, self._memtx_dir, self._wal_dir)
 
     async def _dialect(self, files: LogDirectory) -> Dialect:
-        """That of the files; for new data that of the peers, who must understand us, or what was asked for."""
+        """Return the dialect of the files; for new data that of the options, or of the first peer that answers."""
         wanted = self._configuration.dialect
         found = dialect_of(files)
         if found is not None:
@@ -188,7 +188,7 @@ class Parts:
         commits.on_members = self._members_changed
         self.stack.callback(commits.queue.close)
         elections = Elections(outside, journal, commits.queue)
-        elections.configure(configuration.election(dialect))  # appliers ask it how long to wait before there is data
+        elections.configure(configuration.election(dialect))  # appliers use its timeout before there is data
         elections.on_election = wishes.on_election
         self.stack.push_async_callback(elections.close)
         self.instance = instance = Instance(
@@ -214,28 +214,28 @@ class Parts:
         self.stack.push_async_callback(self.replication.close)
         elections.on_change.append(self.replication.elected)
 
-    # --- the data ---
+    # --- data ---
 
     async def _load(self, files: LogDirectory) -> bool:
-        """Loads what is there, joins peers, or begins a replica set: True for the last."""
+        """Recover the files, join a peer, or create a replica set. Return True if a replica set was created."""
         has_peers = bool(self._configuration.replication)
         if not is_empty(files):
             await self._recover(files)
-            # Peers that start at the same time decide by it whether they can follow us, or have to join anew.
+            # Peers that start at the same time use it to decide whether they can follow us, or have to rejoin.
             self.instance.files = NoFiles(_log_start(files))
             if has_peers:
                 await self.listen(self._configuration)
                 self.replication.begin_orphan()
                 await self.replication.connect(at_birth=False)
                 while not await self.replication.rejoin(self._forget):
-                    await self.replication.connect(at_birth=False)  # first: so that nobody sends rows meanwhile
+                    await self.replication.connect(at_birth=False)  # first, so that no peer sends rows during recovery
                     await self._recover(self._find_files())
                     await self._outside.clock.sleep(self._configuration.replication_timeout)
             return False
-        await self.listen(self._configuration)  # before anything is made that an address in use would leave behind
+        await self.listen(self._configuration)  # first: if the address is in use, no files may be left
         if has_peers and await self.replication.find_data():
             if self._wishes.user is not None:
-                LOG.warning("the user %s is not created: the data comes from peers", self._wishes.user[0])
+                LOG.warning("user %s not created: the data comes from peers", self._wishes.user[0])
             self.replication.begin_orphan()
             return False
         await self._give_birth()
@@ -243,7 +243,7 @@ class Parts:
 
     async def _recover(self, files: LogDirectory) -> None:
         if self._wishes.user is not None:
-            LOG.warning("the user %s is not created: that is done for new data only", self._wishes.user[0])
+            LOG.warning("user %s not created: a user is created with new data only", self._wishes.user[0])
         force = self._configuration.force_recovery
         recovered = await recover(self._outside, files, self.instance.box, force=force)
         await self._outside.blocking(make_durable, self._outside.disk, files, recovered.last)
@@ -252,7 +252,7 @@ class Parts:
         self._adopt(recovered)
         if recovered.synchro.pending:
             LOG.warning(
-                "%d transactions in the synchronous queue of replica %d wait for a verdict",
+                "%d transactions are pending in the synchronous queue of replica %d",
                 len(recovered.synchro.pending),
                 recovered.synchro.queue_owner_id,
             )
@@ -275,11 +275,11 @@ class Parts:
         LOG.info("new data in %s, dialect %s", self._memtx_dir, box.dialect.value)
         if user is None and configuration.listen:
             LOG.warning(
-                "only guest can log in, who may do little; start new data with --user to have one who may do everything"
+                "only guest can log in, and guest has few rights; create data with --user to add a user with all rights"
             )
 
     async def _adopt_joined(self, recovered: Recovered) -> None:
-        """Makes what a join has brought the node's own: a snapshot of it, and the log goes on behind that."""
+        """Write the data of a join to a snapshot, and continue the log after it."""
         self._check_identity(recovered)
         instance, synchro = self.instance, recovered.synchro
         synchro.raft = instance.elections.kept_beside(synchro.raft)
@@ -294,7 +294,7 @@ class Parts:
                 States(synchro.raft, synchro.promote()),
                 slice_size=SLICE_WHILE_LOADING,
             )
-        LOG.info("joined as %d at %s, %s", recovered.replica_id, recovered.vclock, path)
+        LOG.info("joined as replica %d at %s, snapshot %s", recovered.replica_id, recovered.vclock, path)
         self._adopt(recovered)
 
     def _adopt(self, recovered: Recovered) -> None:
@@ -306,7 +306,7 @@ class Parts:
         pending: list[Pending[Revocable]] = [
             Pending(each.effect, each.lsn, each.is_synchronous) for each in synchro.pending
         ]
-        # It decides nothing before it has heard of peers, or was promoted: by a quorum of those who are members then.
+        # The queue decides nothing before peers acknowledge, or a promotion; then the quorum of the members counts.
         instance.queue.start(instance.id, synchro.promote(), synchro.tenures, pending)
         self.replication.replica_set.set_members(_members(instance))
         self.decide_anew()
@@ -314,7 +314,7 @@ class Parts:
         _limit(instance)
 
     def decide_anew(self) -> None:
-        """Options of synchronous replication and of elections have changed, or those who take part have."""
+        """Apply changed options of synchronous replication and elections, or a changed number of members."""
         instance, configuration = self.instance, self.instance.configuration
         dialect, ids = instance.box.dialect, list(self.replication.replica_set.members)
         quorum = configuration.synchro_quorum(dialect, len(ids))
@@ -347,10 +347,10 @@ class Parts:
         if wanted not in (None, replicaset):
             raise errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {wanted}, got {replicaset}")
 
-    # --- what there is once there is data ---
+    # --- once there is data ---
 
     def _keep_files(self) -> None:
-        """Checkpoints from now on, and logs for whoever still needs them."""
+        """Start checkpoints, garbage collection and relays."""
         outside, configuration, instance = self._outside, self._configuration, self.instance
         collector = GarbageCollector(
             outside, self._memtx_dir, self._wal_dir, checkpoint_count=configuration.checkpoint_count
@@ -375,13 +375,13 @@ class Parts:
         self.stack.push_async_callback(self.relays.close)
         self.relays.on_ack.append(self.replication.peer_acknowledged)
         self.relays.on_ack.append(instance.queue.ack)
-        # A member that reconnects acknowledges its rows again: its data may have been deleted meanwhile.
+        # The data of a lost member may be deleted before it reconnects; it acknowledges its rows again then.
         self.relays.on_lost.append(instance.queue.forget)
         instance.peers = _Peers(self.replication, self.relays)
         instance.followers = self.relays
 
     def _apply_rows(self) -> None:
-        """Rows of peers have somewhere to go from now on."""
+        """Let appliers apply the rows of peers from now on."""
         instance = self.instance
         self._member.applying = Applying(
             instance.box,
@@ -395,7 +395,7 @@ class Parts:
             self._member.applying.on_term = instance.elections.heard_term
 
     def _members_changed(self) -> None:
-        """`_cluster` has changed: members have come or gone, or this instance has got its id."""
+        """Handle a change of `_cluster`: members were added or removed, or this instance has got its id."""
         instance = self.instance
         removed = self.replication.replica_set.set_members(_members(instance))
         own = self.replication.replica_set.ids.get(instance.uuid, 0)
@@ -405,7 +405,7 @@ class Parts:
             self._expelled()
             return
         if own != instance.id:
-            LOG.info("registered as %d", own)
+            LOG.info("registered as replica %d", own)
             self._set_id(own)
             instance.queue.registered(own)
             instance.elections.registered(own)
@@ -416,14 +416,14 @@ class Parts:
             self.relays.member_removed(uuid)
             instance.queue.forget(replica_id)
         self.decide_anew()
-        for replica_id in removed.values():  # last: with the old quorum a leader might be one member short and resign
+        for replica_id in removed.values():  # last: with the old quorum a leader could lose its quorum and resign
             instance.elections.connection(replica_id, upstream=False, downstream=False)
 
     def _expelled(self) -> None:
         """Stop writing, replicating and voting: our own row was deleted from `_cluster`."""
         instance = self.instance
         instance.expelled_id = instance.id
-        LOG.error("expelled as replica %d: read-only, without replication and elections; %s", instance.id, REJOIN)
+        LOG.error("expelled as replica %d: read-only, no replication, no elections; %s", instance.id, REJOIN)
         self._set_id(0)
         instance.queue.expelled()
         instance.elections.expelled()
@@ -432,14 +432,17 @@ class Parts:
         instance.settle_read_only()
 
     async def disk_usage(self) -> DiskUsage:
-        """Return what the directories hold; raise OSError if the disk fails or does not answer."""
+        """Return sizes and free space of the directories; raise OSError if the disk fails or does not answer."""
         outside, places = self._outside, (self._memtx_dir, self._wal_dir)
         return await self._usage_query.get(outside, disk_usage, outside.disk, *places, timeout=USAGE_SECONDS)
 
-    # --- the address ---
+    # --- address ---
 
     async def listen(self, configuration: Configuration) -> None:
-        """Opens the address that is configured, and only then closes the one before; connections stay."""
+        """Listen on the configured address, then close the previous listener. Connections stay open.
+
+        Raise CannotListen if the address cannot be used; the previous listener stays open then.
+        """
         server, instance = self.server, self.instance
         if configuration.listen is None:
             await server.stop_listening()
@@ -462,17 +465,17 @@ class Parts:
 
 
 def listen_hint(error: OSError) -> str:
-    """What to do where an address cannot be listened on."""
+    """Return advice for an address that cannot be listened on."""
     match error.errno:
         case errno.EADDRINUSE:
-            return "see who has it, or choose another address with listen"
+            return "find the process that uses it, or choose another address with listen"
         case errno.EACCES:
-            return "ports below 1024 need a right of their own: choose another address with listen"
-    return "check that it names this machine, or choose another address with listen"
+            return "ports below 1024 require a privilege; choose another address with listen"
+    return "check that it is an address of this machine, or choose another address with listen"
 
 
 class _Peers:
-    """Both directions of replication, for `box.info`."""
+    """Upstreams and downstreams for `box.info`; implements `node.instance.Peers`."""
 
     def __init__(self, replication: Replication, relays: Relays) -> None:
         self.upstream = replication.upstream
@@ -485,7 +488,7 @@ class _Peers:
 
 
 def apply_options(parts: Parts, changed: Sequence[str]) -> None:
-    """Tells the parts that do not look for themselves."""
+    """Pass the options `changed` to the components that do not read the configuration on each use."""
     configuration = parts.instance.configuration
     _limit(parts.instance)
     due = {name: getattr(configuration, name) for name in changed if name.startswith("checkpoint_")}
@@ -498,7 +501,7 @@ def apply_options(parts: Parts, changed: Sequence[str]) -> None:
 
 
 def _members(instance: Instance) -> list[tuple[int, UUID]]:
-    """Of facts: who comes, or goes, by a transaction that waits for a quorum must not change what a quorum is."""
+    """Return the confirmed members: a pending change of `_cluster` must not change the quorum that decides on it."""
     box = instance.box
     cluster = box.spaces.get(CLUSTER_ID)
     if cluster is None or cluster.primary is None:
@@ -515,7 +518,7 @@ def _limit(instance: Instance) -> None:
 
 
 def tls_of(configuration: Configuration) -> Tls | None:
-    """How the listener encrypts; None: not at all."""
+    """Return the TLS settings of the listener; None without TLS."""
     if configuration.ssl_cert_file is None:
         return None
     return Tls(
@@ -528,7 +531,7 @@ def tls_of(configuration: Configuration) -> Tls | None:
 
 
 def _log_start(files: LogDirectory) -> VClock:
-    """Return where the oldest log begins; without logs, where the newest snapshot is."""
+    """Return the start of the oldest log; without logs, the vclock of the newest snapshot."""
     oldest = files.logs[0] if files.logs else files.newest_snapshot()
     return VClock(oldest.meta.vclock) if oldest is not None else VClock()
 

@@ -1,13 +1,15 @@
-"""Replays transactions of a log into a live server, over IPROTO, in order, and stops at the first refusal.
+"""Replays transactions of a log into a live server, over IPROTO, in order, and stops at the first rejected one.
 
-Many transactions of the log become one on the server, which is what makes it fast; if that one is refused,
-it is rolled back and its parts are sent one by one, so that exactly the transactions before the refused one
-are there. Transactions that touch Tarantool's own spaces always go alone. Servers with interactive
-transactions get BEGIN, rows, COMMIT on a stream; all others one EVAL per batch (see `LUA`). A server that knows
-neither gets row after row, and no transaction of several rows: they would become true one by one.
+For speed, many transactions of the log become one transaction on the server. If the server rejects it, the whole batch
+is rolled back and its transactions are sent one by one, so that exactly the transactions before the rejected one are
+applied. Transactions that change system spaces are always sent alone.
 
-Rows name their space by number only, so a number that means another space on the server is found out by name,
-before the first row of it is sent.
+A server with interactive transactions gets BEGIN, the rows and COMMIT on a stream; any other server gets one EVAL per
+batch (see `LUA`). A server that supports neither gets single rows; transactions of several rows are not replayed into
+it, because their rows would be committed one by one.
+
+Rows refer to their space by id. Before the first row of a space is sent, its name is compared with the name that the
+server has for this id, so that no row is applied to a different space.
 """
 
 from __future__ import annotations
@@ -35,19 +37,21 @@ from flowstone.xlog.transactions import Transaction
 
 BATCH_ROWS = 1000
 BATCH_BYTES = 1024**2
+"""Limits of a batch; a larger transaction is a batch of its own."""
+
 ANSWER_SECONDS = 300.0
-"""A batch may build an index or wait for a quorum, so it gets longer than an ordinary request."""
+"""Timeout of a batch. Longer than that of other requests, because a batch may build an index or wait for a quorum."""
 
 INTERRUPT_SECONDS = 5.0
-"""Who cancels the replay wants to know what is applied, but not to wait for long."""
+"""How long a cancelled replay waits for the current batch, to report what was applied."""
 
 STREAM_ID = 1
 SNAPSHOT_SUFFIX = ".snap"
 VSPACE_ID = 281
-"""`_vspace`: the definitions of those spaces that the user may see."""
+"""`_vspace`: the definitions of the spaces that the user may access."""
 
 TAKEN_PER_TURN = 64
-"""Transactions read before the loop gets its turn, so that the batch under way moves on meanwhile."""
+"""Transactions that are read before the event loop runs, so that the current batch makes progress."""
 
 LUA = """
 local rows = ...
@@ -87,11 +91,11 @@ end
 local ok, err = pcall(box.commit)
 if not ok then return refuse(0, err) end
 """
-"""Executes rows in one transaction; returns nothing, or the refused number (0: commit), code, message.
+"""Executes rows in one transaction. Returns nothing, or the number of the rejected row (0: the commit), code, message.
 
-Tuples come as strings of MessagePack and are made into the server's tuples byte for byte: as Lua values they
-would lose the difference between 1 and 1.0, and between binary and text. One row goes without a transaction,
-because some changes of the schema cannot be made inside of one.
+Tuples are passed as MessagePack strings and become tuples byte for byte: as Lua values they would lose the difference
+between 1 and 1.0, and between binary and text. A single row is executed without a transaction, because some schema
+changes are not allowed in one.
 """
 
 Progress = Callable[["PlayResult"], None]
@@ -100,9 +104,9 @@ Names = Callable[[int], str | None]
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """What was applied, rows `skipped` because they change no space, and the last LSN per replica id.
+    """The transactions and rows applied, rows `skipped` because they change no space, and the last LSN per replica id.
 
-    Rows of a snapshot have no LSN, so they leave no position.
+    Rows of a snapshot have no LSN and are not in `positions`.
     """
 
     transactions: int = 0
@@ -112,7 +116,7 @@ class PlayResult:
 
 
 class PlayError(FlowstoneError):
-    """Replay stopped. `result` is what is surely applied; `row` and `error` name the refused row and why."""
+    """Replay stopped. `result` counts what is certainly applied; `row` is the rejected row, `error` the reason."""
 
     def __init__(
         self,
@@ -130,11 +134,11 @@ class PlayError(FlowstoneError):
 
 
 class PlayInterrupted(PlayError):
-    """Replay was cancelled, and the server did not say in time what became of the batch under way."""
+    """Replay was cancelled, and the server did not report the outcome of the current batch in time."""
 
 
 class _Piece(msgspec.Struct, frozen=True, gc=False):
-    """A transaction of the log, ready to be sent; `space_ids` are those whose tuples it changes."""
+    """A transaction of the log, ready to be sent. `space_ids` are the spaces whose tuples it changes."""
 
     transaction: Transaction
     statements: tuple[Statement, ...]
@@ -147,7 +151,7 @@ class _Piece(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """`at` is the number of the refused statement, None where the transaction as a whole was refused."""
+    """A rejected transaction. `at` is the index of the rejected statement; None if the commit was rejected."""
 
     at: int | None
     error: TarantoolError
@@ -155,7 +159,7 @@ class _Refusal:
 
 class _Way(Protocol):
     async def __call__(self, connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
-        """Executes all of `statements` or none, as one transaction."""
+        """Execute `statements` as one transaction. Return the refusal if the server rejected it."""
         ...
 
 
@@ -168,16 +172,16 @@ async def play(
     file: Callable[[], str | None] | None = None,
     names: Names | None = None,
 ) -> PlayResult:
-    """Replays `transactions` into the server at `uri`, in their order, and says how far it came.
+    """Replay `transactions` into the server at `uri`, in order, and return the result.
 
-    `on_progress` is called after every batch with the result so far. `file` is asked after each transaction
-    is taken from `transactions` for the file that it came from, to be named in an error. `names` says what the
-    log calls a space when its first row comes, None if it does not say.
+    `on_progress` is called with the result so far after each batch. `file` is called after each transaction is read and
+    returns its file, for error messages. `names` is called at the first row of a space and returns the name of the
+    space in the log; None if it is unknown.
 
-    Raises PlayError at the first row that the server refuses, or whose space has another name there: everything
-    before that row's transaction is applied, nothing from it on. Raises what `transactions` raises, after
-    applying what came before. A cancelled replay ends when the batch under way is applied and told to
-    `on_progress`; with PlayInterrupted if that takes too long.
+    Raise PlayError at the first row that the server rejects, or whose space has another name on the server: all
+    transactions before that row's transaction are applied, none from it on. An error raised by `transactions` is raised
+    after the transactions before it are applied. A cancelled replay ends after the current batch is applied and
+    reported to `on_progress`; if that takes too long, it raises PlayInterrupted.
     """
     where = parse_uri(uri) if isinstance(uri, str) else uri
     async with await Connection.open(outside, where) as connection:
@@ -196,7 +200,7 @@ def _piece(transaction: Transaction, file: str | None) -> _Piece:
             space_ids.add(statement.changed_space_id)
             size += len(row.body)
             is_alone = is_alone or statement.space_id < SYSTEM_SPACES_END
-    # Rows of local spaces and of Raft look like rows of a log even in a snapshot: only the file tells them apart.
+    # In a snapshot, rows of local spaces and of Raft look like rows of a log: only the file name distinguishes them.
     in_snapshot = file is not None and file.endswith(SNAPSHOT_SUFFIX)
     from_snapshot = in_snapshot or is_of_snapshot(transaction.rows[0])
     return _Piece(transaction, tuple(statements), frozenset(space_ids), file, size, is_alone, from_snapshot)
@@ -216,7 +220,7 @@ async def _batches(
     transactions: AsyncIterable[Transaction] | Iterable[Transaction],
     file: Callable[[], str | None] | None,
 ) -> AsyncIterator[list[_Piece]]:
-    """Pieces put together until a batch is full. What was read before an error is a batch of its own."""
+    """Yield batches of pieces. If reading fails, yield the pieces read so far, then raise the error."""
     batch: list[_Piece] = []
     rows = size = taken = 0
     failure: Exception | None = None
@@ -240,12 +244,12 @@ async def _batches(
 
 
 def _go_together(piece: _Piece, next: _Piece) -> bool:
-    # Where a snapshot ends, another way to resume begins.
+    # Rows of a snapshot and rows of a log need different advice to resume.
     return not (piece.is_alone or next.is_alone) and piece.is_of_snapshot == next.is_of_snapshot
 
 
 class _Player:
-    """Applies batch after batch, the next one being prepared while the server works on the last."""
+    """Applies the batches in order, and prepares the next batch while the server executes the current one."""
 
     def __init__(
         self, connection: Connection, user: str | None, on_progress: Progress | None, names: Names | None
@@ -276,7 +280,7 @@ class _Player:
             batch = following
 
     async def _finish(self, under_way: asyncio.Task[None], batch: list[_Piece]) -> None:
-        """What the server was asked for happens, wanted or not; so that it can be told, it is waited for."""
+        """Wait for the current batch when cancelled: the server executes it anyway, and the outcome is reported."""
         try:
             async with asyncio.timeout(INTERRUPT_SECONDS):
                 await asyncio.shield(under_way)
@@ -307,14 +311,14 @@ class _Player:
             self._count([piece])
 
     async def _difference(self, piece: _Piece) -> tuple[int, str, str] | None:
-        """Of the first space of `piece` that the server calls otherwise: number, our name, its name."""
+        """Return id, name in the log and name on the server of the first space of `piece` whose names differ."""
         for space_id in sorted(piece.space_ids - self._known):
             self._known.add(space_id)
             name = self._names(space_id) if space_id >= SYSTEM_SPACES_END else None
             if name is None:
                 continue
             found = await self._name_there(space_id)
-            # A space that is not there, or not to be seen, is for the server to refuse.
+            # The server itself rejects rows of a space that does not exist or is not accessible.
             if found is not None and found != name:
                 return space_id, name, found
         return None
@@ -330,7 +334,7 @@ class _Player:
         except TarantoolError as error:
             raise self._impossible(error) from error
         except (ConnectionFailed, RemoteProtocolError) as error:
-            raise PlayError(str(error), self.result, hint="nothing was under way") from error
+            raise PlayError(str(error), self.result, hint="no transaction was in progress") from error
         match answer.get(Key.DATA):
             case ((_, _, str(name), *_),):
                 return name
@@ -380,15 +384,15 @@ class _Player:
         file = f"{piece.file}: " if piece.file else ""
         row = piece.statements[refusal.at].row if refusal.at is not None else None
         if refusal.at is None:
-            what = f"the commit of the {_place(piece)}"
+            what = f"commit of {_place(piece)}"
         else:
             statement = piece.statements[refusal.at]
             kind = RequestType(statement.row.type).name
             what = f"{_row(piece, statement.row)} ({kind}, {self._space(statement.space_id)})"
-        # Nothing has to make room for a row of a snapshot: what is there is newer.
+        # The usual advice for a duplicate is to delete the tuple; here the existing tuple is newer than the snapshot.
         advice = None if piece.is_of_snapshot and isinstance(error, TupleFound) else error.hint
         return PlayError(
-            f"{file}{what} was refused by {self._connection.address}: {error.message} ({error.name}, {error.code})",
+            f"{file}{what} was rejected by {self._connection.address}: {error.message} ({error.name}, {error.code})",
             self.result,
             hint=f"{advice}; {_resume(piece)}" if advice else _resume(piece),
             row=row,
@@ -398,10 +402,10 @@ class _Player:
     def _too_long(self, piece: _Piece) -> PlayError:
         file = f"{piece.file}: " if piece.file else ""
         return PlayError(
-            f"{file}the {_place(piece)} has {len(piece.statements)} rows, and {self._connection.address} takes no "
-            "transactions of several rows from clients",
+            f"{file}{_place(piece)} has {len(piece.statements)} rows, but {self._connection.address} accepts only "
+            "single-row transactions from clients",
             self.result,
-            hint="replay into a server that has streams or EVAL: Tarantool, or a Flowstone node of dialect 2.11; "
+            hint="replay into a server with streams or EVAL: Tarantool, or a Flowstone node of dialect 2.11; "
             + _resume(piece),
         )
 
@@ -409,24 +413,24 @@ class _Player:
         statement = next(each for each in piece.statements if each.changed_space_id == space_id)
         file = f"{piece.file}: " if piece.file else ""
         return PlayError(
-            f"{file}{_row(piece, statement.row)} is for space {space_id} named {name!r}, which is named {found!r} at "
-            f"{self._connection.address}; nothing from there on was applied",
+            f"{file}{_row(piece, statement.row)} belongs to space {name!r} with id {space_id}, but space {space_id} is "
+            f"named {found!r} at {self._connection.address}; nothing from this transaction on was applied",
             self.result,
-            hint=f"replay into a server where {name!r} has number {space_id}: "
-            f"box.schema.space.create({name!r}, {{id = {space_id}}}), or rename it there if it is the same space",
+            hint=f"replay into a server where {name!r} has id {space_id}: box.schema.space.create({name!r}, "
+            f"{{id = {space_id}}}), or rename space {space_id} there if it is the same space",
             row=statement.row,
         )
 
     def _space(self, space_id: int) -> str:
         name = self._names(space_id)
-        return f"space {name!r}, number {space_id}" if name is not None else f"space {space_id}"
+        return f"space {name!r}, id {space_id}" if name is not None else f"space {space_id}"
 
     def _impossible(self, error: TarantoolError) -> PlayError:
-        """The server refuses the way we ask, not a row."""
+        """Return the error for a server that rejects the kind of request, not a row."""
         hint = error.hint
         if isinstance(error, AccessDenied):
             hint = rights.to_run_transactions(self._user)
-        message = f"{self._connection.address} does not let us replay: {error.message} ({error.name}, {error.code})"
+        message = f"cannot replay into {self._connection.address}: {error.message} ({error.name}, {error.code})"
         return PlayError(message, self.result, hint=hint, error=error)
 
 
@@ -444,23 +448,23 @@ def _place(piece: _Piece) -> str:
 
 
 _SNAPSHOT_AGAIN = (
-    "a snapshot is replayed from its start into spaces that are empty; to give others only what they lack see "
+    "replay a snapshot from its start into empty spaces; to add only missing tuples to other spaces, see "
     "docs/how-to/archive-and-restore.md"
 )
 
 
 def _resume(piece: _Piece) -> str:
     if piece.is_of_snapshot:
-        return f"nothing from there on was applied; {_SNAPSHOT_AGAIN}"
-    again, behind = piece.transaction.tsn, piece.transaction.lsn + 1
-    return f"nothing from there on was applied: --from {again} to try it again, --from {behind} to leave it out"
+        return f"nothing from this row on was applied; {_SNAPSHOT_AGAIN}"
+    first, after = piece.transaction.tsn, piece.transaction.lsn + 1
+    return f"nothing from this transaction on was applied: retry it with --from {first}, or skip it with --from {after}"
 
 
 def _under_way(batch: list[_Piece]) -> tuple[str, str]:
-    """Which part of the log `batch` is, and what to do if nobody knows whether it was applied."""
+    """Return the part of the log that `batch` is, and the advice if it is unknown whether it was applied."""
     first, last = batch[0].transaction, batch[-1].transaction
     if batch[0].is_of_snapshot:
-        return f"rows {first.lsn} to {last.lsn} of the snapshot were under way", _SNAPSHOT_AGAIN
+        return f"rows {first.lsn} to {last.lsn} of the snapshot were in progress", _SNAPSHOT_AGAIN
     ranges: dict[int, tuple[int, int]] = {}
     for piece in batch:
         transaction = piece.transaction
@@ -471,7 +475,8 @@ def _under_way(batch: list[_Piece]) -> tuple[str, str]:
         f"{f'--replica {number} ' if len(ranges) > 1 else ''}--from {start} or --from {end + 1}"
         for number, (start, end) in ranges.items()
     )
-    return f"transactions with {what} were under way", f"see if they arrived, then resume with {', '.join(ways)}"
+    advice = f"check whether they were applied, then resume with {', '.join(ways)}"
+    return f"transactions with {what} were in progress", advice
 
 
 async def _by_eval(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
@@ -485,12 +490,12 @@ async def _by_eval(connection: Connection, statements: Sequence[Statement]) -> _
     match answer:
         case (int(at), int(code), str(message)) if 0 <= at <= len(statements):
             return _Refusal(at - 1 if at else None, error_of(code, message))
-    raise RemoteProtocolError(f"{connection.address} answered a replay with {answer!r}")
+    raise RemoteProtocolError(f"{connection.address} sent an invalid response to a replay: {answer!r}")
 
 
 async def _row_by_row(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
     if len(statements) > 1:
-        return _Refusal(None, Unsupported("no transactions of several rows"))
+        return _Refusal(None, Unsupported("transactions of several rows are not supported"))
     row = statements[0].row
     answer = await connection.answer(connection.send(RequestType(row.type), row.body), timeout=ANSWER_SECONDS)
     return _Refusal(0, answer.error()) if answer.is_error else None
@@ -499,7 +504,7 @@ async def _row_by_row(connection: Connection, statements: Sequence[Statement]) -
 async def _by_stream(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
     if len(statements) == 1:
         return await _row_by_row(connection, statements)
-    # Without a transaction the rows would commit one by one, so BEGIN is waited for.
+    # Wait for BEGIN: without a transaction, the rows would be committed one by one.
     await connection.request(RequestType.BEGIN, stream_id=STREAM_ID)
     sent = [
         connection.send(RequestType(statement.row.type), statement.row.body, stream_id=STREAM_ID)

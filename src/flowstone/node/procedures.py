@@ -1,8 +1,8 @@
-"""What CALL reaches: Python functions registered on the node, and a built-in set under Tarantool's own names.
+"""Procedures for CALL: Python functions registered on the node, and built-in procedures with Tarantool's names.
 
-Here is how a name is found and a procedure run; the built-in ones live in `procedures_box.py` (box.info, box.cfg, …),
-`procedures_schema.py` (box.schema.*, box.sequence.*) and `procedures_space.py` (methods of spaces and indexes). Whether
-the user may call it at all has been checked before. There is no Lua: a name that is not found is error 33.
+This module looks up names and runs procedures. The built-in procedures are in `procedures_box.py` (box.info, box.cfg,
+…), `procedures_schema.py` (box.schema.*, box.sequence.*) and `procedures_space.py` (methods of spaces and indexes). The
+caller has checked the right of the user to call. There is no Lua: an unknown name is error 33.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("flowstone.node")
 
 Results = list[bytes]
-"""What a procedure returns, each value as MessagePack."""
+"""The results of a procedure, each as MessagePack."""
 
 Outcome = Results | Awaitable[Results]
 
@@ -38,7 +38,7 @@ _ELEMENTS = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One CALL: its arguments, whose rights it has, and the stream's transaction that it is part of, if any."""
+    """One CALL: its arguments, the user whose rights it has, and the transaction of its stream, if any."""
 
     instance: Instance
     watchers: Watchers
@@ -50,11 +50,11 @@ class Call:
     sync: int = 0
 
     def get(self, number: int) -> Any:
-        """An argument, counted from 0; None where there is none."""
+        """Return an argument, counted from 0; None if it is missing."""
         return self.arguments[number] if number < len(self.arguments) else None
 
     def options(self, number: int) -> dict[str, Any]:
-        """An argument that is a table of options; an empty table looks like an empty array."""
+        """Return an argument that is a table of options. An empty Lua table arrives as an empty array."""
         options = self.get(number)
         if options is None or options == ():
             return {}
@@ -75,11 +75,11 @@ class Call:
         return value
 
     def reading(self) -> Transaction:
-        """A transaction to read with."""
+        """Return the transaction for reads: that of the stream, or a new one."""
         return self.transaction if self.transaction is not None else self.instance.box.begin(self.user)
 
     def writing(self, statement: Callable[[Transaction], Results]) -> Outcome:
-        """Runs `statement` in the stream's transaction, or in one of its own and waits until that is in the log."""
+        """Run `statement` in the transaction of the stream, or in a transaction of its own, which is then committed."""
         transaction = self.transaction
         if transaction is None:
             return self._commit(statement)
@@ -98,18 +98,18 @@ class Call:
 
 Procedure = Callable[[Call], Outcome]
 Finder = Callable[[Instance, str], Procedure | None]
-"""Finds what has no fixed name, such as methods of spaces; None if it is not of its kind, or not there."""
+"""Returns the procedure of a name that is not fixed, such as a method of a space; None if there is none."""
 
 
 class Procedures:
-    """Built-in procedures by name, and ways to find others."""
+    """Built-in procedures by name, and finders for others."""
 
     def __init__(self, table: dict[str, Procedure], finders: tuple[Finder, ...]) -> None:
         self._table = table
         self._finders = finders
 
     def run(self, call: Call) -> Outcome:
-        """Runs what the call names. A function of the user's hides a built-in procedure of its name."""
+        """Run the procedure that the call names. A registered function hides a built-in procedure of the same name."""
         function = call.instance.functions.get(call.name)
         if function is not None:
             return _run_function(call, function)
@@ -124,19 +124,19 @@ class Procedures:
 
 
 def value(*values: Any) -> Results:
-    """Results that are plain values."""
+    """Return plain values as results."""
     return [pack(one) for one in values]
 
 
 def array(tuples: list[bytes]) -> bytes:
-    """One result that is an array of raw values."""
+    """Return a single result: the array of encoded values."""
     count = len(tuples)
     head = bytes((0x90 + count,)) if count < 16 else b"\xdd" + count.to_bytes(4, "big")
     return head + b"".join(tuples)
 
 
 def rows_of_call_16(results: Results) -> Results:
-    """Results as CALL_16 gives them: each a tuple; an array of arrays as its one result is several tuples."""
+    """Return results in the form of CALL_16: each is a tuple, and a single array of arrays becomes several tuples."""
     if len(results) == 1 and _is_array(results[0]):
         elements = [bytes(raw) for raw in _ELEMENTS.decode(results[0])]
         if not elements or not _is_array(elements[0]):
@@ -167,7 +167,7 @@ async def _await_function(call: Call, returned: Awaitable[Any]) -> Results:
 
 
 def _failure(call: Call, error: Exception) -> errors.TarantoolError:
-    """An error of the user's own function reaches the client as an error of a Lua function would."""
+    """Return the error for the client. Exceptions of registered functions become ER_PROC_LUA, and are logged."""
     if isinstance(error, errors.TarantoolError):
         return error
     LOG.warning("function %s failed", call.name, exc_info=error)
@@ -175,18 +175,18 @@ def _failure(call: Call, error: Exception) -> errors.TarantoolError:
 
 
 def _returned(call: Call, returned: Any) -> Results:
-    """`return a, b` are two results, as in Lua; nothing is none."""
+    """Encode the returned value: a tuple stands for several results, as in Lua, and None for no result."""
     if returned is None:
         return []
     results = returned if isinstance(returned, tuple) else (returned,)
     try:
         return [pack(_plain(one)) for one in results]
     except LocalProtocolError as error:
-        raise errors.ProcLua(f"function {call.name} returned what {error.message}") from error
+        raise errors.ProcLua(f"result of function {call.name}: {error.message}") from error
 
 
 def _plain(result: Any) -> Any:
-    """Tuples of the node's spaces are arrays to a client."""
+    """Replace tuples of spaces by lists, which clients receive as arrays."""
     if isinstance(result, Tuple):
         return result.values
     if isinstance(result, list | tuple):

@@ -1,7 +1,7 @@
-"""box.info, box.cfg, box.stat, box.snapshot, box.ctl.*, box.backup.*, box.session.* for CALL, and all that is built in.
+"""box.info, box.cfg, box.stat, box.snapshot, box.ctl.*, box.backup.* and box.session.* for CALL.
 
-`box.info.vclock` and other parts are answered as their values, and `box.cfg` without arguments as all options: Lua's
-way to read them, EVAL, is not there.
+Clients read fields by CALL too, because there is no EVAL: `box.info.vclock` returns that field, and `box.cfg` without
+arguments returns all options. `built_in` returns the built-in procedures of all modules.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _INFO, _CFG = "box.info.", "box.cfg."
 
 
 def built_in() -> Procedures:
-    """Everything that a node answers without a function of the user's."""
+    """Return all built-in procedures."""
     table = {**PROCEDURES, **procedures_schema.PROCEDURES}
     return Procedures(table, (find_part, procedures_space.find_method, procedures_schema.find_method))
 
 
 def find_part(instance: Instance, name: str) -> Procedure | None:
-    """Parts of box.info and box.cfg."""
+    """Return a procedure for a field of box.info or box.cfg; None if there is no such field."""
     if name.startswith(_INFO):
         info = box_info(instance)
         part = name.removeprefix(_INFO)
@@ -40,7 +40,7 @@ def find_part(instance: Instance, name: str) -> Procedure | None:
 
 
 def _options(instance: Instance) -> dict[str, Any]:
-    """Options that are set, as box.cfg shows them."""
+    """Return the options that box.cfg shows."""
     return instance.configuration.shown(instance.box.dialect)
 
 
@@ -73,12 +73,12 @@ def _empty(call: Call) -> Outcome:
 
 
 def _cfg(call: Call) -> Outcome:
-    """Read without arguments, changed by a table of options."""
+    """Return the options, or set those of a table."""
     options = call.options(0)
     if not options:
         return value(_options(call.instance))
     if call.instance.reload is None:
-        raise errors.Unsupported("This instance does not support a change of options by CALL")
+        raise errors.Unsupported("This instance does not support changing options by CALL")
     return _reload(call.instance.reload(options))
 
 
@@ -97,7 +97,7 @@ def _backup_start(call: Call) -> Outcome:
     if checkpoint is None:
         checkpoint = 0
     if not isinstance(checkpoint, int) or isinstance(checkpoint, bool) or checkpoint < 0:
-        raise errors.IllegalParams("Illegal parameters, checkpoint index should be a number from 0 on")
+        raise errors.IllegalParams("Illegal parameters, checkpoint index should be a non-negative number")
     return value(call.instance.files.start_backup(checkpoint))
 
 
@@ -110,7 +110,7 @@ def _backup_stop(call: Call) -> Outcome:
 
 
 def _waiting(*, is_read_only: bool) -> Procedure:
-    """Returns when the instance is so; error after the given number of seconds."""
+    """Return a procedure that waits until the instance is read-only, or is writable; its argument is the timeout."""
 
     async def wait(call: Call) -> Results:
         seconds = call.get(0)
@@ -144,7 +144,7 @@ def _check_has_terms(call: Call) -> None:
 
 
 async def _clear_synchro_queue(call: Call) -> Results:
-    """Since 2.8 the old name of a promotion."""
+    """Clear the queue in dialect 2.6; since 2.8 this is an alias of promote."""
     if call.instance.box.dialect is not Dialect.V2_6:
         return await _promote(call)
     await call.instance.queue.clear()
@@ -183,7 +183,7 @@ def _session_peer(call: Call) -> Outcome:
 
 
 def _broadcast(call: Call) -> Outcome:
-    """Tells watchers of a key of the user's own; those of the box are not to be forged."""
+    """Set the value of a key for its watchers. Keys of the server are reserved, so that they cannot be forged."""
     key = call.text(0, "key")
     if key.startswith(("box.", "internal.")):
         raise errors.IllegalParams("Illegal parameters, key prefixes box. and internal. are reserved")

@@ -1,6 +1,6 @@
 """box.schema.*, box.sequence.NAME:* and box.func.NAME:call for CALL.
 
-What they do is in `box/ddl.py`, one transaction each; here is how Lua's arguments reach it, and what is returned.
+Each procedure calls a function of `box/ddl.py` in one transaction. This module converts arguments and results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _METHOD = re.compile(r"box\.sequence\.([^.:]+):(\w+)")
 
 
 def _changing(change: Change) -> Procedure:
-    """A procedure that changes the schema."""
+    """Return a procedure that changes the schema."""
 
     def run(call: Call) -> Outcome:
         return call.writing(partial(_tried, change, call))
@@ -36,7 +36,7 @@ def _changing(change: Change) -> Procedure:
 
 
 def _asking(question: Change) -> Procedure:
-    """A procedure that only reads."""
+    """Return a procedure that only reads."""
 
     def run(call: Call) -> Outcome:
         return _tried(question, call, call.reading())
@@ -48,8 +48,8 @@ def _tried(change: Change, call: Call, transaction: Transaction) -> Results:
     try:
         return change(call, transaction)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
-        # Arguments come from a client, as any type; what they cannot be is found where they are used.
-        raise errors.IllegalParams(f"Illegal parameters, wrong arguments of {call.name}") from error
+        # Clients send arguments of any type; wrong types are found only where the arguments are used.
+        raise errors.IllegalParams(f"Illegal parameters, invalid arguments for {call.name}") from error
 
 
 def _now(call: Call) -> int:
@@ -65,7 +65,7 @@ def _create_space(call: Call, transaction: Transaction) -> Results:
 
 
 def _describe_space(space: Space, box: Box) -> dict[str, Any]:
-    """What the Lua object of a space shows, as far as it can be sent."""
+    """Return the fields of the Lua object of a space that can be sent."""
     definition = space.definition
     return {
         "id": definition.id,
@@ -130,7 +130,7 @@ USER_OPTIONS = {"password": "string", "if_not_exists": "boolean"}
 
 
 def _only(options: dict[str, Any], known: dict[str, str]) -> dict[str, Any]:
-    """Options that are all known, and of their types."""
+    """Return `options`; raise IllegalParams for an unknown option or a wrong type."""
     for name, given in options.items():
         if name not in known:
             raise errors.IllegalParams(f"Illegal parameters, unexpected option '{name}'")
@@ -159,7 +159,7 @@ def _user_info(call: Call, transaction: Transaction) -> Results:
 
 
 def _passwd(call: Call, transaction: Transaction) -> Results:
-    """With one argument for oneself, with two for another user."""
+    """Set the password: with one argument that of the caller, with two arguments that of another user."""
     if call.get(0) is None:
         raise errors.ProcLua("Usage: box.schema.user.passwd([user,] password)")
     if call.get(1) is None:
@@ -184,7 +184,7 @@ def _disable_user(call: Call, transaction: Transaction) -> Results:
 
 
 def _granting(grant: Callable[..., None], is_there: str) -> Change:
-    """Grants and revocations: whom, what, on what, options."""
+    """Return a procedure that grants or revokes; its arguments are user, privileges, object type and name, options."""
 
     def change(call: Call, transaction: Transaction) -> Results:
         options = call.options(4)
@@ -261,7 +261,7 @@ def _drop_sequence(call: Call, transaction: Transaction) -> Results:
 
 
 def find_method(instance: Instance, name: str) -> Procedure | None:
-    """A method of a sequence that is there."""
+    """Return the method of an existing sequence; None if there is none."""
     match = _METHOD.fullmatch(name)
     if match is None or not any(known.definition.name == match[1] for known in instance.box.sequences.values()):
         return None

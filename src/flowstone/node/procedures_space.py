@@ -1,7 +1,7 @@
-"""Methods of spaces and indexes for CALL: `box.space.NAME:len`, `box.space.NAME.index.NAME:max`, with Lua's manners.
+"""Methods of spaces and indexes for CALL, such as `box.space.NAME:len` and `box.space.NAME.index.NAME:max`.
 
-A key may be a single value, fields are counted from 1, what is not there is no result. The statements and their checks
-are those of every other request.
+They follow the conventions of Lua: a key may be a single value, fields are counted from 1, and a missing tuple is no
+result. Statements and checks are those of other requests.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from flowstone.node.procedures import Call, Outcome, Procedure, Results, array, 
 from flowstone.node.spaces import ITERATORS
 
 Method = Callable[[Call, Transaction, Space, int], Results]
-"""Of the index with this id; methods of a space get its primary one."""
+"""A method of the index with this id; methods of a space get its primary index."""
 
 _NAME = re.compile(r"box\.space\.([^.:]+)(?:\.index\.([^.:]+))?:(\w+)")
 _FIRST_FIELD = 1
-"""Lua counts fields from here."""
+"""The number of the first field in Lua."""
 
 
 def find_method(instance: Instance, name: str) -> Procedure | None:
-    """The method that a name means, of a space and index that are there."""
+    """Return the method of an existing space or index; None if there is none."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -85,7 +85,7 @@ def _operations(call: Call, number: int) -> bytes:
 
 
 def _iterator(options: Any, key: bytes) -> int:
-    """Given by name or number; by default everything for an empty key, else what is equal to it."""
+    """Return the iterator, given by name or number. The default is ALL for an empty key, and EQ for others."""
     wanted = options.get("iterator") if isinstance(options, dict) else options if isinstance(options, str) else None
     if wanted is None:
         return ITERATORS["ALL"] if key == statements.EMPTY_KEY else ITERATORS["EQ"]
@@ -166,7 +166,7 @@ def _max(call: Call, transaction: Transaction, space: Space, index_id: int) -> R
 
 
 def _edge(name: str, iterator: str, key: bytes, transaction: Transaction, space: Space, index_id: int) -> bytes | None:
-    """The first tuple that matches the key, in the order of the iterator."""
+    """Return the first tuple that matches the key in the order of the iterator; None without a match."""
     index = space.index(index_id)
     if not index.is_ordered:
         definition = index.definition
@@ -197,7 +197,7 @@ def _format(call: Call, transaction: Transaction, space: Space, index_id: int) -
 
 
 def stored_format(transaction: Transaction, space: Space) -> tuple[Any, ...]:
-    """The format as the user may see it in `_vspace`."""
+    """Return the format of the space in `_vspace`; empty if the user may not see the space."""
     row = statements.get(transaction, transaction.space("_vspace"), 0, pack((space.id,)))
     format: tuple[Any, ...] = unpack(row)[6] if row is not None else ()
     return format
@@ -266,7 +266,7 @@ def _create_index(call: Call, transaction: Transaction, space: Space, index_id: 
 
 
 def describe_index(index: Index, box: Box) -> dict[str, Any]:
-    """What the Lua object of an index shows."""
+    """Return the fields of the Lua object of an index."""
     definition = index.definition
     return {
         "unique": definition.unique,

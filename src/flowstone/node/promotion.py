@@ -1,8 +1,8 @@
-"""Promotion and demotion: the rules of `box.ctl.promote()` and `box.ctl.demote()`, and a new leader's way to the queue.
+"""Promotion and demotion: `box.ctl.promote()`, `box.ctl.demote()`, and the takeover of the queue by a new leader.
 
-With elections off, a promotion begins a term and takes the queue over in it; else it is an election, and whoever wins
-one takes the queue over by itself, however it came about. Rules and errors are those of 2.11.9. Who wins is decided in
-`replication/raft.py`, when the queue may change hands in `replication/limbo.py`.
+With elections off, a promotion begins a term and takes over the synchronous queue in it. With elections on, it starts
+an election; the winner of any election takes over the queue automatically. Rules and errors are those of 2.11.9.
+`replication/raft.py` decides who wins, and `replication/limbo.py` when the queue may change its owner.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("flowstone.node")
 
 RETRY_SECONDS: Final = 0.05
-"""Until a leader tries again to take over a queue that somebody else is about to hand over."""
+"""Pause before a leader retries to take over the queue."""
 
 
 class Ownership(Protocol):
-    """Of a queue: whose it is."""
+    """The ownership of the queue; implemented by `Limbo`."""
 
     @property
     def owner_id(self) -> int: ...
@@ -51,7 +51,7 @@ class Ownership(Protocol):
 
 
 class QueueOwnership(Protocol):
-    """The queue of synchronous transactions, as far as elections have to do with it."""
+    """The part of `SynchroQueue` that elections use."""
 
     @property
     def limbo(self) -> Ownership: ...
@@ -73,13 +73,13 @@ class QueueOwnership(Protocol):
 
 
 def timed_out() -> TarantoolError:
-    """As waiting ends in real servers when there is no more time."""
+    """Return the TimedOut error of real servers."""
     record = ErrorRecord("TimedOut", "timed out", "flowstone", 0, code=errors.System.code)
     return errors.System("timed out", stack=ErrorStack((record,)))
 
 
 class Promotions:
-    """Of one node."""
+    """The promotions and demotions of a node. Only one of them runs at a time."""
 
     def __init__(self, elections: Elections, queue: QueueOwnership, clock: Clock) -> None:
         self._elections = elections
@@ -88,9 +88,10 @@ class Promotions:
         self._is_busy = False
         self._takeover: asyncio.Task[None] | None = None
         self._waits_in_vain: Callable[[], TarantoolError | None] = _no
-        """Why the queue cannot change hands any more, for whoever waits for that now."""
+        """Returns the error if the pending transfer of the queue can no longer succeed; else None."""
 
     async def close(self) -> None:
+        """Cancel the takeover of the queue, if one is running."""
         if self._takeover is not None:
             self._takeover.cancel()
             await asyncio.gather(self._takeover, return_exceptions=True)
@@ -98,7 +99,7 @@ class Promotions:
     # --- box.ctl ---
 
     async def promote(self) -> None:
-        """Returns when this instance leads; with elections off, when the queue is its own."""
+        """Wait until this instance is the leader; with elections off, until it owns the queue."""
         elections = self._elections
         if not elections.is_started:
             return
@@ -113,7 +114,7 @@ class Promotions:
         await self._stand()
 
     async def demote(self) -> None:
-        """Returns when nobody owns the queue any more; with elections on, when this instance no longer leads."""
+        """Resign as leader; with elections off, wait until the queue has no owner."""
         elections, limbo = self._elections, self._queue.limbo
         if not elections.is_started:
             return
@@ -126,13 +127,14 @@ class Promotions:
                 raise self._not_leader()
             is_valid = limbo.term == elections.raft.term and not limbo.is_owner
             if not limbo.owner_id or is_valid:
-                return  # who has a queue of the newest term has to be asked, or overthrown
+                return  # only the owner, or a promotion, can end an ownership of the newest term
             term = await self._begin_term()
             await self._empty(2 * self._queue.timeout)
             await self._hand_over(self._queue.demote, term)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        """Mark the block as running; raise if another promotion runs, or if this instance may not be promoted."""
         if self._is_busy:
             raise errors.Unsupported("box.ctl.promote/demote does not support simultaneous invocations")
         if self._elections.expelled_id:
@@ -147,17 +149,18 @@ class Promotions:
 
     @property
     def _own_term(self) -> int:
-        """Of our last PROMOTE or DEMOTE."""
+        """The term of our last PROMOTE or DEMOTE."""
         return self._queue.limbo.promote_terms.get(self._elections.replica_id, 0)
 
     @property
     def _is_in_force(self) -> bool:
-        """We lead, and the queue is ours in this very term."""
+        """True if this instance is the leader, and owns the queue in the current term."""
         raft, limbo = self._elections.raft, self._queue.limbo
         is_owner = self._own_term == raft.term and limbo.is_owner and not limbo.is_frozen
         return is_owner and (self._elections.mode is Mode.OFF or raft.state is State.LEADER)
 
     async def _stand(self) -> None:
+        """Wait until this instance wins an election."""
         elections = self._elections
         if elections.raft.state is State.LEADER:
             return
@@ -168,7 +171,7 @@ class Promotions:
             raise timed_out() from error
 
     async def _begin_term(self) -> int:
-        """A term on disk, in which nobody else was promoted."""
+        """Begin a term, wait until it is on disk, and return it; raise if another instance was promoted meanwhile."""
         elections, before = self._elections, self._queue.limbo.term
         term = elections.begin_term()
         await elections.until(lambda: elections.raft.term >= term)
@@ -176,7 +179,7 @@ class Promotions:
         return term
 
     async def _empty(self, seconds: float) -> None:
-        """Gives the owner of the queue this long to decide about what waits."""
+        """Wait up to `seconds` until the owner of the queue has decided on the pending transactions."""
         before, deadline = self._queue.limbo.term, self._clock.monotonic() + seconds
         while self._queue.limbo and (rest := deadline - self._clock.monotonic()) > 0:
             with suppress(errors.SyncRollback, errors.SyncQuorumTimeout):
@@ -189,6 +192,7 @@ class Promotions:
             raise errors.InterferingPromote(text)
 
     async def _hand_over(self, transfer: Callable[..., Awaitable[None]], term: int) -> None:
+        """Transfer the queue in `term`; raise if a newer term interferes, or the quorum is not reached in time."""
         error = self._interference(term)
         if error is not None:
             raise error
@@ -204,10 +208,10 @@ class Promotions:
         is_newest = self._elections.raft.volatile_term == term
         return None if is_newest else errors.InterferingElections("Interfering elections started")
 
-    # --- the queue of a new leader ---
+    # --- takeover by a new leader ---
 
     def take_over(self, term: int) -> None:
-        """We lead in `term`: the queue is to be ours, however long it takes until a quorum has what waits in it."""
+        """Take over the queue as leader of `term`, without a timeout for the quorum of its pending transactions."""
         if self._takeover is not None:
             self._takeover.cancel()
         self._takeover = asyncio.get_running_loop().create_task(self._take_over(term))
@@ -221,10 +225,10 @@ class Promotions:
             try:
                 await self._take_over_once(term)
             except (errors.QuorumWait, errors.InAnotherPromote) as error:
-                LOG.info("the queue is not ours yet in term %d: %s", term, error.message)
+                LOG.info("cannot take over synchronous queue in term %d yet: %s; retrying", term, error.message)
             except TarantoolError as error:
-                # Real servers go on leading, and nobody can write: in the next term the queue may be to be had.
-                LOG.warning("the queue does not become ours in term %d: %s", term, error.message)
+                # Real servers remain leader, although nobody can write. In the next term the takeover may succeed.
+                LOG.warning("cannot take over synchronous queue in term %d: %s; resigning", term, error.message)
                 self._elections.resign()
             await self._clock.sleep(RETRY_SECONDS)
 
@@ -240,7 +244,7 @@ class Promotions:
             self._is_busy = False
 
     def raft_changed(self) -> None:
-        """Whoever waits for the queue in a term that is over, or is not led from here any more, waits in vain."""
+        """Cancel the pending transfer of the queue if its term is over, or this instance no longer leads in it."""
         error = self._waits_in_vain()
         if error is not None:
             self._queue.cancel_transfer(error)

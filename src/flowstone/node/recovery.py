@@ -1,8 +1,8 @@
-"""Recovery: a directory of files becomes the state of a box again; an empty one is where a replica set is born.
+"""Recovery of a box from its files, and bootstrap of a replica set in an empty directory.
 
-Finds the newest snapshot and the logs behind it, checks that nothing is missing between them, and hands their rows to
-`node/replay.py`. Removes what a crash left half made and changes nothing else. What the node needs to go on (position,
-identity, the last log, the state of elections and of the limbo) is in `Recovered`.
+Recovery finds the newest snapshot and the logs after it, checks that there are no gaps, and passes their rows to
+`node/replay.py`. It removes incomplete files that a crash has left, and changes no other file. `Recovered` has what the
+node needs to continue: vclock, identity, last log, and the state of elections and limbo.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from flowstone.xlog.reader import EndingKind, LogFile, Slab
 LOG = logging.getLogger("flowstone.node")
 
 FLAGS_SINCE = (2, 8, 1)
-"""Rows say themselves whether they are synchronous since this version; before, the definition of their space does."""
+"""Since this version rows have flags for synchronous transactions; before, the definition of the space decides."""
 
 Report = Callable[[str], None]
 
@@ -45,7 +45,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)", re.ASCII)
 
 @dataclass(slots=True)
 class Recovered:
-    """What was found. `replica_id` is 0 for an instance that is not (or no longer) registered in `_cluster`."""
+    """The result of recovery. `replica_id` is 0 for an instance that is not, or no longer, registered in `_cluster`."""
 
     vclock: VClock
     instance_uuid: UUID
@@ -55,15 +55,18 @@ class Recovered:
     last: LastLog | None = None
     row_count: int = 0
     left_out: list[str] = field(default_factory=list)
-    """What force_recovery went on without, one sentence each."""
+    """A text for each part that force_recovery skipped."""
 
 
 class NothingToRecover(FlowstoneError):
-    """Logs without the snapshot that they start from."""
+    """The directory has logs, but no snapshot that they start from."""
 
 
 def lock_directory(disk: Disk, directory: str) -> Lock:
-    """Keeps every other process, a Tarantool too, out of `directory`, which is made if need be, until released."""
+    """Lock `directory` against other processes, including Tarantool; create it if it does not exist.
+
+    Raise AlreadyLocked if another process holds the lock.
+    """
     disk.make_directory(directory)
     try:
         return disk.lock(directory)
@@ -74,7 +77,7 @@ def lock_directory(disk: Disk, directory: str) -> Lock:
 
 
 def find_files(disk: Disk, memtx_dir: str, wal_dir: str) -> LogDirectory:
-    """The snapshots of one directory and the logs of the other, which may be the same."""
+    """Return the snapshots in `memtx_dir` and the logs in `wal_dir`, which may be the same directory."""
     snapshots = scan_directory(disk, memtx_dir)
     if posixpath.normpath(memtx_dir) == posixpath.normpath(wal_dir):
         return _without_empty_end(disk, snapshots)
@@ -90,21 +93,21 @@ def find_files(disk: Disk, memtx_dir: str, wal_dir: str) -> LogDirectory:
 
 
 def _without_empty_end(disk: Disk, directory: LogDirectory) -> LogDirectory:
-    """A last log without a byte is a leftover, too: of a file system that kept the name and lost what was in it."""
+    """Treat an empty last log as a leftover: a file system may keep the name of a file and lose its content."""
     if not directory.snapshots or not directory.logs or disk.size(directory.logs[-1].path):
         return directory
     path = directory.logs[-1].path
-    LOG.warning("%s is empty, not even a header is in it: it is taken for a leftover", path)
+    LOG.warning("%s is empty and has no header: treating it as a leftover of a crash", path)
     return replace(directory, logs=directory.logs[:-1], leftovers=(*directory.leftovers, path))
 
 
 def is_empty(directory: LogDirectory) -> bool:
-    """Nothing to recover: this is where an instance is born."""
+    """Return True if there is nothing to recover, so that the instance has to join or bootstrap."""
     return not directory.snapshots and not directory.logs
 
 
 def dialect_of(directory: LogDirectory) -> Dialect | None:
-    """The dialect of who wrote here last; None where nobody did."""
+    """Return the dialect of the newest file; None if there are no files."""
     newest = max((*directory.snapshots[-1:], *directory.logs[-1:]), key=lambda file: file.signature, default=None)
     if newest is None:
         return None
@@ -113,19 +116,19 @@ def dialect_of(directory: LogDirectory) -> Dialect | None:
 
 
 async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force: bool = False) -> Recovered:
-    """Brings `box`, which must be new, to the state that the files of `directory` describe.
+    """Load the files of `directory` into `box`, which must be new.
 
-    Damage, gaps and rows that cannot be applied are errors that name file and place; with `force` they are left out
-    and reported.
+    Raise an error with file and position for damage, gaps, and rows that cannot be applied. With `force` they are
+    skipped and logged instead.
     """
     snapshot = directory.newest_snapshot()
     if snapshot is None:
         raise NothingToRecover(
             f"no snapshot in {directory.path}, but {len(directory.logs)} logs",
-            hint="bring the .snap file back that they start from",
+            hint="restore the .snap file that the logs start from",
         )
     if directory.vinyl_count:
-        LOG.warning("%d files of the vinyl engine in %s are not read", directory.vinyl_count, directory.path)
+        LOG.warning("ignoring %d files of the vinyl engine in %s", directory.vinyl_count, directory.path)
     for leftover in directory.leftovers:
         outside.disk.unlink(leftover)
     left_out: list[str] = []
@@ -158,8 +161,10 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
 
 
 def make_durable(disk: Disk, directory: LogDirectory, last: LastLog | None) -> None:
-    """What a process wrote that was killed may be in the kernel's memory only, and from now on others are told of it:
-    they count on this instance for a quorum, and delete the logs that it does not need any more.
+    """Sync the last log and the directories.
+
+    Rows of a killed process may be in the page cache only. From now on peers see the recovered vclock: they count this
+    instance for a quorum, and delete logs that it no longer needs.
     """
     if last is not None:
         with disk.append_to(last.path) as file:
@@ -170,7 +175,7 @@ def make_durable(disk: Disk, directory: LogDirectory, last: LastLog | None) -> N
 
 @contextmanager
 def advice() -> Iterator[None]:
-    """What readers of a file call `force` is an option of another name to who starts a node."""
+    """Replace `force`, an argument of the file readers, with the option `force_recovery` in the hints of errors."""
     try:
         yield
     except XlogError as error:
@@ -188,9 +193,9 @@ async def bootstrap(
     first_user: FirstUser | None = None,
     peers: Sequence[UUID] = (),
 ) -> Recovered:
-    """A replica set is born: fills `box`, which must be new, and writes the first snapshot, of vclock {}.
+    """Create a replica set: fill `box`, which must be new, and write the first snapshot, with vclock {}.
 
-    `peers` are members from the beginning, with ids from 2 on.
+    `peers` are registered as members with ids from 2 on.
     """
     instance = instance_uuid or outside.random.uuid()
     replicaset = replicaset_uuid or outside.random.uuid()
@@ -209,7 +214,7 @@ async def bootstrap(
 
 
 def replicaset_uuid_of(box: Box) -> UUID | None:
-    """What `_schema` says, under its name of before or since 3.0."""
+    """Return the UUID of the replica set in `_schema`, where its key is `cluster`, or `replicaset_uuid` since 3.0."""
     for key in ("cluster", "replicaset_uuid"):
         if row := schema_row(box, key):
             return UUID(str(row[0]))
@@ -217,7 +222,7 @@ def replicaset_uuid_of(box: Box) -> UUID | None:
 
 
 def replica_id_of(box: Box, instance_uuid: UUID) -> int:
-    """The id under which `_cluster` knows the instance; 0 if it does not."""
+    """Return the id of the instance in `_cluster`; 0 if it is not registered."""
     for row in _rows(box, system.CLUSTER_ID):
         if UUID(str(row[1])) == instance_uuid:
             return int(row[0])
@@ -236,7 +241,7 @@ async def _read_snapshot(outside: Outside, listed: ListedFile, replay: Replay, f
             replay.push_snapshot(slab)
         _report_skipped(file, report)
     replay.start_logs(vclock)
-    LOG.info("%d rows of the snapshot at %s", replay.row_count, vclock)
+    LOG.info("recovered %d rows of the snapshot at %s", replay.row_count, vclock)
 
 
 async def _read_logs(
@@ -261,7 +266,7 @@ async def _read_logs(
         assert ending is not None  # a log read to its end without an error has one
         if ending.kind is EndingKind.TORN:
             LOG.warning(
-                "%s: %d bytes from byte %d on were not written whole and are ignored: %s",
+                "%s: ignoring %d bytes of an incomplete write at byte %d: %s",
                 listed.path,
                 ending.lost,
                 ending.offset,
@@ -272,7 +277,7 @@ async def _read_logs(
 
 
 async def _slabs(outside: Outside, file: LogFile) -> AsyncIterator[Slab]:
-    """The decoded chunks of a file; the next one is read and decoded elsewhere while the caller works on this one."""
+    """Yield the decoded chunks of a file. A worker reads and decodes the next one while the caller uses this one."""
     chunks = file.chunks()
 
     def decode_next() -> Slab | None:
@@ -286,7 +291,7 @@ async def _slabs(outside: Outside, file: LogFile) -> AsyncIterator[Slab]:
     try:
         while (slab := await ahead) is not None:
             ahead = begin()
-            # Once round the loop, so that the worker starts before this thread is busy.
+            # One pass of the event loop, so that the worker starts before the caller keeps this thread busy.
             await outside.clock.sleep(0)
             file.skipped.extend(slab.skipped)
             yield slab
@@ -296,7 +301,7 @@ async def _slabs(outside: Outside, file: LogFile) -> AsyncIterator[Slab]:
 
 def _report_skipped(file: LogFile, report: Report) -> None:
     for skipped in file.skipped:
-        report(f"{skipped.path}: bytes {skipped.offset} to {skipped.end} left out: {skipped.why}")
+        report(f"{skipped.path}: skipped bytes {skipped.offset} to {skipped.end}: {skipped.why}")
 
 
 def _gap(listed: ListedFile, have: VClock) -> LogGap:
@@ -306,7 +311,7 @@ def _gap(listed: ListedFile, have: VClock) -> LogGap:
 
 
 def sort_indexes(box: Box) -> None:
-    """Sorts now, while nobody waits, what the first range read would have to."""
+    """Sort all indexes now, so that the first range read of a client does not have to."""
     for space in box.spaces.values():
         for index in space.served:
             index.settle()

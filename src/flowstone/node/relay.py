@@ -1,7 +1,7 @@
-"""Relays: all replicas that follow this node, or have followed it, and what they keep of its logs.
+"""All relays of a node, the requests of replicas, and the logs kept for replicas.
 
-Requests of replicas are served here: refused by the rules of `replication/relay.py`, answered with data by
-`relay_join.py`, and followed by one relay each (`relay_stream.py`); all of these feed from one `tail.py`.
+`replication/relay.py` has the rules by which requests are rejected. `relay_join.py` sends snapshots and registers
+replicas; each subscription has a relay (`relay_stream.py`). All relays share one tail of the log (`tail.py`).
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ LOG = logging.getLogger("flowstone.node")
 
 REFUSAL_LINES_BURST: Final = 10
 REFUSAL_LINE_SECONDS: Final = 1.0
-"""Log lines about refused requests of replicas that are allowed at once, and the seconds until one more is allowed."""
+"""Rate limit of log messages about rejected requests: size of a burst, and seconds until one more is allowed."""
 
 _TOO_OLD: Final = (
-    "replica %s says no version in JOIN, as Tarantool before 2.10: it cannot read a schema of dialect 2.11, "
-    "and if it fails it has to be removed from _cluster; for replicas of that age, start the first node of a "
-    "replica set with --dialect 2.6"
+    "replica %s sent no version in JOIN, like Tarantool before 2.10, which cannot read a schema of dialect 2.11; "
+    "if the join fails, delete the replica from _cluster; for such replicas, start the first node of a replica set "
+    "with --dialect 2.6"
 )
 
 
 class Relays:
-    """All replicas that follow, or have followed, this node; and what they keep of its logs."""
+    """The replicas that have subscribed or joined since the start, and their log consumers."""
 
     def __init__(self, instance: Instance, collector: GarbageCollector) -> None:
         self.instance = instance
         self.on_ack: list[Callable[[int, VClock], None]] = []
-        """Called with the id, 0 for an anonymous one, and the vclock of a replica that has written more."""
+        """Called with the id (0 if anonymous) and the vclock of a replica whose ACK has advanced its vclock."""
         self.on_answer: list[Callable[[int, int, VClock], None]] = []
-        """Called with the id of a member, the number of a heartbeat, and the vclock that it has had since then."""
+        """Called with the id of a member, the number of the heartbeat that it answers, and its vclock."""
         self.on_lost: list[Callable[[int], None]] = []
-        """Callbacks for the end of a member's connection; the argument is the id of the member."""
+        """Called with the id of a member whose relay has ended."""
         self._collector = collector
         self._is_2_6 = instance.box.dialect is Dialect.V2_6
         self._downstreams: dict[UUID, Downstream] = {}
         self._followers: dict[Relay, None] = {}
         self._joining: dict[UUID, None] = {}
-        """Who is being given data now."""
+        """Replicas whose JOIN is being served."""
         self._tail: Tail | None = None
         self._is_pump_due = False
         self._last_refusal = ""
@@ -77,9 +77,10 @@ class Relays:
         self._wait_for_members()
 
     def _wait_for_members(self) -> None:
-        """Nothing is deleted after a start until all members are back, or `wal_cleanup_delay` has passed.
+        """Pause the collector after a start until all members have reconnected, or for `wal_cleanup_delay`.
 
-        Real servers do so since 2.8. Those of 2.6 delete what members need that were away, who have to join anew.
+        Real servers do the same since 2.8. Servers of 2.6 delete logs that disconnected members need, which then have
+        to rejoin.
         """
         others = [uuid for _, text in members(self.instance) if (uuid := UUID(text)) != self.instance.uuid]
         delay = self.instance.configuration.wal_cleanup_delay
@@ -93,36 +94,36 @@ class Relays:
         self._collector.resume()
 
     def reconfigure(self) -> None:
-        """`wal_cleanup_delay` has changed: members that are still away are waited for so long from now on."""
+        """Apply a changed `wal_cleanup_delay`: restart the pause of the collector, if there is one."""
         if self._pause is not None and self._collector.is_paused:
             self._pause.cancel()
             delay = self.instance.configuration.wal_cleanup_delay
             self._pause = asyncio.get_running_loop().create_task(self._end_pause(delay))
 
-    # --- what box.info shows ---
+    # --- box.info ---
 
     def downstream(self, uuid: UUID) -> dict[str, Any] | None:
         replica = self._downstreams.get(uuid)
         return None if replica is None else self._shown(replica)
 
     def is_intact(self, uuid: UUID) -> bool:
-        """As `Peers.is_intact`."""
+        """Implement `Peers.is_intact`."""
         replica = self._downstreams.get(uuid)
         return replica is not None and replica.relay is not None and replica.relay.is_intact
 
     @property
     def replicas(self) -> list[Downstream]:
-        """Who has followed since the start, or still does."""
+        """Replicas that have subscribed or joined since the start; anonymous ones only while they are connected."""
         return list(self._downstreams.values())
 
     @property
     def anonymous(self) -> list[tuple[UUID, dict[str, Any]]]:
-        """Who follows without being a member."""
+        """Anonymous replicas, with their `downstream` for `box.info`."""
         replicas = (replica for replica in self._downstreams.values() if not replica.id)
         return [(replica.uuid, shown) for replica in replicas if (shown := self._shown(replica)) is not None]
 
     def acked(self, uuid: UUID) -> VClock | None:
-        """What the replica says it has; None if it is not connected."""
+        """Return the vclock that the replica has acknowledged; None if it is not connected."""
         replica = self._downstreams.get(uuid)
         return replica.relay.acked.vclock if replica is not None and replica.relay is not None else None
 
@@ -137,10 +138,10 @@ class Relays:
         shown = {"status": replica.state.value, "message": replica.message}
         return shown if replica.system_message is None else shown | {"system_message": replica.system_message}
 
-    # --- life ---
+    # --- lifecycle ---
 
     def member_removed(self, uuid: UUID) -> None:
-        """Ignore acknowledgements of an expelled member. Its relay runs until it has the row that expels it."""
+        """Ignore further ACKs of an expelled member. Its relay runs until the member has the row that expels it."""
         self._collector.came_back(uuid)
         replica = self._downstreams.pop(uuid, None)
         if replica is None:
@@ -152,7 +153,7 @@ class Relays:
             self._release(replica)
 
     def expelled(self) -> None:
-        """Stop all relays: this instance is not a member any more."""
+        """Stop all relays: this instance is no longer a member."""
         for relay in list(self._followers):
             relay.stop("this instance was expelled from its replica set")
         self._collector.resume()
@@ -163,21 +164,21 @@ class Relays:
         self._collector.collect_soon()
 
     async def close(self) -> None:
-        """Ends all of them. Twice is harmless."""
+        """Stop all relays. Calling it again has no effect."""
         if self.send_raft in self.instance.elections.on_broadcast:
             self.instance.elections.on_broadcast.remove(self.send_raft)
         if self._pause is not None:
             self._pause.cancel()
         relays = list(self._followers)
         for relay in relays:
-            relay.stop("the instance is stopped")
+            relay.stop("instance is stopping")
         for relay in relays:
             await relay.ended()
 
     # --- requests of replicas ---
 
     def serve(self, request: Request, link: Link) -> Coroutine[Any, Any, None]:
-        """Serves a request of a replica; every refusal is raised, by the call itself or when the result is awaited."""
+        """Serve a request of a replica. A rejection is raised by the call itself, or when the result is awaited."""
         if link.is_busy:
             raise errors.Protocol("Can't process join/subscribe while there are pending requests")
         link.hold()
@@ -199,11 +200,11 @@ class Relays:
             link.release()
 
     def _log_refusal(self, request: Request, link: Link, error: TarantoolError) -> None:
-        """Log a refusal once: replicas retry every second and get the same answer.
+        """Log a rejection, unless it repeats the last one: replicas retry every second.
 
-        Any client can send such requests and vary them, so the rate of lines is limited, too.
+        The rate is limited, too, because any client can send different requests that are rejected.
         """
-        text = f"{type_name(request.type)} of {link.peer.rpartition(':')[0]} is refused: {error.message}"
+        text = f"{type_name(request.type)} from {link.peer.rpartition(':')[0]} rejected: {error.message}"
         level = logging.INFO if isinstance(error, errors.Loading) else logging.WARNING
         if text == self._last_refusal or self._refusal_lines.take(self.instance.outside.clock.monotonic()) is None:
             level = logging.DEBUG
@@ -212,7 +213,7 @@ class Relays:
         LOG.log(level, "%s", text, extra={"peer": link.peer})
 
     def _check(self, asked: RequestOfReplica, link: Link) -> Downstream:
-        """The replica that asks, unless it is refused."""
+        """Return the replica that sent the request; raise an error if the request is rejected."""
         uuid = asked.instance_uuid or NIL_UUID
         replica = self._downstreams.get(uuid) or Downstream(uuid)
         replica.id = next((number for number, member in members(self.instance) if UUID(member) == uuid), 0)
@@ -245,7 +246,7 @@ class Relays:
         )
 
     def _is_replaced(self, uuid: UUID) -> bool:
-        """Return True if the instance was a member, and its id is another member's now."""
+        """Return True if the instance was a member, and its id now belongs to another member."""
         former = {number for number, member in self.instance.box.former_members if member == uuid}
         return any(number in former and UUID(member) != uuid for number, member in members(self.instance))
 
@@ -259,7 +260,7 @@ class Relays:
         asked = decode_join(request.body, is_2_6=self._is_2_6)
         replica = self._check(asked, link)
         join = Join(self.instance, self.wal_dir, link, request.sync, asked.version)
-        # Before the view, so that no row between the view and the end of this is lost.
+        # Created before the read view, so that logs written after the view are kept.
         consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", self.instance.vclock)
         self._joining[asked.instance_uuid] = None
         try:
@@ -296,7 +297,7 @@ class Relays:
     async def _register(self, request: Request, link: Link) -> None:
         asked = decode_register(request.body, is_2_6=self._is_2_6)
         replica = self._check(asked, link)
-        # 2.6 sends what comes from now on; newer servers all that the replica has not.
+        # 2.6 sends the rows written from now on; newer servers send all rows that the replica does not have.
         start = self.instance.vclock if self._is_2_6 else asked.vclock
         consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", start)
         try:
@@ -313,7 +314,7 @@ class Relays:
         self._registered(replica, consumer, stop)
 
     def _registered(self, replica: Downstream, consumer: Consumer, vclock: VClock) -> None:
-        """The replica has everything up to `vclock`."""
+        """Record a joined or registered replica, which has all rows up to `vclock`."""
         replica.id = next(number for number, uuid in members(self.instance) if UUID(uuid) == replica.uuid)
         self._downstreams[replica.uuid] = replica
         consumer.vclock = vclock
@@ -325,7 +326,7 @@ class Relays:
         replica = self._check(asked, link)
         self._downstreams[replica.uuid] = replica
         if replica.id:
-            # Anew, because it may have lost some of what it had.
+            # A new consumer: the replica may have lost rows that it had acknowledged.
             consumer = self._collector.add_consumer(f"replica {replica.uuid}", asked.vclock)
             self._set_consumer(replica, consumer)
             self._collector.came_back(replica.uuid)
@@ -338,11 +339,11 @@ class Relays:
         unread = link.hand_over(relay)
         relay.start()
         if relay in self._followers:
-            # Only now: what this does to an election must not reach the replica before the answer to its request.
+            # After the start: this may change the election state, which must not be sent before the reply to SUBSCRIBE.
             self.instance.elections.connection(replica.id, downstream=True)
         relay.received(unread)
 
-    # --- what relays call ---
+    # --- `Following`, for relays ---
 
     @property
     def wal_dir(self) -> str:
@@ -350,7 +351,7 @@ class Relays:
 
     @property
     def tail(self) -> Tail:
-        """What is written from the first look at it on, as long as anybody follows."""
+        """The tail of the log, kept from the first access on while a replica follows."""
         if self._tail is None:
             journal = self.instance.journal
             self._tail = Tail(journal.written_vclock, self._rows_written)
@@ -358,7 +359,7 @@ class Relays:
         return self._tail
 
     def forget(self, relay: Relay) -> None:
-        """It is over."""
+        """Remove a relay that has ended."""
         replica = relay.replica
         self._followers.pop(relay, None)
         self.instance.elections.connection(replica.id, downstream=False)
@@ -373,22 +374,22 @@ class Relays:
             self._tail = None
 
     def acknowledged(self, replica: Downstream, vclock: VClock) -> None:
-        """The replica, a member or anonymous, has written more."""
+        """Record that an ACK has advanced the vclock of the replica."""
         if replica.consumer is not None:
             self._collector.advance(replica.consumer, vclock)
         for tell in self.on_ack:
             tell(replica.id, vclock)
 
     def answered(self, replica: Downstream, vclock_sync: int, vclock: VClock) -> None:
-        """The replica has written so much, as it says after the heartbeat with this number."""
+        """Pass on the vclock of the replica, from its answer to the heartbeat with number `vclock_sync`."""
         if replica.id:
             for tell in list(self.on_answer):
                 tell(replica.id, vclock_sync, vclock)
 
     def synchronize(self) -> dict[int, int]:
-        """Asks all members for their vclocks; by id, the numbers from which on answers are newer than the question.
+        """Send a heartbeat to all members; return, by id, the first number whose answers are newer than this call.
 
-        Who does not follow now is asked when it does; one that is not known yet begins with number 1.
+        A member that does not follow now gets the heartbeat when it subscribes. An unknown one begins with number 1.
         """
         for relay in self._followers:
             if relay.replica.id:
@@ -396,10 +397,10 @@ class Relays:
         return {replica.id: replica.vclock_sync + 1 for replica in self._downstreams.values() if replica.id}
 
     def send_raft(self) -> None:
-        """The state of elections has changed."""
+        """Send the election state to all replicas."""
         self._let_all(Relay.elections_changed)
 
-    # --- the rest ---
+    # --- log consumers and the tail ---
 
     def _set_consumer(self, replica: Downstream, consumer: Consumer | None) -> None:
         before, replica.consumer = replica.consumer, consumer
@@ -407,12 +408,13 @@ class Relays:
             self._collector.remove_consumer(before)
 
     def _rows_written(self) -> None:
-        """Whatever else is written before the loop comes round is sent together."""
+        """Schedule the relays. All writes of one iteration of the event loop are sent together."""
         if not self._is_pump_due:
             self._is_pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
+        """Send the sealed tail to all relays, and trim it."""
         self._is_pump_due = False
         tail = self._tail
         if tail is None:
@@ -420,7 +422,7 @@ class Relays:
         tail.seal()
         self._let_all(Relay.push)
         numbers = [relay.number for relay in self._followers]
-        # Who is behind will want the tail from wherever it meets it.
+        # A relay that reads files may join the tail at any chunk, so all are kept, up to the size limit.
         tail.trim(0 if None in numbers else min((number for number in numbers if number is not None), default=tail.end))
 
     def _let_all(self, do: Callable[[Relay], None]) -> None:
@@ -428,11 +430,12 @@ class Relays:
             try:
                 do(relay)
             except Exception as error:
-                LOG.exception("relaying to %s failed", relay.replica.uuid)
+                LOG.exception("relay to %s failed", relay.replica.uuid)
                 relay.stop(str(error))
 
 
 def _refused(check: Callable[[], None]) -> TarantoolError | None:
+    """Return the error that `check` raises; None if it succeeds."""
     try:
         check()
     except TarantoolError as error:

@@ -1,8 +1,8 @@
-"""What a master sends to a replica before that follows: the data of one moment, its registration, the log in between.
+"""Serve JOIN, FETCH_SNAPSHOT and REGISTER: send a snapshot, register the replica, send the log since then.
 
-JOIN, FETCH_SNAPSHOT and REGISTER (reference section 9), once they are not refused: see `replication/relay.py` for that.
-Everything here may be cancelled at any time, because the replica is gone. Whose log consumer is whose, and what comes
-after, is known to `node/relay.py`.
+The requests (docs/spec/replication.md#join) have already been accepted by the rules of `replication/relay.py`. Every
+method here may be cancelled at any time, when the replica disconnects. `node/relay.py` manages log consumers and
+subscriptions.
 """
 
 from __future__ import annotations
@@ -45,46 +45,46 @@ from flowstone.xlog.reader import Slab
 LOG = logging.getLogger("flowstone.node")
 
 PIECE_SIZE_MAX: Final = 1024 * 1024
-"""Bytes of tuples from which on a replica has to read before it gets more."""
+"""Bytes of tuples written at once. The next ones are written when the replica has read most of them."""
 
 _CLUSTER_FIELDS_2: Final = 2
-"""Of a tuple of `_cluster` in schemas of 2.x: id and UUID."""
+"""Number of fields of `_cluster` in schemas of 2.x: id and UUID. Schemas of 3.x add the name."""
 
 _KEPT_ENGINES: Final = frozenset(("memtx", "vinyl"))
 _PACKET_HEAD: Final = struct.Struct(">BI").pack
 _CONFIRM, _ROLLBACK = RequestType.RAFT_CONFIRM.value, RequestType.RAFT_ROLLBACK.value
 _FIRST_WITH_PLAIN_RAFT: Final = ((2, 11, 6), (3, 2, 2))
-"""From here on, in both series, RAFT rows on the wire do not say that they are local."""
+"""The first versions of both series that expect RAFT rows on the wire without the local group id."""
 
 
 class Link(Protocol):
-    """The connection of a replica, as who serves it sees it. Tasks that serve a request end with it."""
+    """The connection of a replica. Tasks that serve its requests are cancelled when it closes."""
 
     @property
     def peer(self) -> str: ...
 
     @property
     def user(self) -> int:
-        """Whose rights it has."""
+        """The user whose access rights apply."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Queues packets; does nothing once the connection is gone."""
+        """Queue packets; do nothing if the connection is closed."""
         ...
 
     async def flushed(self) -> None:
-        """Returns when little is queued, and others have had their turn."""
+        """Wait until most queued bytes are sent, and let other tasks run."""
         ...
 
 
 def with_confirmed(state: Promote, owner_id: int, lsn: int) -> Promote:
-    """As the queue is where what waited in it then, of `owner_id` and up to `lsn`, has been confirmed."""
+    """Return the state of the queue with the transactions of `owner_id` up to `lsn` confirmed."""
     confirmed = (state.confirmed_vclock or VClock()).merged(VClock({owner_id: lsn}))
     return Promote(state.owner_id, confirmed.get(state.owner_id), state.term, confirmed)
 
 
 class Join:
-    """One replica that gets data, by a request with this `sync`."""
+    """Serves one request of a replica. All packets have the `sync` of the request."""
 
     def __init__(self, instance: Instance, wal_dir: str, link: Link, sync: int, version: int = 0) -> None:
         self._instance = instance
@@ -94,18 +94,18 @@ class Join:
         self._version = version
         self._is_2_6 = instance.box.dialect is Dialect.V2_6
 
-    # --- the snapshot ---
+    # --- snapshot ---
 
     async def send_snapshot(self) -> VClock:
-        """Sends the data of now, behind the position that it has, which is returned."""
+        """Send the vclock and the rows of a snapshot; return the vclock."""
         instance = self._instance
-        # View and position are of one moment: nothing is submitted between these lines. What rows on their way to the
-        # disk say of elections and of the queue is part of it, once they are there.
+        # View and vclock match, because nothing is submitted between these lines. The states of elections and of the
+        # queue are taken later, when all rows submitted so far are written: they may change these states.
         with instance.box.open_view() as view:
             vclock, limbo = instance.journal.vclock, instance.queue.limbo
             newest, confirmed = limbo.newest, limbo.newest_synchronous
             raft, state = await self._synced()
-            # A snapshot says of all that it holds that it is a fact.
+            # A replica takes all rows of a snapshot as committed.
             await instance.queue.decided(newest, instance.queue.timeout)
             if confirmed is not None:
                 state = with_confirmed(state, confirmed.origin_id, confirmed.lsn)
@@ -116,9 +116,9 @@ class Join:
         return vclock
 
     async def _synced(self) -> tuple[RaftState, Promote]:
-        """When all that was submitted is written, what is to be told of elections and of the queue as of then.
+        """Wait until all submitted rows are written; return the states of elections and of the queue at that point.
 
-        Raises what made a write fail: then the view shows too much.
+        Raise an error if a write failed: the view then contains rows that were rolled back.
         """
         written: asyncio.Future[tuple[RaftState, Promote]] = asyncio.get_running_loop().create_future()
         instance = self._instance
@@ -137,7 +137,7 @@ class Join:
         return await written
 
     def _meta(self, raft: RaftState, state: Promote) -> bytes:
-        """The state of elections and of the queue, for those who said their version: they understand it."""
+        """Return JOIN_META with the states of elections and of the queue; empty for a replica that sent no version."""
         if self._is_2_6 or not self._version:
             return b""
         sync = self._sync
@@ -154,7 +154,7 @@ class Join:
     async def _send_space(self, view: ReadView, space: Space) -> None:
         assert space.primary is not None
         if space.id == SEQUENCE_DATA_ID:
-            # Numbers that inserts have taken are in no row of the log: this is where they are kept.
+            # Inserts advance sequences without a row in the log, so the current values come from the view.
             self._link.write(snapshot_packets(space.id, view.sequence_rows, self._sync))
             return
         for tuples in view.slices(space.primary, SLICE):
@@ -162,10 +162,10 @@ class Join:
                 self._link.write(snapshot_packets(space.id, few, self._sync))
                 await self._link.flushed()
 
-    # --- the registration ---
+    # --- registration ---
 
     async def register(self, uuid: UUID, name: str | None = None) -> None:
-        """Makes the instance a member, unless it is one; with its name where the schema (of 3.x) has room for it."""
+        """Register the instance in `_cluster` if it is not a member yet; with its name if the schema has it (3.x)."""
         instance = self._instance
         if str(uuid) not in dict(members(instance)).values():
             await self._check_leads()
@@ -190,25 +190,25 @@ class Join:
         replica_id = unused_id(taken, used)
         if replica_id in used:
             LOG.warning(
-                "all replica ids were used: %s gets id %d of a former member; make sure that the former member is "
-                "stopped for good, and that all members follow each other",
+                "no unused replica id left: %s gets id %d of a former member; make sure that the former member is "
+                "never started again, and that all members follow each other",
                 uuid,
                 replica_id,
             )
         return replica_id
 
     async def _check_leads(self) -> None:
-        """A leader whom the others have left without its knowing may not write what nobody waits for: a split brain."""
+        """Fence a leader that has lost its quorum: an asynchronous write now could cause a split brain."""
         instance = self._instance
         if instance.elections.mode is not Mode.OFF:
             await linearization_point(instance, instance.queue.timeout)
             if instance.is_read_only:
                 raise instance.box.read_only_error()
 
-    # --- the log ---
+    # --- log ---
 
     async def send_log(self, start: VClock, stop: VClock) -> None:
-        """Sends the rows between two positions of our log; whatever the replica has of its own is not left out."""
+        """Send the rows of our log from `start` to `stop`, including those that the replica itself has written."""
         await self._instance.queue.settled(self._instance.queue.timeout)
         reader = LogReader(self._instance.outside.disk, self._wal_dir, start)
         rows = RowFilter(start)
@@ -235,7 +235,11 @@ class Join:
         return packets_of(piece.slab, rows, self._sync), piece.after
 
     def _without_verdicts(self, slab: Slab, rows: RowFilter) -> bytes:
-        """2.6 ends a join at any row that is no statement, and needs no CONFIRM: it takes all rows here as facts."""
+        """Return the packets with NOPs in place of CONFIRM rows.
+
+        A 2.6 replica aborts a join at any row that is not a statement. It needs no CONFIRM, because it takes all rows
+        of a join as committed. A ROLLBACK cannot be replaced; it raises SyncRollback, and the replica retries.
+        """
         kept = rows.keep(slab)
         if (kept & (slab.cells[scan.TYPE] == _ROLLBACK)).any():
             raise errors.SyncRollback("A rollback for a synchronous transaction is received")
@@ -252,12 +256,12 @@ class Join:
         return b"".join(packets)
 
     def send_position(self) -> None:
-        """What ends a stage: where the log is."""
+        """Send our vclock, which ends a stage of the join."""
         self._link.write(encode_vclock_reply(self._instance.vclock, self._sync))
 
 
 def raft_row(state: RaftState, version: int) -> Row:
-    """A RAFT row for a replica of this version: older ones expect it to be marked as local."""
+    """Return a RAFT row for a replica of this version: older ones expect the local group id."""
     number = (version >> 16, version >> 8 & 0xFF, version & 0xFF)
     first_of_2, first_of_3 = _FIRST_WITH_PLAIN_RAFT
     is_plain = number >= first_of_3 or first_of_2 <= number < (3, 0, 0)
@@ -265,7 +269,7 @@ def raft_row(state: RaftState, version: int) -> Row:
 
 
 def snapshot_packets(space_id: int, tuples: Sequence[bytes], sync: int = 0) -> bytes:
-    """Tuples of one space as rows of a snapshot: without LSN, originator and time."""
+    """Return tuples of one space as rows of a snapshot: without LSN, replica id and timestamp."""
     header = b"\x81\x00\x02" if not sync else b"\x82\x00\x02\x01" + encode_uint(sync)
     # The fixed-width space id is what real servers send.
     fixed = header + b"\x82\x10\xce" + struct.pack(">I", space_id) + b"\x21"
@@ -277,7 +281,7 @@ def snapshot_packets(space_id: int, tuples: Sequence[bytes], sync: int = 0) -> b
 
 
 def _pieces(tuples: list[bytes]) -> Iterator[list[bytes]]:
-    """Lists that are not too large to be written at once: tuples may be."""
+    """Split tuples into lists of about PIECE_SIZE_MAX bytes."""
     if sum(map(len, tuples)) <= PIECE_SIZE_MAX:
         yield tuples
         return
@@ -294,7 +298,7 @@ def _pieces(tuples: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _sent_spaces(view: ReadView) -> Iterator[Space]:
-    """By id, so that definitions come before data; neither what is temporary nor what is local."""
+    """Yield the spaces to send: neither temporary nor local ones, ordered by id, so that definitions precede data."""
     for _, space in sorted(view.spaces.items()):
         definition = space.definition
         is_own = definition.is_temporary or definition.is_local or definition.engine not in _KEPT_ENGINES

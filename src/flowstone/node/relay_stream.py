@@ -1,8 +1,8 @@
-"""One relay: the way of our log to one replica, from SUBSCRIBE until the connection ends.
+"""A relay: sends our log to one replica, from SUBSCRIBE until the connection ends.
 
-It is either live, and gets what is written as the chunks of the common tail (`tail.py`), or behind, and reads the files
-(`log_reader.py`) until the tail covers where it is. A replica that is slow to read falls behind; one that sends nothing
-for too long is disconnected. Which rows it gets and what is due is decided in `replication/relay.py`.
+A relay is either live, and sends the chunks of the shared tail (`tail.py`), or lagging, and reads the log files
+(`log_reader.py`) until the tail includes its position. A replica that reads slowly starts to lag; a silent replica is
+disconnected after a timeout. `replication/relay.py` decides which rows a replica gets, and when heartbeats are due.
 """
 
 from __future__ import annotations
@@ -46,45 +46,45 @@ from flowstone.replication.vclock import VClock
 LOG = logging.getLogger("flowstone.node")
 
 ACK_SIZE_MAX: Final = 64 * 1024
-"""An ACK has some hundred bytes."""
+"""Maximum size of a packet from a replica, in bytes. An ACK has some hundred bytes."""
 
 UNANSWERED_MAX: Final = 4 * 1024 * 1024
-"""Bytes of rows to a replica that has said nothing since. A 2.6 that always finds something to read does nothing else:
-it neither writes its log nor sends ACKs, and would be taken for lost. Some tenths of a second of work for it."""
+"""Maximum size, in bytes, of rows sent since the last packet from the replica. A 2.6 replica that always has input only
+reads: it neither writes its log nor sends ACKs, and would time out. It processes this much in tenths of a second."""
 
 LEAVE_SECONDS: Final = 30.0
-"""How long an expelled replica may make no progress towards the row that expels it before it is disconnected. Real
+"""Time after which an expelled replica is disconnected if it makes no progress towards the row that expels it. Real
 servers never disconnect it."""
 
 LOOK_INTERVAL_MAX: Final = 1.0
-"""How long a relay sleeps at most: `replication_timeout` may have become shorter meanwhile."""
+"""Maximum sleep of a relay, because `replication_timeout` may be lowered meanwhile."""
 
 FIRST_VERSION_WITH_RAFT: Final = 2 << 16 | 6 << 8
 _CLOSED: Final = "Broken pipe"
 
 
 class Link(JoiningLink, Protocol):
-    """The connection of a replica."""
+    """The connection of a replica, as a relay uses it."""
 
     @property
     def is_busy(self) -> bool:
-        """Other requests of it are not answered yet."""
+        """True if other requests on this connection are pending."""
         ...
 
     def hold(self) -> None:
-        """Requests that come from now on wait."""
+        """Do not process further requests until `release`."""
         ...
 
     def release(self) -> None:
-        """They need not wait any more."""
+        """Process requests again."""
         ...
 
     def hand_over(self, receiver: Receiver) -> bytes:
-        """It is no client any more: what happens to the connection is told to `receiver`; the bytes not read yet."""
+        """Make `receiver` the owner of the connection, which ends the client session; return the unread bytes."""
         ...
 
     def close(self) -> None:
-        """Sends what is queued, and closes."""
+        """Send the queued bytes, then close the connection."""
         ...
 
     def abort(self) -> None: ...
@@ -92,29 +92,29 @@ class Link(JoiningLink, Protocol):
 
 @dataclass(slots=True, eq=False)
 class Downstream:
-    """A replica that has asked for something since we started, connected or not."""
+    """A replica that has joined or subscribed since the start, connected or not."""
 
     uuid: UUID
     id: int = 0
-    """0: anonymous."""
+    """The replica id; 0 if anonymous."""
     state: RelayState = RelayState.OFF
     relay: Relay | None = None
     consumer: Consumer | None = None
     vclock_sync: int = 0
-    """Heartbeats are numbered, over all its connections."""
+    """The number of the last heartbeat, counted across connections."""
     message: str = ""
     system_message: str | None = None
     sent_bytes: int = 0
-    """Of rows, over all its connections."""
+    """Bytes of rows sent, across connections."""
     sent_rows: int = 0
 
     def become(self, state: RelayState) -> None:
-        assert state in TRANSITIONS[self.state], f"a relay that is {self.state.value} cannot become {state.value}"
+        assert state in TRANSITIONS[self.state], f"invalid relay transition: {self.state.value} to {state.value}"
         self.state = state
 
 
 class Following(Protocol):
-    """All relays of a node, as one of them sees them."""
+    """The relays of a node, as a single relay uses them; implemented by `Relays`."""
 
     instance: Instance
 
@@ -125,20 +125,20 @@ class Following(Protocol):
     def tail(self) -> Tail: ...
 
     def forget(self, relay: Relay) -> None:
-        """It is over."""
+        """Remove a relay that has ended."""
         ...
 
     def acknowledged(self, replica: Downstream, vclock: VClock) -> None:
-        """The replica has written more."""
+        """Record that an ACK has advanced the vclock of the replica."""
         ...
 
     def answered(self, replica: Downstream, vclock_sync: int, vclock: VClock) -> None:
-        """The replica has written so much, as it says after the heartbeat with this number."""
+        """Pass on the vclock of the replica, from its answer to the heartbeat with number `vclock_sync`."""
         ...
 
 
 class Relay:
-    """The way of our log to one replica."""
+    """Sends our log to one replica."""
 
     def __init__(self, relays: Following, replica: Downstream, link: Link, subscribe: Subscribe, sync: int) -> None:
         self.replica = replica
@@ -151,13 +151,13 @@ class Relay:
         self._gets_raft = not self._is_2_6 and not subscribe.is_anonymous and self._version >= FIRST_VERSION_WITH_RAFT
         self._sent_term = 0
         self._awaited_term = 0
-        """Of rows that wait until the replica is told of it."""
+        """The term of a PROMOTE or DEMOTE that must not be sent before a RAFT row with that term."""
         clock = instance.outside.clock
         self.pulse = Pulse(clock.monotonic(), is_2_6=self._is_2_6)
         self.acked = Acked(subscribe.vclock)
         self._own_lsn_at_subscribe = subscribe.vclock.get(instance.id)
         self.is_intact: Final = subscribe.vclock.get(replica.id) >= instance.journal.vclock.get(replica.id)
-        """True if the replica subscribed with all its own rows that we had, so it has lost none on this connection."""
+        """True if the replica subscribed with all its own rows that we had, so it has lost none of them."""
         self._rows = RowFilter(
             subscribe.vclock,
             left_out=subscribe.id_filter,
@@ -175,17 +175,17 @@ class Relay:
         self._released: asyncio.Future[None] | None = None
         self._tasks: dict[asyncio.Task[None], None] = {}
 
-    # --- life ---
+    # --- lifecycle ---
 
     @property
     def number(self) -> int | None:
-        """The next chunk of the tail that it gets; None: it is behind the tail."""
+        """The number of the next chunk of the tail to send; None while the relay lags and reads files."""
         return self._number
 
     def start(self) -> None:
-        """Answers the request, and begins to send."""
+        """Answer the SUBSCRIBE, and start to send rows."""
         instance = self._instance
-        # Members of 3.x that were given a name for their replica set follow nobody who does not know it.
+        # The name is required: 3.x replicas configured with a replica set name do not follow a master without it.
         reply = SubscribeReply(instance.id, instance.vclock, instance.replicaset_uuid, replicaset_name(instance))
         self._link.write(encode_subscribe_reply(reply, self._sync, is_2_6=self._is_2_6))
         self.send_raft()
@@ -209,17 +209,20 @@ class Relay:
         self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             if not isinstance(error, FlowstoneError | OSError):  # a file that cannot be read needs no traceback
-                LOG.error("relaying to %s failed", self._link.peer, exc_info=error)
-            # The replica is told nothing, so that it comes back: most errors would stop it for good.
+                LOG.error("relay to %s failed", self._link.peer, exc_info=error)
+            # No error is sent, so that the replica reconnects: most errors would stop its applier permanently.
             self.stop(str(error))
 
     def stop(self, message: str, system_message: str | None = None, *, error: TarantoolError | None = None) -> None:
-        """Ends it and the connection, with a last word to the replica if there is one. Twice is harmless."""
+        """Stop the relay and close the connection, after sending `error`, if any. Calling it again has no effect.
+
+        `message` and `system_message` are shown in `box.info`.
+        """
         if self._is_over:
             return
         self._is_over = True
         replica = self.replica
-        # Who follows without being a member comes and goes as it likes.
+        # Anonymous replicas may disconnect at any time.
         level = logging.INFO if system_message == _CLOSED and not replica.id else logging.WARNING
         whom = {"peer": self._link.peer, "replica_id": replica.id, "replica": str(replica.uuid)}
         LOG.log(level, "relay to %s at %s is stopped: %s", replica.uuid, self._link.peer, message, extra=whom)
@@ -236,16 +239,16 @@ class Relay:
 
     @property
     def is_expelled(self) -> bool:
-        """True if the replica was removed from `_cluster`: it gets rows, but its acknowledgements do not count."""
+        """True if the replica was deleted from `_cluster`: it still gets rows, but its ACKs do not count."""
         return self._last_row is not None
 
     def expel(self) -> None:
-        """Keep the connection open until the replica has the row that expels it, and closes it, or a time limit."""
+        """Keep the connection open until the replica has the row that expels it, or until a time limit."""
         self._last_row = self._instance.vclock.without_zero()
         self._leave_at = self._instance.outside.clock.monotonic() + LEAVE_SECONDS
 
     def _expelled_acked(self, vclock: VClock) -> None:
-        """Extend the time limit while the replica makes progress; once it has the row, the limit is final."""
+        """Extend the time limit while the replica makes progress; once it has the row, the limit becomes final."""
         assert self._last_row is not None
         now = self._instance.outside.clock.monotonic()
         if self._last_row <= vclock:
@@ -254,10 +257,10 @@ class Relay:
             self._leave_at = now + LEAVE_SECONDS
 
     async def ended(self) -> None:
-        """Returns when nothing of it runs any more."""
+        """Wait until all tasks of the relay have ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    # --- what the network calls ---
+    # --- `Receiver` ---
 
     def received(self, data: bytes) -> None:
         self._unread += data
@@ -287,16 +290,16 @@ class Relay:
     # --- ACKs ---
 
     def _take_acks(self, packets: list[bytes]) -> None:
-        """Only where the replica is now matters: of several ACKs the last, and the last that tells a time."""
+        """Process ACKs. Only the vclock of the last one matters, and the last timestamp among them."""
         clock = self._instance.outside.clock
         self.pulse.acked(clock.monotonic())
         row = decode_row(packets[-1])
         if row.type != RequestType.OK:
-            raise errors.Protocol(f"it sends {type_name(row.type)} where it follows, and only acknowledges")
+            raise errors.Protocol(f"unexpected {type_name(row.type)} from subscribed replica: only ACKs are allowed")
         ack = decode_ack(row)
         if (unwritten := self._unwritten(ack.vclock)) is not None:
-            # Without a word: an honest one, to which another member gave rows of ours that we have lost, comes back
-            # and says where it is; an error would stop it for good.
+            # No error is sent, because it would stop the applier permanently. The replica may be right: if another
+            # member sent it rows of ours that we have lost, it reconnects, and its SUBSCRIBE shows that.
             self.stop(unwritten)
             return
         for packet in reversed(packets[:-1]):
@@ -308,35 +311,38 @@ class Relay:
                 self._rows.follow(self.acked.vclock)
                 self._expelled_acked(self.acked.vclock)
             return
-        # Before the ACK counts: a replica that lives in a newer term does not make a transaction of ours a fact.
-        if not self._is_2_6:  # whose log must not have a row of elections
+        # Before the ACK is counted: a replica in a newer term must not complete a quorum for our transactions.
+        if not self._is_2_6:  # a 2.6 log must not contain RAFT rows
             self._instance.elections.heard_term(self.replica.id, ack.term)
         if self.acked.take(ack, clock.wall()):
-            self._rows.follow(self.acked.vclock)  # what another member was faster to send it needs no second time
+            self._rows.follow(self.acked.vclock)  # skip rows that another member has sent
             self._relays.acknowledged(self.replica, self.acked.vclock)
         if ack.vclock_sync:
             self._relays.answered(self.replica, ack.vclock_sync, self.acked.vclock)
 
     def _unwritten(self, vclock: VClock) -> str | None:
-        """What it has of our own rows we have sent, unless it had them before. Else transactions to come would have a
-        quorum that does not exist.
+        """Return an error text if the replica acknowledges rows of this instance that do not exist; else None.
+
+        Such an ACK would count towards the quorum of later transactions. Rows that the replica had when it subscribed
+        are accepted.
         """
         number = self._instance.id
         known = max(self._instance.vclock.get(number), self._own_lsn_at_subscribe)
         if not number or vclock.get(number) <= known:
             return None
-        what = f"row {vclock.get(number)} of replica {number}, which is this instance"
-        return f"it acknowledges {what}; that has written {known}"
+        what = f"row {vclock.get(number)} of this instance (replica {number})"
+        return f"replica acknowledges {what}, but the last row written is {known}"
 
     # --- rows ---
 
     @property
     def _is_held(self) -> bool:
-        """It gets no more rows for now."""
+        """True while no rows may be sent: the replica reads too slowly, or does not know a term yet."""
         is_late = self._is_congested or self._unanswered > UNANSWERED_MAX
         return is_late or self._awaited_term > self._sent_term or self._is_over
 
     def _go_on(self) -> None:
+        """Resume sending unless something still blocks it."""
         if self._is_held:
             return
         if self._released is not None and not self._released.done():
@@ -345,7 +351,7 @@ class Relay:
             self.push()
 
     def push(self) -> None:
-        """Sends what the tail has for it, as far as it takes it."""
+        """Send chunks of the tail, as long as the replica can take them; read files if the next chunk is gone."""
         tail = self._relays.tail
         while self._number is not None and self._number < tail.end and not self._is_held:
             chunk = tail.chunk(self._number)
@@ -360,7 +366,7 @@ class Relay:
             self._send(packets, chunk.after)
 
     async def _catch_up(self, *, is_first: bool = False) -> None:
-        """Sends what the files have until the tail has the rest."""
+        """Send rows from the log files until the tail includes the position of the replica."""
         instance, tail = self._instance, self._relays.tail
         reader = LogReader(instance.outside.disk, self._relays.wal_dir, self._rows.known)
         try:
@@ -373,7 +379,7 @@ class Relay:
                 try:
                     found = await instance.outside.blocking(self._read, reader, limit)
                 except LogsGone as gap:
-                    # The collector deletes logs that the replica has acknowledged: another member was faster.
+                    # The replica got these rows from another member and acknowledged them, so their logs were deleted.
                     if not gap.need.without_zero() <= self._rows.known:
                         raise
                     reader.close()
@@ -402,6 +408,7 @@ class Relay:
         self.push()
 
     async def _release(self) -> None:
+        """Wait until `_go_on` finds that rows may be sent again."""
         self._released = asyncio.get_running_loop().create_future()
         await self._released
         self._released = None
@@ -414,9 +421,9 @@ class Relay:
         return packets_of(piece.slab, self._rows, self._sync), piece.after, term
 
     def _knows_term(self, term: int) -> bool:
-        """Whether the replica was told of this term, in which rows to it give the queue to somebody.
+        """Return True if the replica knows `term`, that of a PROMOTE or DEMOTE in the next rows, or is sent it now.
 
-        Else they wait until it is on our own disk: nobody hears of a term before.
+        If not, the rows must wait until the term is on our own disk: it is not sent to any peer before.
         """
         if not self._gets_raft or term <= self._sent_term:
             return True
@@ -429,7 +436,7 @@ class Relay:
         return False
 
     def _send(self, packets: bytes, after: VClock) -> None:
-        """Sends the rows up to `after` that are for it."""
+        """Send rows, and record that the log has been sent up to `after`."""
         count = self._rows.count(after) if packets else 0
         self._rows.follow(after)
         if not packets:
@@ -440,10 +447,10 @@ class Relay:
         self._unanswered += len(packets)
         self._link.write(packets)
 
-    # --- signs of life ---
+    # --- election state and heartbeats ---
 
     def send_raft(self) -> None:
-        """Tells the state of elections; those who could not make sense of it get nothing."""
+        """Send the election state, unless the replica is anonymous or too old to understand it."""
         if not self._gets_raft or self._is_over:
             return
         shown = self._instance.elections.shown
@@ -451,12 +458,12 @@ class Relay:
         self._link.write(encode_row_packet(raft_row(shown, self._version)))
 
     def elections_changed(self) -> None:
-        """Tells the replica, and rows that waited for that go on."""
+        """Send the election state, and the rows that waited for it."""
         self.send_raft()
         self._go_on()
 
     def synchronize(self) -> None:
-        """Sends a heartbeat without waiting for its time. Who else asks before it is sent shares it."""
+        """Send a heartbeat now. Calls in one iteration of the event loop share it."""
         if not self._is_heartbeat_wanted:
             self._is_heartbeat_wanted = True
             asyncio.get_running_loop().call_soon(self._send_wanted_heartbeat)
@@ -476,19 +483,20 @@ class Relay:
         self._link.write(encode_heartbeat(heartbeat, self._sync))
 
     async def _beat(self) -> None:
+        """Send heartbeats, and disconnect a replica that is silent or expelled."""
         clock, pulse = self._instance.outside.clock, self.pulse
         while True:
             timeout = self._instance.configuration.replication_timeout
             lost_at = pulse.lost_at(self._instance.elections.disconnect_timeout)
             now = clock.monotonic()
             if self.is_expelled and now >= self._leave_at:
-                self.stop("the replica is no longer registered")
+                self.stop("replica is no longer registered")
                 return
             if now >= lost_at:
                 self.stop("timed out", "Connection timed out")
-                self._link.abort()  # it would never take what is still queued for it
+                self._link.abort()  # queued bytes would never be sent
                 return
-            # Who is behind with reading has enough of us to read.
+            # A replica that reads slowly still has input.
             if now >= pulse.heartbeat_due(timeout) and not self._is_congested:
                 self._heartbeat()
             due = lost_at

@@ -1,9 +1,9 @@
-"""Replay: rows of snapshots and logs become the state of the box, whole transactions at a time.
+"""Replay: applies the rows of snapshots and logs to the box, by whole transactions.
 
-Takes decoded slabs in the order of their files. Runs of plain rows go through `box/bulk.py`, everything else through
-the statements, one row after the other; both leave the same state. Synchronous transactions wait for their verdict in
-`replication/settled.py` and are undone if that is a rollback. With `force` what cannot be applied is left out and
-reported. Reads no file and writes nothing.
+Takes decoded slabs in the order of their files. Runs of plain rows are applied by `box/bulk.py`, and all other rows one
+by one as statements; both lead to the same state. Synchronous transactions stay pending in `replication/settled.py`
+until their verdict, and are rolled back if it is a rollback. With `force` rows that cannot be applied are skipped and
+reported. This module reads and writes no files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from flowstone.xlog.transactions import Transaction as Rows
 LOG = logging.getLogger("flowstone.node")
 
 BULK_MIN = 8
-"""Rows of one space in a row from which on a compiled pass pays."""
+"""Minimum number of consecutive rows of one space for which bulk loading pays off."""
 
 _CONTROL = frozenset(int(kind) for kind in CONTROL_TYPES)
 _NOP = int(RequestType.NOP)
@@ -46,12 +46,12 @@ _WAIT = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 _WAIT_ACK = Flag.WAIT_ACK.value
 
 
-FORCE_HINT: Final = "go on without it with force_recovery"
-OF_A_PEER: Final = "see what is wrong there, or ask another peer"
+FORCE_HINT: Final = "skip it with force_recovery"
+OF_A_PEER: Final = "check the data of the peer, or use another peer"
 
 
 class RecoveryError(FlowstoneError):
-    """A row that cannot be applied: `path` and the LSN say which."""
+    """A row or transaction cannot be applied. The message names it; `path` is its file, or the peer that sent it."""
 
     def __init__(self, path: str, what: str, cause: FlowstoneError, *, hint: str = FORCE_HINT) -> None:
         super().__init__(f"{path}: cannot apply {what}: {cause.message}", hint=hint)
@@ -60,7 +60,7 @@ class RecoveryError(FlowstoneError):
 
 @dataclass(slots=True)
 class Synchro:
-    """What the log says about elections and the queue of synchronous transactions."""
+    """The state of elections and of the synchronous queue according to the log."""
 
     raft: RaftState = field(default_factory=lambda: RaftState(term=1))
     owner_id: int = 0
@@ -68,20 +68,20 @@ class Synchro:
     confirmed: dict[int, int] = field(default_factory=dict)
     tenures: Tenures = field(default_factory=lambda: Tenures({}, (), {}))
     pending: tuple[Applied, ...] = ()
-    """Synchronous transactions without a verdict, and what waits behind them: applied, and may have to be undone."""
+    """Pending synchronous transactions, and those after them: applied, but may have to be rolled back."""
 
     @property
     def queue_owner_id(self) -> int:
-        """Whose synchronous transactions may wait. Before promotions the queue belonged to whoever wrote to it."""
+        """The owner of the queue. Without a promotion it is the originator of the pending transactions."""
         return self.owner_id or (self.pending[0].replica_id if self.pending else 0)
 
     def promote(self) -> Promote:
-        """The state as a snapshot has it."""
+        """Return the state of the queue in the form that a snapshot has."""
         owner_id = self.queue_owner_id
         return Promote(owner_id, self.confirmed.get(owner_id, 0), self.term, VClock(self.confirmed))
 
     def follow(self, row: Row, *, in_snapshot: bool = False) -> None:
-        """Takes note of a row of CONTROL_TYPES."""
+        """Process a row of CONTROL_TYPES."""
         match decode_control(row.type, row.body):
             case RaftState() as raft:
                 vote = raft.vote or (self.raft.vote if raft.term == self.raft.term else 0)
@@ -104,7 +104,7 @@ class Synchro:
                 self.term = transfer.term
 
     def note_void(self, transaction: Rows) -> None:
-        """Take note of a transaction of NOPs: one of an earlier owner replaces a transaction that was rolled back."""
+        """Process a transaction of NOPs. That of an earlier owner replaces a transaction that was rolled back."""
         origin_id, lsn = transaction.replica_id, transaction.lsn
         is_current = self.tenures.promote_terms.get(origin_id, 0) == self.term
         if origin_id and not is_current and lsn > self.confirmed.get(origin_id, 0):
@@ -117,26 +117,26 @@ class Synchro:
 
 @dataclass(frozen=True, slots=True)
 class Applied(Tracked):
-    """A transaction of the log that has taken effect in memory, and what takes it back."""
+    """A transaction of the log that was applied to the box; `effect` can roll it back."""
 
     effect: Transaction
     touches_synchronous: bool
 
     @property
     def is_synchronous(self) -> bool:
-        """It waits for a quorum itself, and not only behind another."""
+        """True if the transaction needs a quorum itself, and does not only wait for an earlier one."""
         return self.touches_synchronous or bool(self.flags & _WAIT_ACK)
 
     def waits(self, *, by_schema: bool) -> bool:
-        """A tracker keeps the log's order, and with it some that are facts already, and NOPs, whatever their flags say.
+        """Return True if the transaction is pending. The tracker also keeps confirmed transactions and NOPs, for order.
 
-        `by_schema`: rows do not say that they are synchronous, as those of 2.6; what is behind such a one waits, too.
+        `by_schema`: rows have no flags, as in 2.6, so everything after a synchronous transaction is pending, too.
         """
         return self.rows[0].type not in _CONTROL and (by_schema or bool(self.flags & _WAIT)) and not is_nop(self)
 
 
 class Replay:
-    """Slabs in, state out: `vclock` follows the rows, `synchro` the control rows, `pending` waits for a verdict."""
+    """Applies slabs to a box. `vclock` follows all rows, and `synchro` the control rows."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Replay:
         report: Callable[[str], None] | None = None,
         hint: str = FORCE_HINT,
     ) -> None:
-        """`hint` is what to do about a row that cannot be applied."""
+        """`hint` is the advice for a row that cannot be applied; `report` gets a text for each row that is skipped."""
         self._box = box
         self._hint = hint
         self._force = force
@@ -164,11 +164,11 @@ class Replay:
 
     @property
     def pending(self) -> tuple[Applied, ...]:
-        """Synchronous transactions without a verdict, and what waits behind them, in the order of the log."""
+        """Pending synchronous transactions, and those after them, in the order of the log."""
         return tuple(applied for applied in self._tracker.pending if applied.waits(by_schema=self._by_schema))
 
     def rewind(self) -> None:
-        """Takes back what has no verdict, and all behind it: a snapshot of this must hold facts only."""
+        """Roll back pending transactions and those after them: a snapshot must hold confirmed data only."""
         if self._tracker.is_quiet:
             return
         for applied in reversed(self._tracker.pending):
@@ -179,7 +179,7 @@ class Replay:
     # --- snapshots ---
 
     def push_snapshot(self, slab: Slab) -> None:
-        """Rows of a snapshot: tuples of spaces that exist by then, and the state of the limbo."""
+        """Apply rows of a snapshot: tuples, whose space must exist already, and the state of the limbo."""
         cells = slab.cells
         if not len(slab):
             return
@@ -195,7 +195,7 @@ class Replay:
         self.row_count += len(slab)
 
     def start_logs(self, vclock: VClock) -> None:
-        """The snapshot is read; logs follow, from `vclock` on."""
+        """Continue with logs from `vclock` on, when the snapshot was read."""
         self._vclock = VClockBuilder(vclock)
         self._new_tracker(by_schema=False)
 
@@ -211,7 +211,7 @@ class Replay:
         if space is None or space.id < FIRST_USER_SPACE_ID or int(cells[scan.TYPE, first]) != _INSERT:
             return False
         if stop - first < BULK_MIN or (self._force and len(space.served) > 1):
-            return False  # where rows may have to be left out they are taken one by one
+            return False  # rows that may have to be skipped are applied one by one
         ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
         try:
             return bool((ats >= 0).all()) and bulk.load(space, slab.payload, slab.buf, ats, ends)
@@ -224,8 +224,8 @@ class Replay:
         at, end = int(cells[scan.TUPLE_AT, number]), int(cells[scan.TUPLE_END, number])
         try:
             if int(cells[scan.TYPE, number]) != _INSERT or space_id < 0 or at < 0:
-                raise DamagedFile(slab.path, _offset(slab, number), "a row of a snapshot that is no INSERT of a tuple")
-            # What sequences have come to is in rows of its own.
+                raise DamagedFile(slab.path, _offset(slab, number), "snapshot row is not an INSERT of a tuple")
+            # The values of sequences are in rows of their own.
             statements.insert(self._box.begin(), self._box.space(space_id), slab.payload[at:end], numbered=False)
         except FlowstoneError as error:
             self._refuse(slab.path, f"row {int(cells[scan.LSN, number])} (space {space_id})", error)
@@ -233,31 +233,31 @@ class Replay:
     # --- logs ---
 
     def start_log(self, path: str, vclock: VClock, *, has_flags: bool) -> None:
-        """The next log begins at `vclock`. `has_flags`: its rows say themselves whether they are synchronous."""
+        """Begin the next log, which starts at `vclock`. `has_flags`: its rows say whether they are synchronous."""
         self._file_lsns = vclock.to_mapping()
         if self._tracker.is_quiet and has_flags is self._by_schema:
             self._new_tracker(by_schema=not has_flags)
 
     def push_log(self, slab: Slab) -> None:
-        """The next rows of the log; those that the state already has are passed over."""
+        """Apply the next rows of the log; rows that were applied before are skipped."""
         if not len(slab):
             return
         self._check_lsns(slab)
-        behind = 0
+        done = 0
         for first, stop in _long_runs(slab):
-            self._apply_each(slab, behind, first)
+            self._apply_each(slab, done, first)
             if not (self._tracker.is_quiet and self._apply_in_bulk(slab, first, stop)):
                 self._apply_each(slab, first, stop)
-            behind = stop
-        self._apply_each(slab, behind, len(slab))
+            done = stop
+        self._apply_each(slab, done, len(slab))
         self.row_count += len(slab)
 
     def _check_lsns(self, slab: Slab) -> None:
-        """Of each originator they grow from row to row, from the start of the file on."""
+        """Check that the LSNs of each originator increase from the start of the file on."""
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         for replica_id in np.unique(replica_ids).tolist():
             if not 0 <= replica_id < VCLOCK_MAX:
-                raise DamagedFile(slab.path, _offset(slab, 0), f"replica id {replica_id} in a row")
+                raise DamagedFile(slab.path, _offset(slab, 0), f"row has invalid replica id {replica_id}")
             mine = lsns[replica_ids == replica_id]
             known = self._file_lsns.get(replica_id, 0)
             steps = np.diff(mine, prepend=known)
@@ -268,7 +268,7 @@ class Replay:
             self._file_lsns[replica_id] = max(known, int(mine.max()))
 
     def _apply_in_bulk(self, slab: Slab, first: int, stop: int) -> bool:
-        """Applies a run of plain REPLACEs or INSERTs; False, with nothing done, if that needs a closer look."""
+        """Apply a run of plain REPLACEs or INSERTs; return False, without changes, if it must be applied row by row."""
         cells = slab.cells
         kind = int(cells[scan.TYPE, first])
         space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
@@ -293,7 +293,7 @@ class Replay:
         return True
 
     def _apply_each(self, slab: Slab, first: int, stop: int) -> None:
-        """Groups the rows from `first` to `stop` into transactions and applies them one after the other."""
+        """Group the rows from `first` to `stop` into transactions, and apply these one by one."""
         grouping = Grouping()
         begin = first
         for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
@@ -311,11 +311,11 @@ class Replay:
                 self._apply(slab, transaction, range(begin, number + 1))
                 begin = number + 1
         if grouping.pending:
-            torn = DamagedFile(slab.path, _offset(slab, begin), "its block ends inside a transaction")
+            torn = DamagedFile(slab.path, _offset(slab, begin), "block ends inside a transaction")
             self._leave_out(slab, grouping.pending, torn)
 
     def _apply_mixed(self, slab: Slab, first: int, stop: int) -> None:
-        """As `_apply_each` where transactions stand in one another, as 2.1.2 to 2.2.0 wrote them: told apart by TSN."""
+        """Do what `_apply_each` does for interleaved transactions, as 2.1.2 to 2.2.0 wrote them, grouped by TSN."""
         unfinished: dict[int, tuple[Grouping, list[int], list[Row]]] = {}
         for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
             if row.lsn <= self._vclock.get(row.replica_id):
@@ -333,7 +333,7 @@ class Replay:
                 self._apply(slab, transaction, numbers)
                 del unfinished[row.tsn]
         for _, numbers, rows in unfinished.values():
-            torn = DamagedFile(slab.path, _offset(slab, numbers[0]), "its block ends inside a transaction")
+            torn = DamagedFile(slab.path, _offset(slab, numbers[0]), "block ends inside a transaction")
             self._leave_out(slab, rows, torn)
 
     def _leave_out(self, slab: Slab, rows: Sequence[Row], error: FlowstoneError) -> None:
@@ -343,12 +343,12 @@ class Replay:
             self._follow(left_out)
 
     def _apply(self, slab: Slab, transaction: Rows, numbers: Sequence[int]) -> None:
-        """Applies one transaction, whose rows have these numbers in the slab, and follows it with the vclock."""
+        """Apply one transaction, whose rows have these numbers in the slab, and advance the vclock."""
         before = self._tracker.is_quiet
         effect = self._box.begin()
         is_control = transaction.rows[0].type in _CONTROL
         if not is_control and self._tracker.is_void(transaction):
-            # No server writes this: archives of earlier releases may have it.
+            # No server writes such a row, but archives of earlier releases may have it.
             origin_id = transaction.replica_id
             LOG.warning("%s: ignoring LSN %d of former owner %d", slab.path, transaction.lsn, origin_id)
             transaction, numbers = _emptied(transaction), ()
@@ -375,7 +375,7 @@ class Replay:
             self._follow(row)
 
     def _decide(self, slab: Slab, applied: Applied) -> None:
-        """Asks the tracker; what it withdraws is undone, the newest first."""
+        """Pass the transaction to the tracker, and process it if it is a control row."""
         row, owner_id = applied.rows[0], self.synchro.owner_id
         undone = self._settle(slab, applied)
         if row.type in _CONTROL:
@@ -384,7 +384,10 @@ class Replay:
                 self.synchro.tenures.note_void(owner_id, undone[-1])
 
     def _settle(self, slab: Slab, applied: Applied) -> list[int]:
-        """The LSNs of synchronous transactions that never happened, the newest first."""
+        """Pass the transaction to the tracker, and roll back those that it rejects, the newest first.
+
+        Return the LSNs of the synchronous ones among them.
+        """
         if self._tracker.is_quiet:
             self._tracker.skip_to(self.vclock)
         try:
@@ -416,11 +419,11 @@ class Replay:
     def _refuse(self, path: str, what: str, error: FlowstoneError) -> None:
         if not self._force:
             raise RecoveryError(path, what, error, hint=self._hint) from error
-        self._report(f"{path}: {what} left out: {error}")
+        self._report(f"{path}: skipped {what}: {error}")
 
 
 def execute(box: Box, effect: Transaction, slab: Slab, number: int) -> None:
-    """Does what row `number` says, a row of data."""
+    """Execute row `number`, which must be a data row, in the transaction `effect`."""
     cells, payload = slab.cells[:, number].tolist(), slab.payload
     kind = cells[scan.TYPE]
     if kind == _NOP:
@@ -442,12 +445,12 @@ def execute(box: Box, effect: Transaction, slab: Slab, number: int) -> None:
             operations = payload[cells[scan.OPS_AT] : cells[scan.OPS_END]]
             statements.upsert(effect, space, tuple_, operations, index_base)
         case _:
-            what = f"a row of type {type_name(kind)}, which no log has"
+            what = f"unexpected row of type {type_name(kind)}"
             raise DamagedFile(slab.path, _offset(slab, number), what)
 
 
 def _is_plain(space: Space) -> bool:
-    """Rows of this space mean nothing beyond themselves."""
+    """Return True if rows of this space change one index only, and no sequence or queue."""
     return (
         space.id >= FIRST_USER_SPACE_ID
         and len(space.served) == 1
@@ -457,7 +460,7 @@ def _is_plain(space: Space) -> bool:
 
 
 def _long_runs(slab: Slab) -> list[tuple[int, int]]:
-    """Where many rows in succession insert or replace a tuple of one space, each a transaction of its own."""
+    """Return the ranges of many consecutive INSERTs or REPLACEs of one space, each a transaction of its own."""
     cells = slab.cells
     types = cells[scan.TYPE]
     is_candidate = (cells[scan.SINGLE] == 1) & ((types == _INSERT) | (types == _REPLACE))
@@ -468,10 +471,10 @@ def _long_runs(slab: Slab) -> list[tuple[int, int]]:
 
 
 def _emptied(transaction: Rows) -> Rows:
-    """Return NOPs in place of the rows: they move the vclock as the transaction does, and wait for nothing."""
+    """Return NOPs in place of the rows: they advance the vclock as the transaction does, and are not synchronous."""
     return Rows(tuple(void_rows(transaction.rows)))
 
 
 def _offset(slab: Slab, number: int) -> int:
-    """The file offset of the block that row `number` stands in."""
+    """Return the file offset of the block that contains row `number`."""
     return int(slab.offsets[slab.cells[scan.SPAN, min(number, len(slab) - 1)]])

@@ -1,8 +1,9 @@
-"""A replica inside a program: anonymous, read-only, with nothing on disk. `flowstone.follow` opens one.
+"""A replica inside a program: anonymous, read-only, in memory only. `flowstone.follow` opens it.
 
-Holds together an applier, which talks to the upstream, and a settled box, which has the data. Only settled positions
-are acknowledged, so what is kept here in memory alone never completes a quorum. When the upstream has no more the logs
-that we need, a new snapshot takes the place of the data in one moment; when it has less than we do, that is an error.
+Connects an applier, which talks to the upstream, with a settled box, which has the data. It acknowledges only settled
+positions, so rows that are only in memory never complete a quorum. If the upstream no longer has the logs that the
+replica needs, a new snapshot replaces the data at once. If the upstream has lost rows that the replica has, that is an
+error.
 """
 
 from __future__ import annotations
@@ -38,36 +39,37 @@ LOG = logging.getLogger("flowstone.node")
 T = TypeVar("T")
 
 OnChange = Callable[[list[SettledChange]], None]
+"""Called with the changes of a settled transaction."""
+
 OnResync = Callable[[VClock, VClock], None]
-"""Told the position before and after, when a new snapshot has taken the place of the data."""
+"""Called with the positions before and after a new snapshot replaced the data."""
 
 _GAP_TEXT: Final = "Missing .xlog file"
-"""How the error of 2.6 begins that has no code of its own."""
-
+"""Text in the error of version 2.6, which has no error code for a gap."""
 
 RESTART_SECONDS_MAX: Final = 60.0
-"""Between two snapshots from an upstream that has the logs behind none of them."""
+"""Longest pause between two snapshots from an upstream that deletes its logs faster than the replica follows."""
 
 
 class CannotFollow(FlowstoneError):
-    """The upstream could not be reached, or does not let us in; `__cause__` is what it said."""
+    """The upstream is unreachable or rejects the replica; `__cause__` is the original error."""
 
 
 class UpstreamCut(FlowstoneError):
-    """The upstream has fewer rows than we had from it: its log was cut, or is another's."""
+    """The upstream has lost rows that the replica has: its log was truncated or replaced."""
 
 
 class NotReached(FlowstoneError):
-    """A position was waited for, and did not come in time."""
+    """The replica did not reach a position in time."""
 
 
 class Follower:
-    """The replica as its applier sees it: `node.sink.Sink`."""
+    """The sink of the replica's applier; see `node.sink.Sink`."""
 
     def __init__(self, uri: Uri, uuid: UUID, choice: Choice, guard: AbstractContextManager[Any] | None) -> None:
         self.on_written: list[Callable[[], None]] = []
         self.on_snapshot: Callable[[], None] = lambda: None
-        """Called when rows of a snapshot come."""
+        """Called when rows of a snapshot arrive."""
         self.on_resync: Callable[[VClock, VClock], None] = lambda before, after: None
         self.instance_uuid = uuid
         self.replica_id = 0
@@ -75,10 +77,10 @@ class Follower:
         self.id_filter = (0,)
         self.term = 1
         self.settled: SettledBox | None = None
-        self.snapshot_reason = "there is no data yet"
-        """Why a snapshot is asked for next; empty where rows are."""
+        self.snapshot_reason = "no data yet"
+        """Why the next request is for a snapshot; empty if it is a subscription."""
         self.refusal: FlowstoneError | None = None
-        """Why no row is taken from the present connection."""
+        """Error that rejects all rows of the current connection."""
         self._uri = uri
         self._choice = choice
         self._guard = guard
@@ -88,7 +90,7 @@ class Follower:
         self._version: tuple[int, int, int] = (0, 0, 0)
         self._dialect = Dialect.V2_11
 
-    # --- where it stands ---
+    # --- state ---
 
     @property
     def replicaset_uuid(self) -> UUID | None:
@@ -103,25 +105,25 @@ class Follower:
         return self.settled.vclock if self.settled is not None else VClock()
 
     def meet(self, version: tuple[int, int, int]) -> None:
-        """The upstream has said its age. What rows of another age mean is not known without a snapshot of its."""
+        """Record the version of the upstream. If the meaning of rows differs from before, request a snapshot."""
         before, self._version, self._dialect = self._version, version, from_greeting(version)
         is_other = self.settled is not None and self._dialect is not self.settled.box.dialect
         if is_other or (before != (0, 0, 0) and (version >= FLAGS_SINCE) is not (before >= FLAGS_SINCE)):
-            self.snapshot_reason = f"it was {_text(before)}, and is {_text(version)} now"
+            self.snapshot_reason = f"version changed from {_text(before)} to {_text(version)}"
 
     def prepare(self, ballot: Ballot | None) -> None:
-        """A subscription, or a snapshot, is about to be asked for."""
+        """Prepare for the next request, which is a subscription or a snapshot."""
         self.refusal = None
         if self.settled is None:
             return
-        # 2.6 notices that logs are missing only when it has written another one: better see for ourselves.
+        # Version 2.6 reports missing logs only after it has started another one, so check the ballot.
         if ballot is not None and not self._is_fresh and not ballot.gc_vclock.without_zero() <= self.vclock:
-            self.snapshot_reason = f"it has logs from {ballot.gc_vclock.without_zero()} on only"
+            self.snapshot_reason = f"its oldest log starts at {ballot.gc_vclock.without_zero()}"
         self._is_fresh = False
         self.settled.resume(has_flags=self._version >= FLAGS_SINCE)
 
     def tail_lost(self, theirs: VClock) -> UpstreamCut | None:
-        """An upstream that has less than we had from it would go on with other rows under the same numbers."""
+        """Return the error if the upstream has lost rows that we have: it would assign their LSNs to other rows."""
         ours = self.vclock
         lost = [(number, theirs.get(number) + 1, lsn) for number, lsn in ours if lsn > theirs.get(number)]
         if not lost:
@@ -129,7 +131,7 @@ class Follower:
         rows = ", ".join(f"{first}…{last} of replica {number}" for number, first, last in lost)
         return UpstreamCut(
             f"{self._uri.address} has lost rows {rows}: its vclock is {theirs}, ours {ours}",
-            hint="find out which of the two is right; following anew takes its data as they are",
+            hint="find out which of the two is right; to take over the data of the server, call follow again",
         )
 
     # --- the snapshot ---
@@ -149,10 +151,10 @@ class Follower:
         self.on_snapshot()
 
     async def begin_final(self, stop_vclock: VClock) -> None:
-        raise AssertionError("who is anonymous does not join")
+        raise AssertionError("unexpected join: the replica is anonymous")
 
     async def final_rows(self, slab: Slab) -> None:
-        raise AssertionError("who is anonymous does not join")
+        raise AssertionError("unexpected join: the replica is anonymous")
 
     async def end_join(self, vclock: VClock) -> None:
         snapshot, self._snapshot = self._snapshot, None
@@ -165,14 +167,14 @@ class Follower:
         self._is_fresh = True
         self.term = max(self.term, snapshot.synchro.raft.term)
         reason, self.snapshot_reason = self.snapshot_reason, ""
-        LOG.info("received a snapshot of %s, %d rows", snapshot.vclock, snapshot.row_count)
+        LOG.info("received snapshot at %s: %d rows", snapshot.vclock, snapshot.row_count)
         if self.settled is None:
             self.settled = SettledBox(snapshot, self._choice, guard=self._guard)
             return
         before = self.vclock
         self.settled.replace(snapshot)
         LOG.warning(
-            "%s: %s; its snapshot of %s takes the place of the data of %s",
+            "resynchronized with %s: %s; snapshot at %s replaces the data at %s",
             self._uri.address,
             reason,
             self.vclock,
@@ -184,7 +186,7 @@ class Follower:
     # --- the log ---
 
     async def apply(self, slab: Slab) -> None:
-        assert self.settled is not None, "there is data before there is a subscription"
+        assert self.settled is not None, "subscribed before the snapshot is complete"
         if self.refusal is not None:
             raise self.refusal
         before = self.vclock
@@ -192,13 +194,13 @@ class Follower:
             self.settled.push(slab)
         except RowsNeeded as error:
             self.snapshot_reason = error.message
-            raise ConnectionLost(error.message, hint="a new snapshot will have it") from error
+            raise ConnectionLost(error.message, hint="a new snapshot is requested") from error
         finally:
             if self.vclock is not before:
                 self._tell()
 
     def raft(self, source_id: int, row: Row) -> None:
-        """Who is anonymous has no part in elections."""
+        """Ignore the message: an anonymous replica takes no part in elections."""
 
     def _tell(self) -> None:
         for tell in tuple(self.on_written):
@@ -206,11 +208,15 @@ class Follower:
 
 
 class Replica:
-    """What `async with flowstone.follow(…)` gives: spaces to read, at a position that only moves forward.
+    """A read-only copy of a server's data, which `async with flowstone.follow(…)` returns.
 
-    Reads are plain calls that see memory; between two `await`s nothing changes. All that is seen is settled. Triggers
-    are called in the event loop, transaction by transaction, when its changes can be read here; whatever they raise is
-    logged. They must not take long: nothing is received meanwhile.
+        async with flowstone.follow("replicator:secret@db1:3301") as replica:
+            orders = replica.space("orders")
+            print(orders.get(42), len(orders), replica.vclock)
+
+    Reads are plain calls on memory, and see only settled transactions; between two `await`s nothing changes. The
+    position only moves forward. Triggers are called in the event loop, once per transaction, after its changes are
+    visible. Exceptions of triggers are logged. Triggers should be fast: no rows are received while one runs.
     """
 
     def __init__(
@@ -241,10 +247,10 @@ class Replica:
         self._is_restarting = False
         self._restart_seconds = replication_timeout
 
-    # --- life ---
+    # --- life cycle ---
 
     async def start(self) -> None:
-        """Returns when there is data, and its changes are followed. CannotFollow says what keeps it from that."""
+        """Connect, fetch a snapshot and subscribe; raise CannotFollow if that fails. `async with` does this."""
         await self._outside.blocking(warm_up)
         try:
             await self._begin()
@@ -262,42 +268,42 @@ class Replica:
         missing = [space for space in self._wanted if space not in there]
         if missing:
             names = ", ".join(map(repr, missing))
-            LOG.warning("%s has no space %s: followed if it gets one", self._uri.address, names)
+            LOG.warning("%s has no space %s; will follow it once created", self._uri.address, names)
 
     async def _begin(self) -> None:
         address = self._uri.address
         self._applier.start()
         try:
             async with asyncio.timeout(self._connect_timeout) as limit:
-                # Large data may take its time, once it comes: then only silence is too much for the applier.
+                # A large snapshot may take long: once its rows arrive, only the timeout of the applier applies.
                 self._follower.on_snapshot = lambda: limit.reschedule(None)
                 await self._reach_subscription()
         except TimeoutError:
             said = f": {self._applier.error.message}" if self._applier.error is not None else ""
             raise CannotFollow(
                 f"cannot follow {address}: no data within {self._connect_timeout:g} s{said}",
-                hint="see whether it is up, or allow more with connect_timeout",
+                hint="check that the server is running, or increase connect_timeout",
             ) from self._applier.error
         except FlowstoneError as error:
             hint = error.hint
             if code_of(error) == errors.AccessDenied.code:
                 is_guest = rights.is_guest(self._uri.user)
-                hint = rights.NO_USER if is_guest else "grant it the role 'replication' there"
+                hint = rights.NO_USER if is_guest else "grant the user the role 'replication'"
             raise CannotFollow(f"cannot follow {address}: {error.message}", hint=hint) from error
         finally:
             self._follower.on_snapshot = lambda: None
 
     async def _reach_subscription(self) -> None:
-        """It pauses there: no row is taken before everybody who wants to be told is known."""
+        """Run the applier until it is subscribed. It pauses there: no row is applied before the triggers are set."""
         while True:
             try:
                 await self._applier.resume_to(ApplierState.SYNC, is_patient=False)
             except errors.Loading:
-                continue  # it has just been started
+                continue  # the server is starting
             return
 
     async def stop(self) -> None:
-        """Ends the connection. What is in memory can be read as before."""
+        """Close the connection. The data in memory remain readable. `async with` does this."""
         if self._restart is not None:
             self._restart.cancel()
             await asyncio.gather(self._restart, return_exceptions=True)
@@ -309,34 +315,42 @@ class Replica:
 
     @property
     def box(self) -> Box:
-        """The spaces in memory, for who needs more than this class offers."""
+        """The spaces in memory, for access beyond the methods of this class."""
         return self._settled.box
 
     @property
     def _settled(self) -> SettledBox:
         settled = self._follower.settled
         if settled is None:
-            raise CannotFollow(f"nothing of {self._uri.address} is here yet", hint="use it inside `async with`")
+            raise CannotFollow(f"no data from {self._uri.address} yet", hint="use the replica inside `async with`")
         return settled
 
     def space(self, space: str | int) -> Space:
-        """The space with this name or id, to be read; a change is refused with error 7."""
+        """Return the space with this name or id, for reading.
+
+        Its methods that change data raise error 7 (ER_READONLY). Raise error 36 (ER_NO_SUCH_SPACE) if the space does
+        not exist or is not followed.
+        """
         found = self.box.space(space)
         if not self._settled.follows(found):
-            raise errors.NoSuchSpace(f"Space '{space}' is not followed", hint="name it in spaces=[…]")
+            raise errors.NoSuchSpace(f"Space '{space}' is not followed", hint="add it to spaces=[…]")
         return Space(self, found.id)
 
     async def write(self, statement: Callable[[Transaction], T]) -> T:
-        """Refuses: what is written belongs to the upstream."""
+        """Raise error 7 (ER_READONLY): only the upstream can be written to."""
         raise read_only(self._uri)
 
     @property
     def vclock(self) -> VClock:
-        """The settled position: everything up to here can be read, and will not be taken back."""
+        """The settled position: rows up to it are visible and can no longer be rolled back."""
         return self._follower.vclock
 
     def info(self) -> dict[str, Any]:
-        """Who and where we are; `upstream` has its status, lag and idle time as `box.info.replication` shows them."""
+        """Return `uuid` and `vclock` of the replica, and the state of its connection.
+
+        `held` is the number of transactions that are pending or wait for one that is. `upstream` has `uuid`, `version`,
+        and status, lag and idle time as in `box.info.replication`.
+        """
         settled, applier = self._follower.settled, self._applier
         return {
             "uuid": str(self._follower.instance_uuid),
@@ -350,9 +364,10 @@ class Replica:
         }
 
     async def wait_for(self, vclock: VClock | Mapping[int, int], *, timeout: float | None = None) -> None:
-        """Returns when everything up to `vclock` is here, say to `box.info.vclock` of whoever wrote.
+        """Wait until the replica is at `vclock` or later, such as the `box.info.vclock` of the server after a write.
 
-        NotReached when `timeout` seconds have passed, and what stopped us if nothing more will come.
+        Raise NotReached after `timeout` seconds (None: no limit), CannotFollow if the replica is or gets stopped, and
+        VClockError if `vclock` is not a vclock.
         """
         wanted = _vclock(vclock).without_zero()
         if wanted <= self.vclock:
@@ -365,24 +380,28 @@ class Replica:
                 await waiter[1]
         except TimeoutError:
             status = self._applier.state.value
-            message = f"{wanted} was not reached within {timeout:g} s: we are at {self.vclock}"
-            raise NotReached(message, hint=f"the upstream {self._uri.address} is in state {status}") from None
+            message = f"position {wanted} not reached within {timeout:g} s: replica is at {self.vclock}"
+            raise NotReached(message, hint=f"upstream {self._uri.address} is in state {status}") from None
         finally:
             self._waiters.remove(waiter)
 
     # --- triggers ---
 
     def on_change(self, trigger: OnChange) -> OnChange:
-        """From now on calls `trigger` with the changes of every transaction that is settled. A decorator, too."""
+        """Call `trigger` with the list of changes of each transaction that is settled from now on.
+
+        Return `trigger`, so that the method can be used as a decorator.
+        """
         if not self._on_change and self._follower.settled is not None:
             self._follower.settled.on_transaction.append(self._changed)
         self._on_change.append(trigger)
         return trigger
 
     def on_resync(self, trigger: OnResync) -> OnResync:
-        """From now on calls `trigger` with the positions before and after, when a snapshot replaced the data.
+        """Call `trigger` with the positions before and after, each time a snapshot replaces the data.
 
-        What happened between them is told to nobody: who has derived something from the data looks at all of it anew.
+        `on_change` does not report the changes between the two positions, so derived data must be rebuilt. Return
+        `trigger`, so that the method can be used as a decorator.
         """
         self._on_resync.append(trigger)
         return trigger
@@ -392,14 +411,14 @@ class Replica:
             try:
                 trigger(changes)
             except Exception:
-                LOG.exception("in the on_change trigger %s", _name(trigger))
+                LOG.exception("on_change trigger %s failed", _name(trigger))
 
     def _resynced(self, before: VClock, after: VClock) -> None:
         for trigger in tuple(self._on_resync):
             try:
                 trigger(before, after)
             except Exception:
-                LOG.exception("in the on_resync trigger %s", _name(trigger))
+                LOG.exception("on_resync trigger %s failed", _name(trigger))
 
     # --- the applier ---
 
@@ -429,7 +448,7 @@ class Replica:
             applier.fail(error)
 
     async def _start_again(self) -> None:
-        """After a pause, longer each time: a snapshot costs the upstream much, and the last one was of no use."""
+        """Restart the applier after a pause that grows each time, because a snapshot is expensive for the upstream."""
         await self._applier.stop()
         await self._outside.clock.sleep(self._restart_seconds)
         self._restart_seconds = min(2 * self._restart_seconds, RESTART_SECONDS_MAX)
@@ -444,12 +463,12 @@ class Replica:
     def _check_alive(self) -> None:
         applier = self._applier
         if applier.state in ENDED and not self._is_restarting:
-            why = applier.error.message if applier.error is not None else "it was stopped"
+            why = applier.error.message if applier.error is not None else "the replica was stopped"
             hint = applier.error.hint if applier.error is not None else None
-            raise CannotFollow(f"{self._uri.address} is followed no more: {why}", hint=hint) from applier.error
+            raise CannotFollow(f"{self._uri.address} is no longer followed: {why}", hint=hint) from applier.error
 
     def _wake(self) -> None:
-        """Nothing more will come."""
+        """Fail all waiters if the applier has ended, since no more rows will arrive."""
         try:
             self._check_alive()
         except CannotFollow as error:
@@ -459,7 +478,7 @@ class Replica:
 
 
 def read_only(uri: Uri) -> errors.TarantoolError:
-    """The error of who tries to change something in a replica."""
+    """Return the error for an attempt to change data in a replica."""
     return errors.Readonly("Can't modify data because this is a read-only replica.", hint=f"write to {uri.address}")
 
 
@@ -467,7 +486,7 @@ def _vclock(given: object) -> VClock:
     if isinstance(given, VClock):
         return given
     if not isinstance(given, Mapping) or not all(isinstance(number, int) for pair in given.items() for number in pair):
-        raise VClockError(f"{given!r} is no vclock", hint="write it as {replica id: LSN}, say {1: 1000}")
+        raise VClockError(f"{given!r} is not a vclock", hint="write it as {replica id: LSN}, such as {1: 1000}")
     return VClock(given)
 
 
@@ -480,5 +499,5 @@ def _text(version: tuple[int, int, int]) -> str:
 
 
 def _is_gap(error: FlowstoneError) -> bool:
-    """Whether the upstream said that it has no more the logs that we need."""
+    """True if the upstream reported that it no longer has the logs we need."""
     return code_of(error) == errors.XlogGap.code or _GAP_TEXT in error.message

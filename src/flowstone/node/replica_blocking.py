@@ -1,7 +1,7 @@
 """A replica for programs without an event loop: `with flowstone.follow(…) as replica`.
 
-The replica lives in a loop in a thread of its own. Reads are made in the caller's thread, under the lock that the loop
-holds while a transaction is applied, so each sees whole transactions; everything else is handed over to the loop.
+The replica runs in an event loop in its own thread. Reads run in the caller's thread, under the lock that the loop
+holds while it applies a transaction, so each read sees whole transactions. All other calls run in the event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from flowstone.replication.vclock import VClock
 
 
 class BlockingIndex:
-    """An index of a replica, for reading: as `flowstone.Index`, from any thread."""
+    """An index of a replica, for reading from any thread: `replica.space("orders").index("by_status")`.
+
+    Reads work as those of `flowstone.Index`; methods that change data raise error 7 (ER_READONLY).
+    """
 
     def __init__(self, index: Index, lock: AbstractContextManager[Any], uri: Uri) -> None:
         self._index = index
@@ -27,32 +30,33 @@ class BlockingIndex:
         self._uri = uri
 
     def get(self, key: Any) -> Tuple | None:
-        """The tuple with this key of a unique index; None if there is none."""
+        """Return the tuple with this key of a unique index; None if there is none."""
         with self._lock:
             return self._index.get(key)
 
     def select(self, key: Any = (), **options: Any) -> list[Tuple]:
-        """The tuples that match `key`, all for an empty one; options are `iterator`, `limit`, `offset`, `after`."""
+        """Return the tuples that match `key`; `options` are those of `Index.select`."""
         with self._lock:
             return self._index.select(key, **options)
 
     def count(self, key: Any = (), *, iterator: str | int = "EQ") -> int:
-        """How many tuples `select` would give."""
+        """Return the number of tuples that `select` would return."""
         with self._lock:
             return self._index.count(key, iterator=iterator)
 
     def min(self, key: Any = ()) -> Tuple | None:
-        """The first of the tuples that match `key`, in the order of the index."""
+        """Return the first tuple that matches `key`, in the order of the index; None if there is none."""
         with self._lock:
             return self._index.min(key)
 
     def max(self, key: Any = ()) -> Tuple | None:
-        """The last of the tuples that match `key`."""
+        """Return the last tuple that matches `key`, in the order of the index; None if there is none."""
         with self._lock:
             return self._index.max(key)
 
     @property
     def name(self) -> str:
+        """The name of the index, or of the space."""
         with self._lock:
             return self._index.name
 
@@ -61,7 +65,7 @@ class BlockingIndex:
             return len(self._index)
 
     def __iter__(self) -> Iterator[Tuple]:
-        """All tuples, in the order of the index, as of now."""
+        """Iterate over all tuples of this moment, in the order of the index."""
         return iter(self.select(iterator="ALL"))
 
     def __contains__(self, key: Any) -> bool:
@@ -71,14 +75,18 @@ class BlockingIndex:
         return repr(self._index)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        """Nothing can be changed here."""
+        """Raise error 7 (ER_READONLY): a replica cannot be changed."""
         raise read_only(self._uri)
 
     update = delete = _refuse
 
 
 class BlockingSpace(BlockingIndex):
-    """A space of a replica, for reading: as `flowstone.Space`, from any thread."""
+    """A space of a replica, for reading from any thread: `replica.space("orders")`.
+
+    Reads work as those of `flowstone.Space` and use the primary index; methods that change data raise error 7
+    (ER_READONLY).
+    """
 
     _index: Space
 
@@ -87,28 +95,29 @@ class BlockingSpace(BlockingIndex):
 
     @property
     def id(self) -> int:
+        """The id of the space."""
         return self._index.id
 
     @property
     def format(self) -> tuple[dict[str, Any], ...]:
-        """The fields of the format."""
+        """The fields of the format: `name`, `type` and `is_nullable` of each."""
         with self._lock:
             return self._index.format
 
     @property
     def indexes(self) -> dict[str, BlockingIndex]:
-        """Handles of all indexes, by name."""
+        """All indexes, by name."""
         with self._lock:
             found = self._index.indexes
         return {name: BlockingIndex(index, self._lock, self._uri) for name, index in found.items()}
 
     def index(self, index: str | int) -> BlockingIndex:
-        """The index with this name or id."""
+        """Return the index with this name or id; raise error 35 or 148 (ER_NO_SUCH_INDEX_…) if it does not exist."""
         with self._lock:
             return BlockingIndex(self._index.index(index), self._lock, self._uri)
 
     def random(self, number: int) -> Tuple | None:
-        """The tuple at position `number` of the primary index, modulo their count."""
+        """Return the tuple at position `number`, modulo the number of tuples; None if the space is empty."""
         with self._lock:
             return self._index.random(number)
 
@@ -117,9 +126,15 @@ class BlockingSpace(BlockingIndex):
 
 
 class BlockingReplica:
-    """What `with flowstone.follow(…)` gives: spaces to read, at a position that only moves forward.
+    """A read-only copy of a server's data, which `with flowstone.follow(…)` returns.
 
-    All that is seen is settled. Triggers are called in the replica's own thread, transaction by transaction.
+        with flowstone.follow("replicator:secret@db1:3301") as replica:
+            orders = replica.space("orders")
+            print(orders.get(42), len(orders), replica.vclock)
+
+    The methods are those of `Replica` as plain calls, which may be called from any thread. Reads see only settled
+    transactions, and the position only moves forward. Triggers are called in the replica's own thread, once per
+    transaction; a trigger may read, but other methods wait for that thread and raise LocalProtocolError in a trigger.
     """
 
     def __init__(self, replica: Replica, thread: LoopThread, uri: Uri) -> None:
@@ -128,18 +143,22 @@ class BlockingReplica:
         self._uri = uri
 
     def space(self, space: str | int) -> BlockingSpace:
-        """The space with this name or id, to be read; a change is refused with error 7."""
+        """Return the space with this name or id, for reading.
+
+        Its methods that change data raise error 7 (ER_READONLY). Raise error 36 (ER_NO_SUCH_SPACE) if the space does
+        not exist or is not followed.
+        """
         with self._thread.lock:
             return BlockingSpace(self._replica.space(space), self._thread.lock, self._uri)
 
     @property
     def vclock(self) -> VClock:
-        """The settled position: everything up to here can be read, and will not be taken back."""
+        """The settled position: rows up to it are visible and can no longer be rolled back."""
         with self._thread.lock:
             return self._replica.vclock
 
     def info(self) -> dict[str, Any]:
-        """Who and where we are; `upstream` has its status, lag and idle time."""
+        """Return `uuid` and `vclock` of the replica, and the state of its connection; see `Replica.info`."""
 
         async def ask() -> dict[str, Any]:
             return self._replica.info()
@@ -147,11 +166,18 @@ class BlockingReplica:
         return self._thread.run(ask())
 
     def wait_for(self, vclock: VClock | Mapping[int, int], *, timeout: float | None = None) -> None:
-        """Returns when everything up to `vclock` is here; NotReached when `timeout` seconds have passed."""
+        """Wait until the replica is at `vclock` or later.
+
+        Raise NotReached after `timeout` seconds (None: no limit), CannotFollow if the replica is or gets stopped, and
+        VClockError if `vclock` is not a vclock.
+        """
         self._thread.run(self._replica.wait_for(vclock, timeout=timeout))
 
     def on_change(self, trigger: OnChange) -> OnChange:
-        """From now on calls `trigger` with the changes of every transaction that is settled. A decorator, too."""
+        """Call `trigger` with the list of changes of each transaction that is settled from now on.
+
+        Return `trigger`, so that the method can be used as a decorator.
+        """
 
         async def add() -> OnChange:
             return self._replica.on_change(trigger)
@@ -159,7 +185,11 @@ class BlockingReplica:
         return self._thread.run(add())
 
     def on_resync(self, trigger: OnResync) -> OnResync:
-        """From now on calls `trigger` with the positions before and after, when a snapshot replaced the data."""
+        """Call `trigger` with the positions before and after, each time a snapshot replaces the data.
+
+        `on_change` does not report the changes between the two positions. Return `trigger`, so that the method can be
+        used as a decorator.
+        """
 
         async def add() -> OnResync:
             return self._replica.on_resync(trigger)

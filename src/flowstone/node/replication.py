@@ -1,8 +1,8 @@
-"""Whom a node follows: its appliers, connected and resumed together, and what their progress means for the node.
+"""The upstreams of a node: connects, joins and follows them, and decides whether the node is an orphan.
 
-At a start all peers are tried first, and none is followed before it is decided where the data comes from: appliers
-pause when they are connected. Then they are resumed, and the node is an orphan, read-only, until it has caught up with
-enough of them. The rules are in `replication/`; one connection is `node/applier.py`'s part, what rows do `member.py`'s.
+At a start the node connects to all upstreams; their appliers pause in CONNECTED until the source of the data is chosen.
+Then they are resumed. The node is an orphan, and read-only, until it is in sync with enough of them. The rules are in
+`replication/`. `node/applier.py` handles a single connection, and `node/member.py` the received rows.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _FETCH: Final = (_State.READY, _State.FETCH_SNAPSHOT, _State.FETCHED_SNAPSHOT, _
 _REGISTER: Final = (_State.REGISTERED, _State.READY)
 _FOLLOWING: Final = (_State.SYNC, _State.FOLLOW)
 _NO_LOGIN: Final = (errors.AccessDenied.code, errors.NoSuchUser.code, errors.CredsMismatch.code)
-"""A peer that says this may be put right, but not by waiting for it alone."""
+"""Errors about a login or a right that is missing on the peer: an operator has to correct them."""
 
 
 class ReplicationClosed(FlowstoneError):
-    """The node is being stopped: nobody is connected to any more."""
+    """The node is stopping: it does not connect to upstreams any more."""
 
 
 class Replication:
-    """The upstreams of a node. `connect`, then `join` if there is no data, then `follow` and `sync`."""
+    """The upstreams of a node. Call `find_data` if there is no data, else `connect`; then `follow` and `sync`."""
 
     def __init__(self, instance: Instance, member: Member) -> None:
         self.replica_set = ReplicaSet()
@@ -55,21 +55,21 @@ class Replication:
         self._member = member
         self._appliers: dict[Upstream, Applier] = {}
         self._ended: dict[Applier, None] = {}
-        """Those that do not try any more."""
+        """Appliers that no longer retry."""
         self._changed = asyncio.Event()
         self._is_at_birth = False
         self._is_connecting = False
         self._is_closed = False
         self._last_refusal = ""
 
-    # --- what box.info shows ---
+    # --- box.info ---
 
     def upstream(self, uuid: UUID) -> dict[str, Any] | None:
         found = self.replica_set.upstream_of(uuid)
         applier = self._appliers.get(found) if found is not None else None
         return None if applier is None or applier.state is _State.OFF else applier.info()
 
-    # --- what appliers ask: `replication.membership.Members` ---
+    # --- `replication.membership.Members`, for appliers ---
 
     def has(self, replica_id: int, uuid: UUID) -> bool:
         if self.replica_set.members.get(replica_id) == uuid:
@@ -87,10 +87,10 @@ class Replication:
     # --- connecting ---
 
     async def connect(self, *, at_birth: bool, keep_followed: bool = False) -> None:
-        """Tries all peers that are configured and leaves those that answer paused.
+        """Connect to all configured upstreams, and leave those that answer paused.
 
-        `at_birth`: an instance without data needs enough of them (error 59); one that has data goes on with fewer.
-        `keep_followed`: connections to peers that stay configured are left as they are.
+        `at_birth`: the instance has no data, and needs a quorum of upstreams, else ER_CFG is raised; an instance with
+        data continues with fewer. `keep_followed`: keep the connections of upstreams that are already followed.
         """
         self._is_at_birth = at_birth
         self._is_connecting = True
@@ -109,13 +109,14 @@ class Replication:
             self._is_connecting = False
 
     async def _make_appliers(self, *, keep_followed: bool = False) -> list[Applier]:
-        """One for each URI that is configured; gives those that do not run now. An applier that was there for it is
-        used again, for what it has seen; one that had stopped for good is not: whoever sets `replication` again has
-        decided to go on.
+        """Create an applier for each configured URI; return those that have to be started.
+
+        An existing applier of a URI is reused, with what it knows of the peer, unless it is STOPPED: setting
+        `replication` again is the request to retry.
         """
         applying = self._member.applying
         if applying is not None and not applying.is_sound:
-            keep_followed = False  # who is about to hear of a failed write may still be in the middle of something
+            keep_followed = False  # appliers that have not handled the failed write yet may be in any state
         before = {
             applier.uri: (upstream, applier)
             for upstream, applier in self._appliers.items()
@@ -131,7 +132,7 @@ class Replication:
         self._ended = {}
         self._check_open()
         self.replica_set.set_upstreams(self._appliers)
-        # How many there are to catch up with turns out when they have been tried. Until then it is all of them.
+        # Wait for all upstreams until the attempts to connect show which of them have data.
         for upstream in self._appliers:
             upstream.is_awaited = True
         self._set_quorum_max()
@@ -143,7 +144,7 @@ class Replication:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ReplicationClosed("the node is being stopped", hint="start it again")
+            raise ReplicationClosed("node is stopping", hint="start it again")
         if self._instance.is_expelled:
             raise expelled(self._instance.expelled_id)
 
@@ -165,7 +166,7 @@ class Replication:
         return upstream, applier
 
     def _has_connected(self) -> bool:
-        """Everybody has answered or given up; later starts need not wait for more than the quorum."""
+        """Return True if all appliers are connected or have ended. With a connect quorum, a restart only needs that."""
         if self._is_at_birth and self._has_named_leader():
             return True
         connected = len(self._connected())
@@ -175,7 +176,7 @@ class Replication:
         return self._goes_by_quorum and not self._is_at_birth and connected >= self._connect_quorum
 
     def _has_named_leader(self) -> bool:
-        """Who is named to begin has answered: nobody else matters then."""
+        """Return True if the peer that is named as bootstrap leader has answered: no other peer is needed then."""
         configuration = self._instance.configuration
         if self._goes_by_quorum or configuration.bootstrap_strategy == "auto":
             return False
@@ -185,7 +186,7 @@ class Replication:
 
     @property
     def _goes_by_quorum(self) -> bool:
-        """`replication_connect_quorum` counts: up to 2.10, and where it is asked for."""
+        """True if `replication_connect_quorum` is used: in dialect 2.6, and with `bootstrap_strategy` "legacy"."""
         instance = self._instance
         return instance.box.dialect is Dialect.V2_6 or instance.configuration.bootstrap_strategy == "legacy"
 
@@ -199,7 +200,7 @@ class Replication:
         return replica_set.connect_quorum_of_birth(total, any(peer.ballot.is_booted for peer in self._candidates()))
 
     async def _take_stock(self) -> None:
-        """Stops who has not answered, to be tried again by `follow`, and sees whether enough have."""
+        """Stop appliers that are not connected, until `follow` retries them; raise ER_CFG if too few are connected."""
         connected, total = self._connected(), len(self._appliers)
         reasons = "; ".join(_failure(applier) for applier in self._appliers.values() if applier not in connected)
         if len(connected) < total:
@@ -224,7 +225,7 @@ class Replication:
         self.replica_set.quorum_max = configured if self._goes_by_quorum else None
 
     def _await_booted(self) -> None:
-        """Let the quorum be the upstreams that have data to catch up with, and ourselves."""
+        """Limit the sync quorum to the connected upstreams that have data, and this instance."""
         booted = {peer.uuid for peer in self._candidates() if peer.ballot.is_booted} | {self._instance.uuid}
         connected = self._connected()
         for upstream, applier in self._appliers.items():
@@ -236,7 +237,7 @@ class Replication:
             raise errors.Cfg("Incorrect value for option 'replication': duplicate connection to the same replica")
 
     def _connected(self) -> list[Applier]:
-        """Those that are connected, and the one that has found that its peer is ourselves."""
+        """Return the connected appliers, including the one whose peer turned out to be this instance."""
         return [
             applier
             for applier in self._appliers.values()
@@ -262,10 +263,10 @@ class Replication:
     def _peers(self) -> list[Candidate]:
         return [candidate for candidate in self._candidates() if candidate.uuid != self._instance.uuid]
 
-    # --- where the data comes from ---
+    # --- bootstrap and rejoin ---
 
     async def find_data(self) -> bool:
-        """Joins the bootstrap leader; False if that is this instance itself, which then has to begin a replica set."""
+        """Join the bootstrap leader; return False if that is this instance, which must then create the replica set."""
         clock, configuration = self._instance.outside.clock, self._instance.configuration
         deadline = clock.monotonic() + configuration.replication_connect_timeout
         while True:
@@ -288,7 +289,7 @@ class Replication:
         if self._instance.box.dialect is Dialect.V2_6:
             return bootstrap_leader.oldest_rule(candidates)
         if configuration.bootstrap_strategy == "config":
-            assert configuration.bootstrap_leader is not None, "configure sees to that"
+            assert configuration.bootstrap_leader is not None, "checked by configure()"
             return bootstrap_leader.configured_rule(configuration.bootstrap_leader)(candidates)
         if configuration.bootstrap_strategy == "supervised":
             leader = bootstrap_leader.supervised_rule(candidates)
@@ -300,7 +301,7 @@ class Replication:
         return bootstrap_leader.score_rule(candidates)
 
     def _check_listed(self, leader: Candidate) -> None:
-        """Since 2.11 who joins must be able to reach all members."""
+        """Raise if `replication` does not list all members, which a joining instance must reach since 2.11."""
         configuration = self._instance.configuration
         if self._goes_by_quorum or configuration.bootstrap_strategy != "auto" or configuration.replication_anon:
             return
@@ -308,11 +309,11 @@ class Replication:
         if missing:
             raise errors.BootstrapConnectionNotToAll(
                 "Bootstrap failed: replication doesn't list all members of the replica set",
-                hint=f"add those that are missing: {', '.join(map(str, missing))}",
+                hint=f"add the missing members: {', '.join(map(str, missing))}",
             )
 
     async def _check_unanimity(self) -> None:
-        """Since 2.11 a replica set is born when all who are there agree on who begins."""
+        """Raise if a peer has chosen another bootstrap leader: since 2.11 all must agree to create a replica set."""
         if self._goes_by_quorum or self._instance.configuration.bootstrap_strategy != "auto":
             return
         uuid = self._instance.uuid
@@ -330,10 +331,10 @@ class Replication:
             )
 
     async def _join(self, leader: Candidate, *, is_last_try: bool = True) -> bool:
-        """Takes the leader's data; False if it is worth another try, with nothing taken yet.
+        """Join the leader; return False if a retry may succeed, and no data has been received yet.
 
-        A login that is refused is tried again while somebody may be about to put it right, and a leader that cannot
-        write while another may be elected, but not for ever.
+        A rejected login may be corrected, and another leader may replace a read-only one; in these cases, the error is
+        raised if `is_last_try`.
         """
         applier = next(applier for applier in self._connected() if applier.uuid == leader.uuid)
         LOG.info("bootstrapping replica from %s at %s", leader.uuid, leader.address)
@@ -349,15 +350,15 @@ class Replication:
             if error.message != self._last_refusal:
                 self._last_refusal = error.message
                 seconds = self._instance.configuration.replication_timeout
-                LOG.warning("cannot join %s: %s; trying again every %g s", leader.address, error, seconds)
+                LOG.warning("cannot join %s: %s; retrying every %g s", leader.address, error, seconds)
             return False
         return True
 
     async def rejoin(self, forget: Callable[[], None]) -> bool:
-        """Joins anew where no peer has the logs any more that we need, after `forget`; True if all is well then.
+        """Rejoin, after calling `forget`, if no peer has the logs that we need; return True if the data is usable.
 
-        False: who has the data went away, or gave nothing of it. What was forgotten has to be loaded again: the source
-        may be waiting for a quorum that it has only with us, and others, whom we can follow, may be there by now.
+        Return False if the source disconnected or rejected the join before it sent any data. The caller must then load
+        the local data again: the source may wait for a quorum that includes us, or other peers may be followable now.
         """
         peers = [peer for peer in self._peers() if not self._instance.id or not peer.ballot.is_anon]
         peers = bootstrap_leader.followable(peers, [UUID(text) for _, text in members(self._instance)])
@@ -370,7 +371,7 @@ class Replication:
         return await self._join(source)
 
     def peers_to_register(self) -> list[UUID]:
-        """Whom the first instance registers with itself: 2.6.0 all who are connected, later ones nobody."""
+        """Return the peers that the first instance registers: in 2.6.0, all connected ones; later, none."""
         if self._instance.box.dialect is not Dialect.V2_6:
             return []
         return sorted(peer.uuid for peer in self._peers())
@@ -378,7 +379,7 @@ class Replication:
     # --- following ---
 
     def follow(self) -> None:
-        """Resumes who waits and tries again who had not answered."""
+        """Resume paused appliers, and restart those that could not connect."""
         for applier in self._appliers.values():
             if applier.state is _State.OFF and not self._is_self(applier):
                 applier.start()
@@ -386,7 +387,7 @@ class Replication:
                 applier.resume()
 
     async def sync(self) -> None:
-        """Returns when enough peers have been caught up with, or this is not to be had: then we are an orphan."""
+        """Wait until the node is in sync with a quorum of upstreams; if that fails or times out, it stays an orphan."""
         known, configuration = self.replica_set, self._instance.configuration
         if not self._appliers or known.quorum == 0:
             self.set_orphan(False)
@@ -396,17 +397,17 @@ class Replication:
         if self._is_synced:
             LOG.info("replica set sync complete")
         else:
-            behind = (
+            lagging = (
                 _failure(applier)
                 for upstream, applier in self._appliers.items()
                 if upstream.progress is not Progress.SYNCED and not upstream.is_stranger
             )
-            LOG.error("failed to synchronize with enough replicas, entering orphan mode: %s", "; ".join(behind))
+            LOG.error("failed to synchronize with enough replicas, entering orphan mode: %s", "; ".join(lagging))
         self.set_orphan(not self._is_synced)
 
     @property
     def _is_synced(self) -> bool:
-        """Enough peers have been caught up with, none of them has rows of ours that we have lost, and all know us."""
+        """True if in sync with a quorum of upstreams, no upstream has own rows that we lost, and none disowns us."""
         return self.replica_set.is_synced and not self._lacks_own_rows() and not self._is_disowned
 
     @property
@@ -415,11 +416,12 @@ class Replication:
         return any(applier.is_disowned for applier in self._appliers.values())
 
     def _lacks_own_rows(self) -> bool:
+        """Return True if an upstream has rows of this instance that are missing here."""
         own = self._instance.vclock.get(self._instance.id)
         return self._instance.id != 0 and any(applier.own_lsn_seen > own for applier in self._appliers.values())
 
     def begin_orphan(self) -> None:
-        """Nothing is written before it is known that nobody has more of our own rows than we do."""
+        """Make the node an orphan if it has upstreams: they may have rows of its own that it has lost."""
         if self._instance.configuration.replication:
             self.set_orphan(True)
 
@@ -433,15 +435,17 @@ class Replication:
             instance.queue.resume()
 
     def elected(self) -> None:
-        """Who leads was voted for by a quorum, as it has what they have: it need not wait for who is away. Only
-        somebody who can write may strike those off.
+        """Leave orphan mode if this instance is the leader.
+
+        A leader has all rows of the quorum that elected it, so it need not wait for other upstreams. It must be
+        writable, because only a writable instance can expel members that are gone.
         """
         instance = self._instance
         if instance.status == "orphan" and instance.elections.raft.state is State.LEADER and not self._lacks_own_rows():
             self.set_orphan(False)
 
     def reconfigure(self) -> None:
-        """Options other than `replication` have changed."""
+        """Apply changed options other than `replication`."""
         configuration = self._instance.configuration
         for applier in self._appliers.values():
             applier.replication_timeout = configuration.replication_timeout
@@ -452,20 +456,20 @@ class Replication:
                 self.set_orphan(False)
 
     async def restart(self) -> None:
-        """`replication` has been set, to the same or to something else: who is not followed is connected to anew."""
+        """Apply `replication` after it was set, even to the same value: reconnect upstreams that are not followed."""
         self.begin_orphan()
         await self.connect(at_birth=False, keep_followed=True)
         self.follow()
         await self.sync()
 
     async def resume_all(self) -> None:
-        """Follows what is configured, without waiting for anybody: a change of it has failed."""
+        """Follow the configured upstreams without waiting for them, after a change of `replication` has failed."""
         if not self._is_closed and not self._instance.is_expelled:
             await self._make_appliers()
             self.follow()
 
     async def register(self) -> None:
-        """An anonymous replica becomes a member: one of its peers gives it an id (error 208 if none can)."""
+        """Register this anonymous replica as a member at one of its upstreams; raise ER_CANNOT_REGISTER on failure."""
         await self.connect(at_birth=False)
         master = self._choose_leader()
         chosen = master.uuid if master is not None else None
@@ -474,24 +478,24 @@ class Replication:
             raise errors.CannotRegister("Can't register an anonymous replica: no suitable master")
         for state in _REGISTER:
             await applier.resume_to(state)
-        # From 2.6 the id comes only with the rows that follow. Until it is there, others must not be asked for one.
+        # A 2.6 master sends the id only after the registration. Until then, no other upstream may be asked for an id.
         applier.resume()
         seconds = self._instance.configuration.replication_connect_timeout
         await self._until(lambda: self._instance.id != 0 or applier.state in ENDED, seconds)
         if self._instance.id == 0:
-            raise errors.CannotRegister(f"Can't register an anonymous replica: no id from {_failure(applier)}")
+            raise errors.CannotRegister(f"Can't register an anonymous replica: no id received: {_failure(applier)}")
 
     def got_id(self) -> None:
-        """This instance is a member now."""
+        """Wake up `register`: this instance has become a member."""
         self._changed.set()
 
     def expelled(self) -> None:
-        """Stop all appliers, whatever `replication` says: this instance is not a member any more."""
+        """Stop all appliers, whatever `replication` lists: this instance is no longer a member."""
         self.stop_all(expelled(self._instance.expelled_id))
         self._changed.set()
 
     async def close(self) -> None:
-        """Ends all connections, for good."""
+        """Close all connections permanently."""
         self._is_closed = True
         self._changed.set()
         await self._drop_appliers()
@@ -500,7 +504,7 @@ class Replication:
         appliers, self._appliers, self._ended = self._appliers, {}, {}
         await asyncio.gather(*(applier.stop() for applier in appliers.values()))
 
-    # --- what appliers report ---
+    # --- reports of appliers ---
 
     def _applier_changed(self, upstream: Upstream, applier: Applier) -> None:
         self._instance.elections.connection(applier.standing.member_id, upstream=applier.state is _State.FOLLOW)
@@ -508,7 +512,7 @@ class Replication:
             return
         state = applier.state
         if state is _State.LOADING and applier.error is not None and code_of(applier.error) in _NO_LOGIN:
-            state = _State.DISCONNECTED  # it has its data; what is missing is not worth waiting for
+            state = _State.DISCONNECTED  # the peer is not loading, and `sync` does not wait for an operator
         if applier.state in (_State.LOADING, _State.STOPPED, _State.FOLLOW):
             upstream.is_stranger = self._is_stranger(applier)
         try:
@@ -525,9 +529,10 @@ class Replication:
         self._changed.set()
 
     def _is_stranger(self, applier: Applier) -> bool:
-        """True if the peer is not in our `_cluster` and refuses us, or we refuse it: not worth waiting for.
+        """Return True if `sync` must not wait for the peer, because it is not in our `_cluster` and one side rejects
+        the other.
 
-        The same if we have caught up with it: the row that registers it would have come before.
+        Also if we are in sync with a peer that is not in `_cluster`: the row that registers it would have arrived.
         """
         if applier.state is _State.FOLLOW:
             return not applier.standing.is_member
@@ -538,17 +543,17 @@ class Replication:
         return is_of_set and applier.uuid is not None and applier.uuid not in self.replica_set.ids
 
     def peer_acknowledged(self, replica_id: int, vclock: VClock) -> None:
-        """One who follows us has written all of `vclock`; appliers want to know whether lost rows are among it."""
+        """Tell appliers that a member that follows us has written all rows up to `vclock`, perhaps also lost ones."""
         for applier in self._appliers.values():
             applier.peer_acknowledged(replica_id, vclock)
 
     def stop_all(self, error: FlowstoneError) -> None:
-        """What was applied could not be written: everybody stops, as what comes next would build on it."""
+        """Stop all appliers with `error`, such as a failed write: later rows would depend on the missing ones."""
         for applier in self._appliers.values():
             applier.fail(error)
 
     async def _until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Returns when `condition`, about states and ballots of appliers, holds, or time is up."""
+        """Wait until `condition`, which reads states and ballots of appliers, is true, or until the timeout."""
         timer = asyncio.get_running_loop().create_task(self._instance.outside.clock.sleep(seconds))
         timer.add_done_callback(lambda _: self._changed.set())
         try:
@@ -560,7 +565,7 @@ class Replication:
 
 
 def _failure(applier: Applier) -> str:
-    """Why it is not followed, with its address, which most messages have already."""
+    """Return why the upstream is not followed, with its address unless the message contains it."""
     address = applier.uri.address
     reason = applier.error.message if applier.error is not None else f"{address} does not answer"
     return reason if address in reason else f"{address}: {reason}"

@@ -1,6 +1,6 @@
-"""Rows of `_schema` by their key: the version of the system spaces, the UUID and the name of the replica set.
+"""Looks up rows of `_schema` by key: the version of the system spaces, the UUID and the name of the replica set.
 
-`_schema` also has a row for every `box.once` that ever ran, so nothing here looks at more rows than it returns.
+Nothing here scans `_schema`: it also has a row for every `box.once` that ever ran.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def schema_row(box: Box, key: str) -> tuple[Any, ...]:
 
 
 def schema_version(box: Box) -> tuple[int, ...]:
-    """Return the version that the system spaces have, as (2, 11, 1); empty if `_schema` does not say."""
+    """Return the version of the system spaces, such as (2, 11, 1); empty if `_schema` has none."""
     return schema_row(box, "version")

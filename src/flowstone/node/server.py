@@ -1,8 +1,8 @@
-"""The IPROTO server: accepts clients, greets them, collects what they send for the next turn, and keeps them in bounds.
+"""The IPROTO server: accepts and greets clients, collects their packets for the next turn, and enforces limits.
 
-What requests mean is the sessions' part, executing them in batches that of `turn.py`. Here nothing grows without end:
-connections, bytes of a packet, bytes read ahead, requests that take time, output that nobody reads. Who sends what is
-no packet is told so and loses this connection, nothing else.
+Sessions interpret requests, and `turn.py` executes them in batches. The server limits the number of connections, packet
+sizes, bytes read ahead, pending requests and unread output. A client that sends an invalid packet gets an error and is
+disconnected; other clients are not affected.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ LOG = logging.getLogger("flowstone.node")
 
 SALT_SIZE: Final = 32
 SWEEP_SECONDS: Final = 0.25
-"""How often slow clients and old transactions are looked for."""
+"""Interval of checks for slow clients and expired transactions."""
 
 READ_AHEAD_MAX: Final = 1024 * 1024
-"""Bytes that wait for a turn before a connection is no longer read; a packet that is larger is read to its end."""
+"""Unprocessed bytes above which reading from a connection pauses. A larger packet is still read to its end."""
 
 _NO_REPLY: Final = Reply(b"")
 _LENGTH_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
@@ -55,7 +55,7 @@ _OF_EVERY_GUEST: Final = int(Privilege.SESSION | Privilege.USAGE)
 
 
 class Connection:
-    """One client: what it sent, what it may still send, and its session."""
+    """The connection of one client: unread bytes, flow control, and its session."""
 
     def __init__(self, server: Server, client: Client, session_id: int) -> None:
         instance = server.instance
@@ -69,9 +69,9 @@ class Connection:
         self._is_closed = False
         self._is_paused = False
         self._is_held = False
-        """Whether requests have to wait because of this client itself."""
+        """True while requests wait because this client has too many pending requests or unread replies."""
         self._wanted = 1
-        """Bytes that must be there before a turn can do something."""
+        """Bytes that must be in `unread` before a turn can make progress."""
         self._unsent = 0
         self._deferred: list[bytes] = []
         self._refusal: bytes | None = None
@@ -95,7 +95,7 @@ class Connection:
         )
         client.write(encode_greeting(Greeting(instance.box.dialect.greeting_version, instance.uuid, salt)))
 
-    # --- what the network calls ---
+    # --- called by the network ---
 
     def received(self, data: bytes) -> None:
         if self._relay is not None:
@@ -132,18 +132,18 @@ class Connection:
         self._server.forget(self)
         if self._relay is not None:
             self._relay.closed()
-        # Not at once: what began in this turn has yet to run its first step, and would leave its parts unawaited.
+        # Not at once: a task cancelled before its first step would leave the coroutines in it unawaited.
         asyncio.get_running_loop().call_soon(self._cancel)
 
     def _cancel(self) -> None:
-        """Ends what takes time, as nobody waits for it. What is on its way to the log gets there."""
+        """Cancel pending requests: no client waits for them. Rows that were submitted to the log are still written."""
         for task in self._tasks:
             task.cancel()
 
-    # --- what a turn calls ---
+    # --- called by turns ---
 
     def before_turn(self) -> None:
-        """Strangers need no large packets."""
+        """Set the packet size limit, which is smaller for clients that have not authenticated."""
         limits = self._server.limits
         self.packet_size_max = limits.packet_size_max
         size = max(len(self.unread), self._wanted)
@@ -160,7 +160,7 @@ class Connection:
 
     def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
         if self.is_waiting:
-            # Executed later, in their order: their replies would pile up now.
+            # Executed later, in order: now their replies would accumulate.
             self._deferred.append(packet)
             return _NO_REPLY
         request = decode_request(packet, is_2_6=self._server.is_2_6)
@@ -168,11 +168,11 @@ class Connection:
         if isinstance(answer, Reply):
             return answer
         if request.type == RequestType.AUTH:
-            self.hold()  # further requests belong to the new user: they wait for the login
+            self.hold()  # further requests wait for the login: they belong to the new user
         return self._timed(request, answer)
 
     async def _timed(self, request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:
-        """Log a request that takes too long, unless it is a replica's or a delayed login."""
+        """Await the reply, and log a request that takes too long, unless it is a replication request or a login."""
         instance = self._server.instance
         begun = instance.outside.clock.monotonic()
         try:
@@ -187,7 +187,7 @@ class Connection:
 
     @property
     def _fields(self) -> dict[str, Any]:
-        """Whom a line of the log is about."""
+        """Fields of log records about this client."""
         return {"peer": self.client.peer, "connection": self.session.id}
 
     def replying(self, size: int) -> None:
@@ -218,7 +218,7 @@ class Connection:
         self._unsent = 0
         self._answer(packets[0] if len(packets) == 1 else b"".join(packets))
         if self._is_held:
-            self._continue()  # the log may have taken longer than the turn
+            self._continue()  # replies may be sent after the turn, when the log is written
 
     def refuse(self, reason: str) -> None:
         error = errors.InvalidMsgpack(f"Invalid MsgPack - {reason}")
@@ -226,7 +226,7 @@ class Connection:
         self._refusal = encode_error(0, server.instance.box.schema_version, error, not server.is_2_6)
         self.unread.clear()
 
-    # --- what those who serve a replica call: `node.relay_stream.Link` ---
+    # --- called by relays: `node.relay_stream.Link` ---
 
     def _replicate(self, request: Request) -> Coroutine[Any, Any, None]:
         relays = self._server.relays
@@ -238,7 +238,7 @@ class Connection:
         try:
             await work
         except Exception:
-            if ends_connection:  # as real servers do, when the error is sent
+            if ends_connection:  # after the error was sent, as real servers do
                 asyncio.get_running_loop().call_soon(self.close)
             raise
 
@@ -288,7 +288,7 @@ class Connection:
         if not self._is_closed:
             self.client.abort()
 
-    # --- the rest ---
+    # --- flow control and replies ---
 
     def _is_known(self) -> bool:
         return self.session.is_authenticated or self._server.trusts_guests()
@@ -308,10 +308,9 @@ class Connection:
             self.client.write(data)
 
     def after_turn(self) -> None:
-        """Puts back what could not be executed, closes who was refused, and goes on reading who may be read."""
+        """Disconnect a client that sent an invalid packet; put back deferred packets; resume reading if possible."""
         if self._refusal is not None and not self._is_closed:
-            what = "%s sent something that is no packet, and is disconnected"
-            LOG.info(what, self.client.peer, extra=self._fields)
+            LOG.info("invalid packet: disconnecting %s", self.client.peer, extra=self._fields)
             self.client.write(self._refusal)
             self.client.close()
             self.closed()
@@ -325,7 +324,7 @@ class Connection:
             self._wanted = 1
 
     def _continue(self) -> None:
-        """Goes on if nothing holds it back any more."""
+        """Resume unless something still blocks it."""
         if self._is_closed or self._is_serving_replica:
             return
         limits = self._server.limits
@@ -351,13 +350,12 @@ class Connection:
             self.client.pause_reading()
 
     def sweep(self, now: float, deadline: AuthDeadline) -> None:
-        """Ends what has taken too long."""
+        """Disconnect a client that exceeds a timeout, and abort its expired transactions."""
         limits = self._server.limits
         if self._relay is not None:
-            return  # it has its own idea of what is too long
+            return  # relays have timeouts of their own
         if self._congested_since is not None and now - self._congested_since > limits.slow_reader_seconds:
-            what = "%s does not read what it asked for, and is disconnected"
-            LOG.warning(what, self.client.peer, extra=self._fields)
+            LOG.warning("client does not read its replies: disconnecting %s", self.client.peer, extra=self._fields)
             self.client.abort()
         elif deadline.has_passed(self.session, self._opened):
             LOG.info("authentication timeout: disconnecting %s", self.client.peer, extra=self._fields)
@@ -367,7 +365,7 @@ class Connection:
 
 
 def _size_wanted(unread: bytearray, size_max: int) -> int:
-    """Bytes that must be there before a turn can do something: a whole packet, or proof that it is none."""
+    """Return the bytes needed before a turn can make progress: a whole packet, or 0 if the length is invalid."""
     if not unread:
         return 1
     head = unread[0]
@@ -381,19 +379,19 @@ def _size_wanted(unread: bytearray, size_max: int) -> int:
 
 
 class Server:
-    """Serves an instance. `listen` opens it, `close` ends it with all its connections."""
+    """Serves the clients of an instance. `listen` opens a listener, `close` closes it and all connections."""
 
     def __init__(self, instance: Instance, *, limits: Limits | None = None) -> None:
         self.instance = instance
         self.limits = limits or limits_of(instance)
         self.watchers = Watchers(sources_of(instance))
         for changed in (instance.elections.on_change, instance.queue.on_change):
-            changed.append(self.watchers.check)  # such news come without a turn
+            changed.append(self.watchers.check)  # these changes happen outside of turns
         self.procedures = built_in()
         self.logins = LoginAttempts(instance)
         self.is_2_6 = instance.box.dialect is Dialect.V2_6
         self.relays: Relays | None = None
-        """Whoever serves replicas; there is nobody before there is data, and where there is no log."""
+        """Serves replicas; None until there is data, or without a log."""
         self.open_transactions = OpenTransactions(
             self.limits.transactions_max, self.limits.transactions_max_before_auth, self.trusts_guests
         )
@@ -420,11 +418,11 @@ class Server:
 
     @property
     def port(self) -> int | None:
-        """The port that it listens on, as the kernel chose it."""
+        """The port of the listener, as chosen by the kernel; None if there is no listener."""
         return self._listener.port if self._listener is not None else None
 
     async def listen(self, host: str, port: int | None, *, tls: Tls | None = None) -> None:
-        """Accepts clients there, and no longer where it did before; connections stay. OSError if it cannot."""
+        """Listen on this address, then close the previous listener. Connections stay open. Raise OSError on failure."""
         listener = await self.instance.outside.network.listen(host, port, self._accept, tls=tls)
         await self.stop_listening()
         self._listener = listener
@@ -432,7 +430,7 @@ class Server:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     def reconfigure(self) -> None:
-        """Takes the options as they are now."""
+        """Apply the current options."""
         self.limits = limits_of(self.instance)
 
     async def stop_listening(self) -> None:
@@ -441,19 +439,19 @@ class Server:
             await listener.close()
 
     async def close(self) -> None:
-        """Ends everything: no client is answered any more."""
+        """Stop listening, cancel pending requests, and close all connections."""
         await self.stop_listening()
         tasks = [*self._tasks, *([self._sweeper] if self._sweeper is not None else [])]
         self._sweeper = None
         for task in tasks:
-            asyncio.get_running_loop().call_soon(task.cancel)  # behind its first step, as in `Connection.closed`
+            asyncio.get_running_loop().call_soon(task.cancel)  # after its first step, as in `Connection.closed`
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._connections):
             connection.client.close()
             connection.closed()
 
     def trusts_guests(self) -> bool:
-        """Whether somebody has given guests more than every guest has: then they are clients like others."""
+        """Return True if guest was granted more than its default rights: limits for strangers do not apply then."""
         granted = self.instance.box.access.granted(GUEST)
         return bool(granted.pop(UNIVERSE, 0) & ~_OF_EVERY_GUEST) or any(key != ("role", PUBLIC) for key in granted)
 
@@ -461,8 +459,8 @@ class Server:
 
     def _accept(self, client: Client) -> Connection | _Turned:
         if len(self._connections) >= self.limits.connections_max:
-            if not self._is_full:  # said once, however many come
-                LOG.warning("%s and whoever follows is turned away: connections_max are open", client.peer)
+            if not self._is_full:  # logged once until a connection is accepted again
+                LOG.warning("connection limit reached (%d); rejecting %s", self.limits.connections_max, client.peer)
             self._is_full = True
             client.abort()
             return _Turned()
@@ -480,7 +478,7 @@ class Server:
         self._ready.pop(connection, None)
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Runs something that takes time."""
+        """Run `work` in a task of its own."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
@@ -489,12 +487,12 @@ class Server:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
-            LOG.error("a request failed", exc_info=task.exception())
+            LOG.error("request failed", exc_info=task.exception())
 
     # --- turns ---
 
     def schedule(self, connection: Connection) -> None:
-        """Has whole packets for the next turn."""
+        """Process the packets of `connection` in the next turn."""
         self._ready[connection] = None
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -504,7 +502,7 @@ class Server:
         self._is_scheduled = False
         journal, limits = self.instance.journal, self.limits
         if self._unwritten > limits.wal_queue_max_size and not journal.is_idle:
-            # A disk that is slower than the clients holds them back.
+            # The log is slower than the clients: they wait until it is written.
             self._is_scheduled = True
             self.start(self._after_log())
             return
@@ -516,7 +514,7 @@ class Server:
         try:
             self._turns.run(connections)
         except Exception:
-            LOG.exception("a turn failed")
+            LOG.exception("turn failed")
             journal.flush()
             for connection in connections:
                 connection.client.abort()
@@ -548,7 +546,7 @@ class Server:
 
 
 class _Turned:
-    """Who was turned away says nothing that anybody hears."""
+    """Discards input from a rejected connection."""
 
     def received(self, data: bytes) -> None: ...
 

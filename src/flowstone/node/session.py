@@ -1,8 +1,8 @@
-"""One client's conversation: who it is, its streams with their transactions, and what each of its requests does.
+"""The session of one client: its user, its streams and their transactions, and the handlers of its requests.
 
-A request becomes a reply, at once where it can be answered from memory; what has to wait for something (a procedure, a
-turn of its stream) is a coroutine. Writes are answered when the log has them, which is not the session's part: it hands
-the transaction on with the reply. Whatever a request does wrong is in its reply; nothing is raised to the server.
+`Session.handle` returns the reply of a request that can be answered from memory, and a coroutine for one that has to
+wait, such as a procedure or a queued request of a stream. A write returns its transaction with the reply; the caller
+writes it to the log before it sends the reply. Every error of a request is in its reply; the session raises none.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from flowstone.node.watchers import BALLOT, Watchers, ballot
 LOG = logging.getLogger("flowstone.node")
 
 STREAMS_MAX: Final = 1024
-"""Streams of one connection that have a transaction, or requests that wait."""
+"""Streams of one connection with an open transaction or pending requests."""
 
 WATCHES_MAX: Final = 1024
-"""Keys that one connection watches."""
+"""Watched keys of one connection."""
 
 WATCHES_MAX_BEFORE_AUTH: Final = 16
-"""Keys that a stranger watches: connectors need the few of the node's own."""
+"""Watched keys of a client that has not authenticated. Connectors need only the few built-in keys."""
 
 T = TypeVar("T")
 
 Answer = Reply | Coroutine[Any, Any, Reply]
 Replicate = Callable[[Request], Coroutine[Any, Any, None]]
-"""Serves a request of a replica, or raises why not."""
+"""Serves a request of a replica; raises the error if it cannot."""
 
 Handler = Callable[["Session", Request, "Stream | None"], Answer]
 
@@ -71,13 +71,13 @@ _WHILE_LOADING = frozenset(
         RequestType.WATCH_ONCE,
     }
 )
-"""What an instance answers before it has its data."""
+"""Requests that are answered before there is data."""
 
 _NO_REPLY: Final = Reply(b"")
 
 
 class Session:
-    """`user` is whose rights it has, guest until it has authenticated. `send` takes packets that answer no request."""
+    """A session with the rights of `user`, guest before authentication. `send` sends packets that are not replies."""
 
     def __init__(
         self,
@@ -121,10 +121,10 @@ class Session:
         """The part of `peer` that identifies a machine."""
         return address_of(self.peer)
 
-    # --- any request ---
+    # --- all requests ---
 
     def handle(self, request: Request) -> Answer:
-        """Executes a request; every error is in the reply."""
+        """Execute a request; return its reply, or a coroutine that does. Every error becomes a reply."""
         if self._is_closed:
             return _NO_REPLY
         try:
@@ -151,9 +151,9 @@ class Session:
             raise errors.Loading("Instance bootstrap hasn't finished yet")
 
     def _refusal(self, request: Request, error: Exception) -> Reply:
-        """The reply that tells the error; one that is ours is logged, without what the request held.
+        """Return the reply with the error. Internal errors are logged, without the content of the request.
 
-        One that was foreseen, such as that of a node that is being stopped, needs no trace of where it comes from.
+        Expected errors, such as those of a node that is being stopped, are logged without a traceback.
         """
         self._instance.counters.errors += 1
         if isinstance(error, RemoteProtocolError):
@@ -163,7 +163,7 @@ class Session:
         elif isinstance(error, FlowstoneError):
             LOG.error("%s request failed: %s", type_name(request.type), error, extra=self.fields_of(request))
             told = errors.Unknown(error.message)
-        elif isinstance(error, OSError):  # such as a file that cannot be read; where it lies is nobody else's business
+        elif isinstance(error, OSError):  # clients must not see paths of files
             LOG.error("%s request failed: %s", type_name(request.type), error, extra=self.fields_of(request))
             told = errors.Unknown(f"Internal error: {error.strerror or type(error).__name__}")
         else:
@@ -171,11 +171,11 @@ class Session:
             told = errors.Unknown(f"Internal error: {type(error).__name__}")
         if LOG.isEnabledFor(logging.DEBUG):
             more = self.fields_of(request) | {"error_code": told.code}
-            LOG.debug("%s request is refused: %s", type_name(request.type), told.message, extra=more)
+            LOG.debug("%s request rejected: %s", type_name(request.type), told.message, extra=more)
         return Reply(encode_error(request.sync, self._box.schema_version, told, self._wide), request.sync)
 
     def fields_of(self, request: Request) -> dict[str, Any]:
-        """By what a line of the log names a request: connection and sync, which the client chose, tell it apart."""
+        """Return the fields of log records about a request; connection and sync identify it."""
         return {
             "peer": self.peer,
             "connection": self.id,
@@ -192,9 +192,9 @@ class Session:
         return Reply(packet, request.sync, transaction)
 
     def close(self) -> None:
-        """The client is gone: its transactions are rolled back, its watches forgotten, and what waits is not executed.
+        """Roll back the transactions of the client, remove its watches, and drop its queued requests.
 
-        A write that was handed on before goes to the log all the same.
+        Transactions that were already returned with a reply are still written to the log.
         """
         self._is_closed = True
         for stream in self._streams.values():
@@ -228,7 +228,7 @@ class Session:
     def _behind(
         self, stream: Stream, before: asyncio.Future[None] | None, handler: Handler, request: Request
     ) -> Coroutine[Any, Any, Reply]:
-        """Executes the request when those before it in its stream are through."""
+        """Return a coroutine that executes the request after the earlier requests of its stream."""
         through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         stream.last = through
 
@@ -250,7 +250,7 @@ class Session:
         return wait()
 
     async def _finish(self, answer: Answer) -> Reply:
-        """A reply that nothing has to be written for any more."""
+        """Commit the transaction of a reply, if any, and return the reply without it."""
         reply = answer if isinstance(answer, Reply) else await answer
         if reply.transaction is not None:
             await self._instance.commits.commit(reply.transaction)
@@ -298,7 +298,7 @@ class Session:
         return begin()
 
     def _end(self, stream: Stream) -> InteractiveTransaction | None:
-        """The transaction, which is no longer the stream's."""
+        """Remove the transaction from the stream, and return it."""
         transaction, stream.transaction = stream.transaction, None
         if transaction is not None:
             self._open_transactions.remove(stream.is_known)
@@ -328,7 +328,7 @@ class Session:
     def _write(
         self, request: Request, stream: Stream | None, statement: Callable[[Transaction, Space], bytes | None]
     ) -> Reply:
-        """Runs a statement in the stream's transaction, or in one of its own that has to be written."""
+        """Run a statement in the transaction of the stream, or in one of its own, which is returned with the reply."""
         transaction = stream.usable(self._now()) if stream is not None else None
         if transaction is not None:
             result = self._attempt(transaction, request, statement)
@@ -342,7 +342,7 @@ class Session:
         return self._data(request, [] if result is None else [result], own if own.statements else None)
 
     def _attempt(self, transaction: Transaction, request: Request, statement: Callable[[Transaction, Space], T]) -> T:
-        """One statement of a longer transaction."""
+        """Run one statement of an open transaction."""
         return transaction.attempt(lambda: statement(transaction, self._space(transaction, request)))
 
     def _space(self, transaction: Transaction, request: Request) -> Space:
@@ -431,7 +431,7 @@ class Session:
         return self._results(request, results)
 
     def _caller(self, name: str) -> int:
-        """Whose rights the function runs with, if the user may call it."""
+        """Return the user whose rights the function has; raise AccessDenied if the session may not call it."""
         access, function = self._box.access, self._box.functions.get(name)
         if function is None:
             access.check_universe(self.user, Privilege.EXECUTE, "function", name)
@@ -455,7 +455,7 @@ class Session:
     def _sql(self, request: Request, stream: Stream | None) -> Reply:
         raise errors.Unsupported("Flowstone does not support SQL: use SELECT and the other requests of the protocol")
 
-    # --- the connection ---
+    # --- connection ---
 
     def _ping(self, request: Request, stream: Stream | None) -> Reply:
         return self._ok(request)
@@ -489,12 +489,12 @@ class Session:
     def _login(self, name: str, answer: bytes) -> None:
         user = self._box.access.find(name)
         stored = user.password_hash if user is not None and not user.is_role else None
-        # Whoever does not exist takes as long as who does.
+        # Unknown users are checked as well, so that timing does not reveal which users exist.
         is_right = auth.check(answer, stored or self._salt[: auth.SCRAMBLE_SIZE], self._salt)
         if user is None or stored is None or not is_right:
             raise errors.CredsMismatch(f"Incorrect password supplied for user '{name}'")
         self.user = self._box.access.login(name).id
-        self.is_authenticated = self.user != GUEST  # the password of guest is empty and proves nothing
+        self.is_authenticated = self.user != GUEST  # guest has an empty password, which proves nothing
 
     async def _login_later(self, request: Request, name: str, answer: bytes) -> Reply:
         try:
@@ -514,7 +514,7 @@ class Session:
         return self._answer_replica(request, self._replicate(request))
 
     async def _answer_replica(self, request: Request, work: Coroutine[Any, Any, None]) -> Reply:
-        """What there is to say is sent on the way; only an error is left to be said."""
+        """Serve the replica. Its replies are sent on the way, so that the returned reply is empty, or an error."""
         try:
             await work
         except Exception as error:
@@ -574,7 +574,7 @@ _HANDLERS: dict[int, Handler] = _HANDLERS_2_6 | {
 
 
 def _wants_sync(request: Request) -> bool:
-    """Whether BEGIN or COMMIT ask to wait for a quorum, as those of 3.x may."""
+    """Return True if BEGIN or COMMIT requests a synchronous transaction, which clients of 3.x can."""
     raw = request.fields.get(Key.IS_SYNC)
     if raw is not None and raw != _TRUE:
         raise errors.IllegalParams("Illegal parameters, is_sync can only be true")
@@ -582,12 +582,12 @@ def _wants_sync(request: Request) -> bool:
 
 
 def no_replication(request: Request) -> Coroutine[Any, Any, None]:
-    """Answers replicas where there is nobody who could serve them."""
+    """Reject a request of a replica: this instance has no relays."""
     raise errors.Unsupported("This instance does not support replication: it has no directory")
 
 
 def _scramble_of(proof: tuple[Any, ...]) -> bytes:
-    """The answer to the salt that an AUTH request holds behind the name of the method."""
+    """Return the scramble of an AUTH request, which follows the name of the method."""
     if len(proof) < 2:
         raise errors.InvalidMsgpack("Invalid MsgPack - authentication request body")
     scramble = proof[1]

@@ -1,9 +1,9 @@
-"""A box that holds what a log has settled, and nothing else: the state of a replica that lives inside a program.
+"""A box with only the settled transactions of a log: the data of a replica inside a program.
 
-Slabs in, whole transactions out into the box, in the order of the log. A synchronous transaction and all behind it is
-held back, undecoded, until its verdict is read (`replication/settled.py`); so nothing that anybody sees, here or in
-`on_transaction`, is ever taken back. Rows of spaces that were not chosen are passed over undecoded; definitions are
-always kept. Runs of plain rows go through `box/bulk.py`. Talks to no peer and writes nothing.
+Applies whole transactions from slabs, in log order. A synchronous transaction and all later ones are held, undecoded,
+until it is confirmed or rolled back (`replication/settled.py`), so nothing visible here or in `on_transaction` is ever
+rolled back. Rows of spaces that were not chosen are skipped undecoded; definitions are always kept. Runs of plain rows
+are applied by `box/bulk.py`. Never talks to a peer and never writes to disk.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from flowstone.xlog.transactions import CONTROL_TYPES
 from flowstone.xlog.transactions import Transaction as Rows
 
 Listener = Callable[[list[SettledChange]], None]
+"""Called with the changes of each transaction, after they are in the box."""
 
 _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
 _INSERT, _REPLACE, _DELETE = RequestType.INSERT.value, RequestType.REPLACE.value, RequestType.DELETE.value
@@ -51,35 +52,36 @@ _NOP: Final = RequestType.NOP.value
 _COMMIT: Final = Flag.COMMIT.value
 _WAIT: Final = (Flag.WAIT_ACK | Flag.WAIT_SYNC).value
 _LOOK: Final = -1
-"""The code of rows that have to be looked at one by one."""
+"""Code of rows that must be processed one by one."""
 
 
 class CannotApply(FlowstoneError):
-    """A row of the log does not fit the data: the two are not of one history."""
+    """A row of the log cannot be applied: the data are not those that the log continues."""
 
 
 class RowsNeeded(FlowstoneError):
-    """A space was chosen by a change of its name, and its tuples were passed over before: a snapshot has them."""
+    """A renamed space is now followed, but its earlier tuples were skipped: a snapshot is needed."""
 
 
 class Choice:
-    """Which spaces are wanted, by name or id; of None all are. System spaces always are kept."""
+    """The spaces to follow, by name or id; None: all. System spaces are always kept."""
 
     def __init__(self, spaces: Collection[str | int] | None = None) -> None:
         self.is_everything = spaces is None
         self._spaces: frozenset[str | int] = frozenset(spaces or ())
 
     def names(self, space: Space) -> bool:
-        """Whether it was asked for: changes of system spaces are told only then."""
+        """True if the space was chosen. Only then are changes of a system space reported."""
         return self.is_everything or space.name in self._spaces or space.id in self._spaces
 
     def keeps(self, space: Space) -> bool:
+        """True if the tuples of the space are kept."""
         return space.id < FIRST_USER_SPACE_ID or self.names(space)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrived(Tracked):
-    """A transaction as it came: its rows stand in `slab` from `first` on."""
+    """A received transaction; its rows start at row `first` of `slab`."""
 
     slab: Slab
     first: int
@@ -87,7 +89,7 @@ class _Arrived(Tracked):
 
 
 class _Seen(Transaction):
-    """A transaction that remembers each tuple that it changed, as it was and as it is."""
+    """A transaction that records the old and the new tuple of each change."""
 
     def __init__(self, box: Box) -> None:
         super().__init__(box)
@@ -101,7 +103,7 @@ class _Seen(Transaction):
 
 
 class Snapshot:
-    """A snapshot on its way in: rows fill a box of its own, which nobody sees before it is complete."""
+    """A snapshot that is being received into its own box, which is not visible before it is complete."""
 
     def __init__(self, dialect: Dialect, vclock: VClock, choice: Choice) -> None:
         self.box = Box(dialect)
@@ -119,10 +121,11 @@ class Snapshot:
         return self._replay.row_count
 
     def push(self, slab: Slab) -> None:
+        """Add the next rows of the snapshot."""
         if self._choice.is_everything:
             self._replay.push_snapshot(slab)
             return
-        # Definitions come first, and have to be there before it can be said what is wanted.
+        # Apply the definitions first: the choice needs the names of the spaces.
         space_ids = slab.cells[scan.SPACE_ID]
         is_users = space_ids >= FIRST_USER_SPACE_ID
         first = int(np.argmax(is_users)) if is_users.any() else len(slab)
@@ -133,12 +136,13 @@ class Snapshot:
         self._replay.push_snapshot(replace(slab, cells=rest))
 
     def complete(self) -> None:
+        """Finish the box after the last row: sort its indexes and end recovery."""
         self.box.is_recovering = False
         sort_indexes(self.box)
 
 
 class SettledBox:
-    """`box` at `vclock`: what is settled. `guard` is held while the box is changed, one transaction at a time."""
+    """A box that is always at a settled position. `guard` is held while a transaction is applied."""
 
     def __init__(self, snapshot: Snapshot, choice: Choice, *, guard: AbstractContextManager[Any] | None = None) -> None:
         self.on_transaction: list[Listener] = []
@@ -158,7 +162,7 @@ class SettledBox:
         self._tracker.start(snapshot.vclock, snapshot.synchro.promote())
 
     def replace(self, snapshot: Snapshot) -> None:
-        """Goes on from another snapshot, in one moment: handles of spaces stay good."""
+        """Replace the data with another snapshot at once. Handles of spaces remain valid."""
         with self._guard:
             self.box.take_over(snapshot.box)
             self.box.is_read_only = True
@@ -166,21 +170,22 @@ class SettledBox:
 
     @property
     def vclock(self) -> VClock:
-        """Up to here everything is in the box, and will stay."""
+        """The settled position, which the box is at."""
         return self._vclock.vclock()
 
     @property
     def held_count(self) -> int:
-        """How many transactions wait for a verdict, or behind one that does."""
+        """The number of transactions that are pending or wait for a pending one."""
         return len(self._tracker.pending)
 
     def follows(self, space: Space) -> bool:
+        """True if the tuples of the space are kept."""
         return self._choice.keeps(space)
 
     def resume(self, *, has_flags: bool) -> None:
-        """Rows come anew from `vclock` on: what was held back may never have happened.
+        """Prepare for a new subscription at `vclock`: discard the held transactions, which are sent again.
 
-        `has_flags`: rows say themselves whether they are synchronous; else the definitions of their spaces do.
+        `has_flags`: rows have a flag for synchronous transactions; otherwise the definitions of their spaces decide.
         """
         before = self._tracker
         touches = None if has_flags else _touches_synchronous
@@ -194,9 +199,9 @@ class SettledBox:
     # --- slabs ---
 
     def push(self, slab: Slab) -> None:
-        """The next rows of the log, whole transactions; those seen already are passed over.
+        """Process the next rows of the log, which must be whole transactions. Rows received before are skipped.
 
-        Raises what is wrong with one; the box is then as before it.
+        Raise CannotApply or RowsNeeded for a transaction that cannot be applied; the box is then as before it.
         """
         slab = self._news(slab)
         if not len(slab):
@@ -208,7 +213,7 @@ class SettledBox:
                 self._each(slab, first, stop)
 
     def _news(self, slab: Slab) -> Slab:
-        """The slab without what was seen before, say because two connections brought it."""
+        """Return the slab without rows received before, such as over an earlier connection."""
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         if replica_ids.max(initial=0) >= VCLOCK_MAX:
             raise errors.UnknownReplica(f"Replica {replica_ids.max()} is not registered with this replica set")
@@ -217,7 +222,7 @@ class SettledBox:
         return slab if is_new.all() else replace(slab, cells=np.ascontiguousarray(slab.cells[:, is_new]))
 
     def _in_bulk(self, slab: Slab, first: int, stop: int) -> bool:
-        """Rows of one type and space, each a transaction; False, with nothing done, if they need a closer look."""
+        """Apply single-row transactions of one type and space. Return False, without effect, if they need `_each`."""
         cells = slab.cells[:, first:stop]
         space = self.box.spaces.get(int(cells[scan.SPACE_ID, 0]))
         if space is None or space.id < FIRST_USER_SPACE_ID or (self._by_schema and space.definition.is_sync):
@@ -237,7 +242,7 @@ class SettledBox:
         return True
 
     def _pass_by(self, slab: Slab, cells: Cells) -> None:
-        """Moves over rows that nothing more is to be done about."""
+        """Advance the positions past rows that are applied or skipped."""
         newest = VClock(replace(slab, cells=cells).newest())
         with self._guard:
             self._vclock.merge(newest)
@@ -245,7 +250,7 @@ class SettledBox:
         self._tracker.skip_to(self.vclock)
 
     def _put_each(self, plain: _Plain, slab: Slab, first: int, stop: int) -> None:
-        """Each is told before the next is there."""
+        """Apply the rows one by one, and call the listeners after each."""
         space, kind, entries = plain.lane.space, plain.kind, zip(plain.keys, plain.tuples, strict=True)
         for row, (key, raw) in zip(slab.rows(np.arange(first, stop)), entries, strict=True):
             with self._guard:
@@ -258,7 +263,7 @@ class SettledBox:
         self._pass_by(slab, slab.cells[:, first:stop])
 
     def _each(self, slab: Slab, first: int, stop: int) -> None:
-        """One transaction after the other: asks the tracker, and does what it lets go."""
+        """Pass the transactions to the tracker one by one, and apply those that it releases."""
         rows: list[Row] = []
         for number, row in enumerate(slab.rows(np.arange(first, stop)), first):
             rows.append(row)
@@ -273,7 +278,7 @@ class SettledBox:
             self._note_held(arrived)
 
     def _touches_synchronous(self, slab: Slab, first: int, stop: int) -> bool:
-        """By the definitions in the box, and by those that are held back."""
+        """True if a row is of a synchronous space, by the definitions in the box and in held transactions."""
         held, spaces = self._held_definitions, self.box.spaces
         return any(
             held[number] if number in held else number in spaces and spaces[number].definition.is_sync
@@ -281,9 +286,9 @@ class SettledBox:
         )
 
     def _note_held(self, arrived: _Arrived) -> None:
-        """Who defines a space behind a waiting transaction says whether what comes next is synchronous.
+        """Record space definitions in a held transaction: they decide whether later transactions are synchronous.
 
-        An UPDATE of `_space` is not looked into: what it says counts from when it is done.
+        An UPDATE of `_space` is not decoded; it takes effect only when it is applied.
         """
         if self._tracker.is_quiet:
             self._held_definitions = {}
@@ -309,7 +314,7 @@ class SettledBox:
     def _apply(self, decided: _Arrived) -> list[SettledChange]:
         box, effect = self.box, _Seen(self.box)
         changes: list[SettledChange] = []
-        box.is_recovering = True  # they were checked, and allowed, where they come from
+        box.is_recovering = True  # the upstream has already checked the rows
         try:
             for number, row in enumerate(decided.rows, decided.first):
                 if row.type != _NOP:
@@ -320,15 +325,15 @@ class SettledBox:
         except FlowstoneError as error:
             effect.rollback()
             raise CannotApply(
-                f"cannot apply the transaction of LSN {decided.lsn} of replica {decided.replica_id}: {error.message}",
-                hint="what is here is not what the log goes on from: follow anew",
+                f"cannot apply transaction with LSN {decided.lsn} of replica {decided.replica_id}: {error.message}",
+                hint="the data differ from those that the log continues: call follow again",
             ) from error
         finally:
             box.is_recovering = False
         return changes
 
     def _execute(self, effect: _Seen, slab: Slab, number: int, row: Row) -> list[SettledChange]:
-        """Does what a row says, if it is wanted; the changes that listeners are told of."""
+        """Apply a row, if its space is kept. Return the changes to report to the listeners."""
         space_id = int(slab.cells[scan.SPACE_ID, number])
         if space_id >= FIRST_USER_SPACE_ID and space_id not in self._kept:
             return []
@@ -346,13 +351,13 @@ class SettledBox:
     # --- definitions ---
 
     def _find_kept(self) -> dict[int, Space]:
-        """The spaces of users that are wanted, as they are."""
+        """Return the spaces that are kept, by id."""
         return {space.id: space for space in self.box.spaces.values() if self._choice.keeps(space)}
 
     def _redefined(
         self, effect: _Seen, row: Row, space_id: int, old: bytes | None, new: bytes | None
     ) -> list[SettledChange]:
-        """After a change of `_space` or `_truncate`: what is wanted now, and which space lost all its tuples."""
+        """After a change of `_space` or `_truncate`, update the kept spaces. Return the TRUNCATE or DROP to report."""
         raw = new or old
         assert raw is not None
         about = unpack(raw)[0]
@@ -370,14 +375,14 @@ class SettledBox:
         return [SettledChange(Statement(row.type, was_kept, row.body), row, type=emptied)]
 
     def _change_kept(self, effect: _Seen, about: int, was_kept: Space | None, kept: dict[int, Space]) -> None:
-        """A space may be chosen, or no longer, because of its name."""
+        """Handle a space that a rename adds to, or removes from, the kept spaces."""
         space = self.box.spaces.get(about)
         if space is None or (about in kept) == (was_kept is not None):
             return
         if was_kept is not None:
             self.box.put_space(space.empty(self.box.collations))
             effect.on_rollback(lambda: self.box.put_space(space))
-        elif space.indexes:  # one that is just created has none, and no tuples
+        elif space.indexes:  # a new space has no indexes, and so no tuples
             raise RowsNeeded(f"space '{space.name}' was not followed under its former name")
 
 
@@ -386,7 +391,7 @@ def _touches_synchronous(arrived: _Arrived) -> bool:
 
 
 class _Plain(NamedTuple):
-    """Rows of one kind that each are one entry of the only index of a space: with None in place of what goes."""
+    """Rows of one type that each change one entry of a space's only index. The tuple of a deletion is None."""
 
     lane: Lane
     kind: int
@@ -402,7 +407,7 @@ class _Plain(NamedTuple):
 
 
 def _plain(space: Space, slab: Slab, cells: Cells) -> _Plain | None:
-    """None if the rows need a closer look, say because one of them is wrong."""
+    """Return the rows as entries; None if they must be applied one by one, such as if one of them is invalid."""
     kind, lane = int(cells[scan.TYPE, 0]), bulk.lane_of(space)
     if kind not in (_INSERT, _REPLACE, _DELETE) or lane is None:
         return None
@@ -425,14 +430,14 @@ def _are_new(lane: Lane, keys: list[IndexKey]) -> bool:
 
 
 def _codes(cells: Cells) -> Cells:
-    """Type and space of each row that is a transaction of its own and waits for nobody; else _LOOK."""
+    """Return a code of type and space for each row that is an asynchronous transaction of its own; else _LOOK."""
     is_plain = (cells[scan.SINGLE] == 1) & (cells[scan.FLAGS] & _WAIT == 0) & (cells[scan.SPACE_ID] >= 0)
     codes: Cells = np.where(is_plain, cells[scan.SPACE_ID] * 256 + cells[scan.TYPE], _LOOK)
     return codes
 
 
 def warm_up() -> None:
-    """Loads the kernels that rows go through, compiled where they never were: nobody waits for that later."""
+    """Load the kernels that rows pass through, and compile them if needed, before the first rows arrive."""
     number, count = FIRST_USER_SPACE_ID, 2 * BULK_MIN
     snapshot = Snapshot(Dialect.V2_11, VClock(), Choice())
     definition: tuple[Any, ...] = (number, 1, "warm_up", "memtx", 0, {}, ())
@@ -444,7 +449,7 @@ def warm_up() -> None:
 
 
 def _slab(kind: int, rows: list[tuple[int, dict[Key, Any]]], first_lsn: int = 1) -> Slab:
-    """As it comes from a peer."""
+    """Return rows as a slab, as if received from a peer."""
     stream = RowStream("warm_up")
     for lsn, (space_id, fields) in enumerate(rows, first_lsn):
         body = pack({Key.SPACE_ID.value: space_id} | {key.value: value for key, value in fields.items()})

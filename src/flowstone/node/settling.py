@@ -1,6 +1,6 @@
-"""Puts new keys of indexes in their places while nobody waits: until then reads in order read around them.
+"""Sorts new keys into ordered indexes while the node is idle; until then, ordered reads must merge them.
 
-A step takes a millisecond, and between two of them everybody else has a turn.
+A step takes about a millisecond, and the event loop runs other work between two steps.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ from flowstone.box.index import SETTLED_BY_READ
 from flowstone.outside import Outside
 
 LOOK_INTERVAL = 0.1
+"""Seconds between two checks of the indexes."""
+
 LOOK_INTERVAL_MAX = 1.0
-"""The pause grows to this while there is nothing to do: idle nodes are to be idle."""
+"""The interval grows to this while there is nothing to do, so that an idle node uses little CPU time."""
 
 STEP_INTERVAL = 0.002
+"""Seconds between two steps."""
+
 STEP = 1000
-"""Keys that are put in their places at once."""
+"""Keys that are sorted in one step."""
 
 BUSY_INTERVAL = 0.1
-"""How long it stands back when it was woken late: there is work that somebody waits for."""
+"""Extra pause in seconds if the event loop is busy, which a late wake-up shows."""
 
 
 async def settle_indexes(outside: Outside, box: Box) -> None:
-    """Until it is cancelled. What the next read in order settles by itself is left to it."""
+    """Sort new keys until cancelled. A few keys are left for the next ordered read, which sorts them itself."""
     interval = LOOK_INTERVAL
     while True:
         await outside.clock.sleep(interval)

@@ -1,6 +1,6 @@
-"""Whom an applier feeds, and asks: the node, `follow` and `archive` each have such a sink.
+"""The interface between an applier and its receiver: the node, `follow` and `archive` each implement a sink.
 
-Only the contract is here; `node/applier.py` is who keeps to it on the other side.
+This module has only the protocol class; `node/applier.py` calls it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,26 @@ from flowstone.xlog.reader import Slab
 
 
 class Sink(Protocol):
-    """What it raises ends the connection, and perhaps the applier, by the tables of `replication/applier.py`."""
+    """Receives the data of an applier and has its settings.
+
+    An exception of a method ends the connection; the tables of `replication/applier.py` decide whether the applier
+    retries.
+    """
 
     on_written: list[Callable[[], None]]
-    """Appliers register here; called, with nothing awaited, when `vclock` has moved."""
+    """Callbacks of appliers, called synchronously after `vclock` has moved."""
 
     @property
     def instance_uuid(self) -> UUID: ...
 
     @property
     def replicaset_uuid(self) -> UUID | None:
-        """None: there is no data yet. An applier then joins, or fetches a snapshot where `is_anonymous`."""
+        """None if there is no data yet: then the applier joins or, if `is_anonymous`, fetches a snapshot."""
         ...
 
     @property
     def replica_id(self) -> int:
-        """0: not registered. An applier then registers us before it subscribes, unless `is_anonymous`."""
+        """0 if not registered: then the applier registers before it subscribes, unless `is_anonymous`."""
         ...
 
     @property
@@ -38,50 +42,52 @@ class Sink(Protocol):
 
     @property
     def version_id(self) -> int:
-        """Our age in JOIN and SUBSCRIBE; which errors are tried again depends on it, too."""
+        """Our version in JOIN and SUBSCRIBE. It also decides which errors are retried."""
         ...
 
     @property
     def vclock(self) -> VClock:
-        """What is durable here, and will not be taken back: SUBSCRIBE and ACKs say it."""
+        """The durable position that is never rolled back; sent in SUBSCRIBE and ACKs."""
         ...
 
     @property
     def id_filter(self) -> tuple[int, ...]:
-        """Originators whose rows are not wanted."""
+        """Replica ids whose rows the upstream must not send."""
         ...
 
     @property
     def term(self) -> int:
-        """The highest Raft term seen, 1 at first."""
+        """The highest Raft term seen; initially 1."""
         ...
 
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
-        """JOIN or FETCH_SNAPSHOT was granted: the rows of a snapshot of `vclock` follow."""
+        """Start a snapshot at `vclock`: JOIN or FETCH_SNAPSHOT was granted, and the rows follow."""
         ...
 
     async def meta(self, row: Row) -> None:
-        """RAFT or PROMOTE, from between JOIN_META and JOIN_SNAPSHOT."""
+        """Take a RAFT or PROMOTE row, sent between JOIN_META and JOIN_SNAPSHOT."""
         ...
 
-    async def snapshot_rows(self, slab: Slab) -> None: ...
+    async def snapshot_rows(self, slab: Slab) -> None:
+        """Take the next rows of the snapshot."""
+        ...
 
     async def begin_final(self, stop_vclock: VClock) -> None:
-        """The snapshot of a JOIN is complete: rows of the log up to `stop_vclock` follow."""
+        """End the snapshot of a JOIN: rows of the log up to `stop_vclock` follow."""
         ...
 
     async def final_rows(self, slab: Slab) -> None:
-        """Rows of the log that end a JOIN, or that answer a REGISTER."""
+        """Take rows of the log at the end of a JOIN or REGISTER."""
         ...
 
     async def end_join(self, vclock: VClock) -> None:
-        """JOIN, FETCH_SNAPSHOT or REGISTER is done. By now `replicaset_uuid` and `replica_id` are what it gave us."""
+        """End a JOIN, FETCH_SNAPSHOT or REGISTER. On return, `replicaset_uuid` and `replica_id` are those received."""
         ...
 
     async def apply(self, slab: Slab) -> None:
-        """Whole transactions of a subscription, all with LSNs. Returns before they are written, unless much waits."""
+        """Take whole transactions of a subscription. Return before they are written, unless the queue is full."""
         ...
 
     def raft(self, source_id: int, row: Row) -> None:
-        """A RAFT row of the peer `source_id`, from between two transactions."""
+        """Take a RAFT row of the peer `source_id`, sent between two transactions."""
         ...

@@ -1,8 +1,8 @@
 """Spaces and indexes as Python objects: of a running node, inside a transaction, or in a read view.
 
-Reads are plain calls and see memory. Changes of a node's spaces are awaited and return when they are as durable as
-`wal_mode` says; inside a transaction they are plain calls, and leaving the transaction is awaited. A handle names a
-space by its id and follows it through changes of its definition. The checks are those of `box/statements.py`.
+Reads are plain calls on memory. Changes of a node's spaces are awaited, and return when they are as durable as
+`wal_mode` requires; inside a transaction they are plain calls, and leaving the transaction is awaited. A handle refers
+to a space by id, and stays valid when the definition of the space changes. `box/statements.py` checks the arguments.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Fields = Sequence[Any] | Mapping[str, Any] | Tuple
-"""A tuple to be stored: its fields in order, or by name."""
+"""A tuple to store: its fields in order, or by name."""
 
 Operation = Sequence[Any]
-"""An operation of UPDATE and UPSERT: `("+", "stock", 1)`, `("=", 2, "new")`; fields by name or number from 0."""
+"""An operation of UPDATE or UPSERT, such as `("+", "stock", 1)` or `("=", 2, "new")`; fields count from 0."""
 
 ITERATORS: Final = {"EQ": 0, "REQ": 1, "ALL": 2, "LT": 3, "LE": 4, "GE": 5, "GT": 6}
+"""Names of iterators, as in Tarantool, and their numbers in the protocol."""
 
 PYTHON_TYPES: Final = {KeyKind.INTEGER: int, KeyKind.STRING: str}
-"""What a single-part key of an index is in Python, where its entries are looked up without encoding."""
+"""Python types of single-part keys that are looked up without encoding them first."""
 
 
 class Writer(Protocol):
-    """What carries out changes of a node's spaces."""
+    """Executes changes of spaces: a node, or a replica, which rejects them."""
 
     @property
     def box(self) -> Box: ...
 
     async def write(self, statement: Callable[[BoxTransaction], T]) -> T:
-        """Runs `statement` in a transaction of its own, and returns its result when that is in the log."""
+        """Run `statement` in its own transaction, and return its result when the transaction is committed."""
         ...
 
 
 class Reads(ABC):
-    """Reading through one index of one space."""
+    """Reads through one index of a space."""
 
     def __init__(self, space_id: int, index_id: int) -> None:
         self._space_id = space_id
@@ -58,7 +59,7 @@ class Reads(ABC):
 
     @abstractmethod
     def _begin(self) -> BoxTransaction:
-        """A transaction to read with."""
+        """Return the transaction to read in."""
 
     def _space(self, transaction: BoxTransaction) -> BoxSpace:
         return transaction.space(self._space_id)
@@ -67,7 +68,11 @@ class Reads(ABC):
         return field_numbers(space.format.field_names)
 
     def get(self, key: Any) -> Tuple | None:
-        """The tuple with this key of a unique index; None if there is none."""
+        """Return the tuple with this key of a unique index; None if there is none.
+
+        `key` is the value of a single part, or a tuple or list of all parts. Raise a TarantoolError if the key does not
+        fit the index, or the index is not unique.
+        """
         transaction = self._begin()
         space = self._space(transaction)
         raw = statements.get(transaction, space, self._index_id, pack_key(key))
@@ -82,7 +87,12 @@ class Reads(ABC):
         offset: int = 0,
         after: Tuple | bytes | None = None,
     ) -> list[Tuple]:
-        """The tuples that match `key`, all for an empty one; `after`: from behind this tuple, or position, on."""
+        """Return the tuples that match `key`, in the order of the index; an empty key matches all tuples.
+
+        `key` may have only the first parts of the index. `iterator` is a name or number as in Tarantool: EQ, ALL, GE,
+        GT, or in reverse order REQ, LE, LT. `offset` tuples are skipped, and at most `limit` are returned. `after`
+        continues after this tuple or position. Raise a TarantoolError if an argument does not fit the index.
+        """
         transaction = self._begin()
         space = self._space(transaction)
         if isinstance(after, Tuple):
@@ -101,18 +111,24 @@ class Reads(ABC):
         return [Tuple(raw, numbers) for raw in found]
 
     def count(self, key: Any = (), *, iterator: str | int = "EQ") -> int:
-        """How many tuples `select` would give."""
+        """Return the number of tuples that `select` would return for `key` and `iterator`."""
         transaction = self._begin()
         space = self._space(transaction)
         kind = iterator_number(iterator)
         return statements.count(transaction, space, self._index_id, iterator=kind, key=pack_key(key))
 
     def min(self, key: Any = ()) -> Tuple | None:
-        """The first of the tuples that match `key`, in the order of the index."""
+        """Return the first tuple that matches `key`, in the order of the index; None if there is none.
+
+        Raise UnsupportedIndexFeature if the index is not ordered.
+        """
         return self._edge(key, "EQ", "min")
 
     def max(self, key: Any = ()) -> Tuple | None:
-        """The last of the tuples that match `key`."""
+        """Return the last tuple that matches `key`, in the order of the index; None if there is none.
+
+        Raise UnsupportedIndexFeature if the index is not ordered.
+        """
         return self._edge(key, "REQ", "max")
 
     def _edge(self, key: Any, iterator: str, name: str) -> Tuple | None:
@@ -132,7 +148,7 @@ class Reads(ABC):
         return self.count(iterator="ALL")
 
     def __iter__(self) -> Iterator[Tuple]:
-        """All tuples, in the order of the index, as of now."""
+        """Iterate over all tuples of this moment, in the order of the index."""
         return iter(self.select(iterator="ALL"))
 
     def __contains__(self, key: Any) -> bool:
@@ -140,19 +156,26 @@ class Reads(ABC):
 
 
 class Index(Reads):
-    """An index of a node's space. `get` of a plain key costs little more than a look into a dictionary."""
+    """An index of a space of a node.
+
+        by_status = node.space("orders").index("by_status")
+        print(by_status.count("late"), by_status.select("late", limit=10))
+
+    Reads are plain calls; `get` with a single-part key costs little more than a dict lookup. Changes are awaited and
+    return when they are committed; they raise a TarantoolError if the node rejects them.
+    """
 
     def __init__(self, writer: Writer, space_id: int, index_id: int) -> None:
         super().__init__(space_id, index_id)
         self._writer = writer
         self._box = writer.box
-        # A function of its own, not a method: what it needs is then a step away instead of six.
+        # A closure instead of a method: it saves the attribute lookups, which dominate the cost of a read.
         self.get = self._learn()  # type: ignore[method-assign, assignment]
 
     def _learn(self) -> Callable[[Any], Tuple | None]:
-        """Notes what is needed of the space that is valid now, and gives a `get` that has all of it at hand.
+        """Cache what `get` needs from the current space object, and return a `get` that uses it.
 
-        Any change puts another space in its place, truncation too, which the version of the schema does not tell.
+        Any change of the space replaces the space object, also a truncation, which does not change the schema version.
         """
         self._known = space = self._box.space(self._space_id)
         self._field_numbers = field_numbers(space.format.field_names)
@@ -164,12 +187,12 @@ class Index(Reads):
         numbers, spaces, space_id, slow = self._field_numbers, self._box.spaces, self._space_id, super().get
 
         def get(key: Any) -> Tuple | None:
-            """The tuple with this key of a unique index; None if there is none."""
+            """Return the tuple with this key of a unique index; None if there is none."""
             if type(key) is plain_key and spaces.get(space_id) is space:
                 raw = look_up(key)
                 if raw is not None:
                     return Tuple(raw, numbers)
-            return slow(key)  # which knows why there is nothing
+            return slow(key)  # also finds out why there is no tuple
 
         return get
 
@@ -186,17 +209,21 @@ class Index(Reads):
 
     @property
     def name(self) -> str:
+        """The name of the index."""
         return self._box.space(self._space_id).index(self._index_id).definition.name
 
     async def update(self, key: Any, operations: Iterable[Operation]) -> Tuple | None:
-        """Changes the tuple with this key; the new tuple, or None if there was none."""
+        """Apply `operations` to the tuple with this key of a unique index.
+
+        Return the new tuple; None if no tuple has the key.
+        """
         raw_key, raw_operations = pack_key(key), pack(list(operations))
         return await self._write(
             lambda transaction, space: statements.update(transaction, space, self._index_id, raw_key, raw_operations)
         )
 
     async def delete(self, key: Any) -> Tuple | None:
-        """Removes the tuple with this key; the tuple that went, or None."""
+        """Delete the tuple with this key of a unique index. Return the deleted tuple; None if no tuple has the key."""
         raw_key = pack_key(key)
         return await self._write(
             lambda transaction, space: statements.delete(transaction, space, self._index_id, raw_key)
@@ -208,22 +235,33 @@ class Index(Reads):
 
 
 class Space(Index):
-    """A space of a node, read through its primary index where no other is named."""
+    """A space of a node. Reads, updates and deletes use the primary index.
+
+        orders = node.space("orders")
+        await orders.insert((42, "new"))
+        await orders.update(42, [("=", "status", "late")])
+        print(orders.get(42), len(orders))
+
+    Reads are plain calls. Changes are awaited and return when they are committed; they raise a TarantoolError if the
+    node rejects them.
+    """
 
     def __init__(self, writer: Writer, space_id: int) -> None:
         super().__init__(writer, space_id, 0)
 
     @property
     def id(self) -> int:
+        """The id of the space."""
         return self._space_id
 
     @property
     def name(self) -> str:
+        """The name of the space."""
         return self._box.space(self._space_id).name
 
     @property
     def format(self) -> tuple[dict[str, Any], ...]:
-        """The fields of the format, as `set_format` takes them."""
+        """The fields of the format, in the form that `set_format` accepts."""
         return tuple(
             {"name": field.name, "type": field.type, "is_nullable": field.is_nullable}
             for field in self._box.space(self._space_id).definition.fields
@@ -231,35 +269,41 @@ class Space(Index):
 
     @property
     def indexes(self) -> dict[str, Index]:
-        """Handles of all indexes, by name."""
+        """All indexes, by name."""
         indexes = self._box.space(self._space_id).indexes
         return {index.definition.name: Index(self._writer, self._space_id, number) for number, index in indexes.items()}
 
     def index(self, index: str | int) -> Index:
-        """The index with this name or id."""
+        """Return the index with this name or id; raise error 35 or 148 (ER_NO_SUCH_INDEX_…) if it does not exist."""
         found = self._box.space(self._space_id).index(index)
         return Index(self._writer, self._space_id, found.definition.id)
 
     async def insert(self, fields: Fields) -> Tuple:
-        """Adds a tuple; TupleFound if its key is taken. The tuple as it was stored, sequence values included."""
+        """Insert a tuple. Return it as stored, with values from a sequence.
+
+        Raise TupleFound (error 3) if a unique index already has its key.
+        """
         return _stored(await self._write_tuple(statements.insert, fields))
 
     async def replace(self, fields: Fields) -> Tuple:
-        """Adds a tuple, in the place of the one with its primary key."""
+        """Insert a tuple, or replace the tuple with the same primary key. Return it as stored.
+
+        Raise TupleFound (error 3) if another unique index already has its key.
+        """
         return _stored(await self._write_tuple(statements.replace, fields))
 
     async def _write_tuple(self, statement: Callable[[BoxTransaction, BoxSpace, bytes], bytes], fields: Fields) -> Any:
         return await self._write(lambda transaction, space: statement(transaction, space, pack_fields(fields, space)))
 
     async def upsert(self, fields: Fields, operations: Iterable[Operation]) -> None:
-        """Adds a tuple, or, where its primary key is taken, changes the tuple there by `operations`."""
+        """Insert a tuple, or apply `operations` to the tuple that already has its primary key."""
         raw_operations = pack(list(operations))
         await self._write(
             lambda transaction, space: statements.upsert(transaction, space, pack_fields(fields, space), raw_operations)
         )
 
     def random(self, number: int) -> Tuple | None:
-        """The tuple at position `number` of the primary index, modulo their count."""
+        """Return the tuple at position `number`, modulo the number of tuples; None if the space is empty."""
         space = self._space(self._begin())
         raw = space.primary.random(number) if space.primary is not None else None
         return None if raw is None else Tuple(raw, self._field_numbers)
@@ -277,9 +321,11 @@ class Space(Index):
         if_not_exists: bool = False,
         **options: Any,
     ) -> Index:
-        """Makes an index over the fields `parts`: names, numbers from 1, `{"field": …, "type": …}`, as in Tarantool.
+        """Create an index and return it.
 
-        Without parts it is the first field, unsigned.
+        `parts` are its fields as in Tarantool: names, numbers from 1, or `{"field": …, "type": …}`; the default is the
+        first field as unsigned. `options` are further options of Tarantool's `create_index`. Raise a TarantoolError if
+        the index exists (unless `if_not_exists`) or does not fit the tuples.
         """
         settings = {
             "parts": parts,
@@ -292,21 +338,23 @@ class Space(Index):
         return self.index(name)
 
     async def drop_index(self, index: str | int) -> None:
+        """Drop the index with this name or id."""
         await self._define(lambda txn: ddl.drop_index(txn, self._space_id, index))
 
     async def truncate(self) -> None:
-        """Removes all tuples."""
+        """Delete all tuples."""
         await self._define(lambda txn: ddl.truncate(txn, self._space_id))
 
     async def drop(self) -> None:
-        """Removes the space with all that belongs to it."""
+        """Drop the space with its tuples, indexes, generated sequence and privileges."""
         await self._define(lambda txn: ddl.drop_space(txn, self._space_id))
 
     async def rename(self, name: str) -> None:
+        """Rename the space. Handles of the space stay valid."""
         await self._define(lambda txn: ddl.rename_space(txn, self._space_id, name))
 
     async def set_format(self, format: Sequence[Any]) -> None:
-        """Gives the space another format, which its tuples must fit."""
+        """Replace the format of the space. Raise a TarantoolError if its tuples do not fit."""
         await self._define(lambda txn: ddl.format_space(txn, self._space_id, format))
 
     async def _define(self, change: Callable[[BoxTransaction], object]) -> None:
@@ -317,7 +365,10 @@ class Space(Index):
 
 
 class TransactionIndex(Reads):
-    """An index inside a transaction: its reads see the transaction's own changes, and are checked at its end."""
+    """An index inside a transaction: `transaction.space("orders").index("by_status")`.
+
+    All methods are plain calls. Reads see the transaction's own changes; the commit checks them for conflicts.
+    """
 
     def __init__(self, transaction: BoxTransaction, space_id: int, index_id: int) -> None:
         super().__init__(space_id, index_id)
@@ -327,13 +378,15 @@ class TransactionIndex(Reads):
         return self._transaction
 
     def update(self, key: Any, operations: Iterable[Operation]) -> Tuple | None:
+        """Apply `operations` to the tuple with this key. Return the new tuple; None if no tuple has the key."""
         return self._write(statements.update, self._index_id, pack_key(key), pack(list(operations)))
 
     def delete(self, key: Any) -> Tuple | None:
+        """Delete the tuple with this key. Return the deleted tuple; None if no tuple has the key."""
         return self._write(statements.delete, self._index_id, pack_key(key))
 
     def _write(self, statement: Callable[..., bytes | None], *arguments: Any) -> Tuple | None:
-        """A statement that fails is taken back alone: who catches its error may go on."""
+        """Execute a statement. A failed statement is rolled back alone, so that a caller may catch its error."""
         transaction = self._transaction
         space = self._space(transaction)
         savepoint = transaction.savepoint()
@@ -346,22 +399,29 @@ class TransactionIndex(Reads):
 
 
 class TransactionSpace(TransactionIndex):
-    """A space inside a transaction; changes are plain calls and become true when the transaction ends."""
+    """A space inside a transaction: `transaction.space("orders").insert((42, "new"))`.
+
+    All methods are plain calls; the changes are committed when the transaction ends.
+    """
 
     def __init__(self, transaction: BoxTransaction, space_id: int) -> None:
         super().__init__(transaction, space_id, 0)
 
     def index(self, index: str | int) -> TransactionIndex:
+        """Return the index with this name or id, inside the transaction."""
         found = self._space(self._transaction).index(index)
         return TransactionIndex(self._transaction, self._space_id, found.definition.id)
 
     def insert(self, fields: Fields) -> Tuple:
+        """Insert a tuple and return it as stored; raise TupleFound (error 3) if a unique index has its key."""
         return _stored(self._write(statements.insert, self._packed(fields)))
 
     def replace(self, fields: Fields) -> Tuple:
+        """Insert a tuple, or replace the tuple with the same primary key. Return it as stored."""
         return _stored(self._write(statements.replace, self._packed(fields)))
 
     def upsert(self, fields: Fields, operations: Iterable[Operation]) -> None:
+        """Insert a tuple, or apply `operations` to the tuple that already has its primary key."""
         self._write(statements.upsert, self._packed(fields), pack(list(operations)))
 
     def _packed(self, fields: Fields) -> bytes:
@@ -369,7 +429,7 @@ class TransactionSpace(TransactionIndex):
 
 
 class ViewIndex(Reads):
-    """An index as it was when the read view was opened."""
+    """An index at the moment when the read view was opened."""
 
     def __init__(self, view: ViewTransaction, space_id: int, index_id: int) -> None:
         super().__init__(space_id, index_id)
@@ -380,17 +440,18 @@ class ViewIndex(Reads):
 
 
 class ViewSpace(ViewIndex):
-    """A space as it was when the read view was opened."""
+    """A space at the moment when the read view was opened; reads use the primary index."""
 
     def __init__(self, view: ViewTransaction, space_id: int) -> None:
         super().__init__(view, space_id, 0)
 
     def index(self, index: str | int) -> ViewIndex:
+        """Return the index with this name or id, in the read view."""
         return ViewIndex(self._view, self._space_id, self._space(self._view).index(index).definition.id)
 
 
 class ViewTransaction(BoxTransaction):
-    """Reads of statements, answered from a read view."""
+    """A transaction whose reads use a read view."""
 
     def __init__(self, box: Box, view: ReadView) -> None:
         super().__init__(box)
@@ -415,14 +476,14 @@ class ViewTransaction(BoxTransaction):
 
 
 def pack_key(key: Any) -> bytes:
-    """The MessagePack of a key: a tuple or list of parts, or a single part as it is; None is the empty key."""
+    """Return a key as MessagePack. `key` is a tuple or list of parts, or a single part; None is the empty key."""
     if key is None:
         return statements.EMPTY_KEY
     return pack(key if isinstance(key, tuple | list) else (key,))
 
 
 def pack_fields(fields: Fields, space: BoxSpace) -> bytes:
-    """The MessagePack of a tuple of `space`."""
+    """Return a tuple of `space` as MessagePack."""
     if isinstance(fields, Tuple):
         return fields.raw
     if isinstance(fields, Mapping):
@@ -440,7 +501,7 @@ def _in_order(fields: Mapping[str, Any], space: BoxSpace) -> list[Any]:
 
 
 def iterator_number(iterator: str | int) -> int:
-    """The protocol's number of an iterator, which may be named as in Tarantool."""
+    """Return the number of an iterator in the protocol; `iterator` may be its name in Tarantool."""
     if isinstance(iterator, int):
         return iterator
     number = ITERATORS.get(iterator.upper())

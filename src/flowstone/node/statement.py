@@ -1,7 +1,7 @@
-"""DML rows of a log as statements that a live server can be asked to execute.
+"""Converts DML rows of a log to statements that a live server can execute.
 
-Tuples, keys and operations stay the MessagePack they were written as: they are cut out of the row's body, and
-never decoded. Pure; `play.py` sends the result.
+Tuples, keys and operations are sliced from the row's body as MessagePack, without decoding. Has no side effects;
+`play.py` sends the statements.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.row import Row, RowError
 
 SYSTEM_SPACES_END = 512
-"""Spaces below this number are Tarantool's own: a row there changes the schema or the cluster."""
+"""Ids below this number are system spaces: their rows change the schema or the cluster."""
 
 LUA_BASE = 1
-"""Lua counts fields from one; rows count from their INDEX_BASE, which is zero where a client set none."""
+"""Lua counts fields from 1; a row counts from its INDEX_BASE, which is 0 if the client set none."""
 
 _PLAYED = {
     RequestType.INSERT.value: (Key.TUPLE.value, None),
@@ -29,7 +29,7 @@ _PLAYED = {
     RequestType.DELETE.value: (Key.KEY.value, None),
     RequestType.UPSERT.value: (Key.TUPLE.value, Key.OPS.value),
 }
-"""What is done, and which keys hold the tuple or key that it is done to and the operations."""
+"""The body keys of the tuple or key, and of the operations, for each request type."""
 
 _BODY = msgspec.msgpack.Decoder(dict[int, msgspec.Raw])
 _NUMBER = msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=0)])
@@ -39,7 +39,7 @@ _SPACE_ID, _INDEX_ID, _INDEX_BASE = Key.SPACE_ID.value, Key.INDEX_ID.value, Key.
 
 
 class Statement(msgspec.Struct, frozen=True, gc=False):
-    """One DML row: `subject` is its tuple or its key, `operations` what UPDATE and UPSERT do, else empty."""
+    """A DML row. `subject` is its tuple or its key; `operations` are those of UPDATE and UPSERT, otherwise empty."""
 
     row: Row
     space_id: int
@@ -50,7 +50,7 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def changed_space_id(self) -> int:
-        """The space whose tuples change: for a row of `_truncate` the one that it empties."""
+        """The space whose tuples change: for a row of `_truncate`, the truncated space."""
         if self.space_id != TRUNCATE_ID:
             return self.space_id
         try:
@@ -60,15 +60,16 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
         return space_id
 
     def for_lua(self) -> tuple[int, int, int, bytes, bytes]:
-        """Type, space, index, subject and operations as Lua's own functions count fields."""
+        """Return type, space, index, subject and operations, with field numbers as Lua counts them."""
         operations = rebase(self.operations, self.index_base) if self.operations else b""
         return self.row.type, self.space_id, self.index_id, self.subject, operations
 
 
 def statement_of(row: Row) -> Statement | None:
-    """The statement that `row` is; None for a row that changes no space (NOP, RAFT, CONFIRM and so on).
+    """Return the statement of `row`; None for a row that changes no space (NOP, RAFT, CONFIRM and so on).
 
-    Neither does a row of `_truncate` in a snapshot: it counts what happened once, and would empty the space here.
+    Also return None for a row of `_truncate` in a snapshot: it only counts past truncations, and would truncate the
+    space on the server. Raise RowError if the body is invalid.
     """
     keys = _PLAYED.get(row.type)
     if keys is None:
@@ -81,31 +82,32 @@ def statement_of(row: Row) -> Statement | None:
         subject = bytes(parts[keys[0]])
         operations = bytes(parts[keys[1]]) if keys[1] is not None else b""
     except KeyError as error:
-        raise RowError(f"row with LSN {row.lsn}: {RequestType(row.type).name} lacks key {error}") from None
+        raise RowError(f"row with LSN {row.lsn}: {RequestType(row.type).name} has no key {error}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RowError(f"row with LSN {row.lsn}: body is broken: {error}") from error
+        raise RowError(f"row with LSN {row.lsn}: invalid body: {error}") from error
     if not (_is_array(subject) and (keys[1] is None or _is_array(operations))):
-        raise RowError(f"row with LSN {row.lsn}: {RequestType(row.type).name} of something that is no array")
+        name = RequestType(row.type).name
+        raise RowError(f"row with LSN {row.lsn}: tuple, key or operations of {name} are not an array")
     if space_id == TRUNCATE_ID and is_of_snapshot(row):
         return None
     return Statement(row, space_id, index_id, index_base, subject, operations)
 
 
 def is_of_snapshot(row: Row) -> bool:
-    """Rows of a snapshot have no origin, and a number in place of an LSN."""
+    """True for a row of a snapshot, which has no originator, and a row number instead of an LSN."""
     return row.replica_id == 0 and row.group_id == 0
 
 
 def _is_array(raw: bytes) -> bool:
-    # A server trusts what it is handed as a tuple, so nothing else may get there.
+    # `LUA` in `play.py` makes a tuple without validation, so only arrays may reach the server.
     return bool(raw) and (0x90 <= raw[0] <= 0x9F or raw[0] in (0xDC, 0xDD))
 
 
 def rebase(operations: bytes, base: int) -> bytes:
-    """`operations`, whose field numbers count from `base`, with numbers that count from LUA_BASE.
+    """Return `operations` with field numbers that count from LUA_BASE instead of `base`.
 
-    Negative numbers count from the end and field names count nothing: both stay. The offset of a splice
-    counts like a field number.
+    Negative numbers, which count from the end, and field names stay unchanged. The offset of a splice counts like a
+    field number. Raise RowError if the operations are invalid.
     """
     if base == LUA_BASE:
         return operations
@@ -117,12 +119,12 @@ def rebase(operations: bytes, base: int) -> bytes:
         for _ in range(count):
             parts += _rebased(unpacker, operations, base)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise RowError(f"operations of an update are broken: {str(error) or type(error).__name__}") from error
+        raise RowError(f"invalid update operations: {str(error) or type(error).__name__}") from error
     return b"".join(parts)
 
 
 def _rebased(unpacker: msgpack.Unpacker, operations: bytes, base: int) -> Iterator[bytes]:
-    """One operation `[what, field, argument…]`, in pieces."""
+    """Yield one operation `[what, field, argument…]` in pieces, with its numbers converted."""
     size = unpacker.read_array_header()
     yield msgpack.Packer().pack_array_header(size)
     what = b""
@@ -136,7 +138,7 @@ def _rebased(unpacker: msgpack.Unpacker, operations: bytes, base: int) -> Iterat
         else:
             unpacker.skip()
         if type(number) is int and number >= 0:
-            # A number below its base is an error and stays one: there is no field before the first.
+            # A number below its base is an error and stays one: Lua rejects field 0.
             yield msgpack.packb(max(number - base + LUA_BASE, 0))
         else:
             yield operations[start : unpacker.tell()]

@@ -1,6 +1,6 @@
-"""The counters of a node, read at one moment: for `box.stat`, `box.stat.net` and the metrics of `web/`.
+"""Statistics of a node at one moment, for `box.stat`, `box.stat.net` and the metrics of `web/`.
 
-Reads and adds up; counts nothing itself. What is in the directories takes a look at the disk, so it comes apart.
+Reads the counters and counts nothing itself. Disk usage has functions of its own, because they wait for the disk.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ OPERATIONS: Final[Mapping[str, tuple[RequestType, ...]]] = {
     "EXECUTE": (RequestType.EXECUTE,),
     "PREPARE": (RequestType.PREPARE,),
 }
-"""What `box.stat` names, besides ERROR."""
+"""The operations in `box.stat` besides ERROR, and their request types."""
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """How many took at most as many seconds as each bound, and no less than the bound before; and all in all."""
+    """A histogram of durations: counts up to each bound and above the previous one, and the sum of seconds."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -51,7 +51,7 @@ class Durations(msgspec.Struct, frozen=True):
 
 
 class Wal(msgspec.Struct, frozen=True, kw_only=True):
-    """Writes to the log since the start; `failure` is why the last one failed, None where it did not."""
+    """Writes to the log since the start. `failure` is the error of the last write; None if it succeeded."""
 
     rows: int
     bytes: int
@@ -63,7 +63,7 @@ class Wal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Follower(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replica was sent since the start; `id` 0 is an anonymous one."""
+    """Rows and bytes sent to a replica since the start; `id` is 0 for an anonymous replica."""
 
     id: int
     uuid: str
@@ -72,7 +72,7 @@ class Follower(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpaceSize(msgspec.Struct, frozen=True, kw_only=True):
-    """A space of users, and how many tuples it has."""
+    """The number of tuples in a user space."""
 
     name: str
     engine: str
@@ -80,7 +80,7 @@ class SpaceSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """`operations` are by the names of `box.stat`."""
+    """Counters of a node since its start. `operations` has the names of `box.stat`."""
 
     operations: dict[str, int]
     requests: int
@@ -98,7 +98,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the directories hold. `logs` are the signature at which each log begins, and its bytes, in their order."""
+    """Sizes and free space of the directories. `logs` has the start signature and size of each log, oldest first."""
 
     wal_dir: str
     memtx_dir: str
@@ -108,7 +108,7 @@ class DiskUsage(msgspec.Struct, frozen=True, kw_only=True):
     snapshots_bytes: int
 
     def held_from(self, signature: int) -> int:
-        """Bytes of the logs that somebody needs who has everything up to `signature`."""
+        """Return the size of the logs that a replica needs that has all rows up to `signature`."""
         first = max((start for start, _ in self.logs if start <= signature), default=0)
         return sum(size for start, size in self.logs if start >= first)
 
@@ -148,7 +148,7 @@ def _durations(histogram: Histogram) -> Durations:
 
 
 def _sizes(instance: Instance) -> Iterable[SpaceSize]:
-    """As Tarantool's module of metrics chooses: spaces of users that are neither temporary nor have a name with _."""
+    """Yield the sizes of user spaces, without temporary ones and names with _, as Tarantool's metrics module does."""
     for space in instance.box.spaces.values():
         definition = space.definition
         is_users = space.id >= FIRST_USER_SPACE_ID and not space.name.startswith("_")
@@ -157,7 +157,7 @@ def _sizes(instance: Instance) -> Iterable[SpaceSize]:
 
 
 def disk_usage(disk: Disk, memtx_dir: str, wal_dir: str) -> DiskUsage:
-    """Looks at the directories; it waits for the disk."""
+    """Return the usage of the directories. Blocks while it reads the disk."""
     logs = [(log.signature, _size(disk, log.path)) for log in scan_directory(disk, wal_dir).logs]
     snapshots = [_size(disk, snapshot.path) for snapshot in scan_directory(disk, memtx_dir).snapshots]
     return DiskUsage(
@@ -171,7 +171,7 @@ def disk_usage(disk: Disk, memtx_dir: str, wal_dir: str) -> DiskUsage:
 
 
 async def free_space(instance: Instance) -> dict[str, Any]:
-    """Return the free bytes of the file systems of the instance's directories, or why they cannot be determined."""
+    """Return the free bytes of the file systems of the directories, or the reason why they are unknown."""
     outside, query = instance.outside, instance.free_space_query
     places = instance.configuration.directories
     try:
@@ -188,22 +188,22 @@ def _free_bytes(disk: Disk, places: Iterable[str]) -> list[int]:
 def _size(disk: Disk, path: str) -> int:
     try:
         return disk.size(path)
-    except FileNotFoundError:  # collected while we looked
+    except FileNotFoundError:  # deleted by garbage collection in the meantime
         return 0
 
 
-# --- as CALL shows it ---
+# --- for CALL ---
 
 
 def box_stat(instance: Instance) -> dict[str, Any]:
-    """What `box.stat()` shows, without the rates: whoever wants one asks twice."""
+    """Return the map that `box.stat()` shows, without rates: clients can compute them from two calls."""
     counters = instance.counters
     totals = {name: sum(counters.operations[kind] for kind in kinds) for name, kinds in OPERATIONS.items()}
     return {name: {"total": total} for name, total in (totals | {"ERROR": counters.errors}).items()}
 
 
 def box_stat_net(instance: Instance) -> dict[str, Any]:
-    """What `box.stat.net()` shows, without the rates."""
+    """Return the map that `box.stat.net()` shows, without rates."""
     counters = instance.counters
     return {
         "SENT": {"total": counters.sent_bytes},

@@ -1,4 +1,4 @@
-"""Streams of a connection: requests that are executed in order, their transactions, and how many may be open."""
+"""Streams of a connection, their transactions, and the limits on open transactions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowstone.iproto import errors
 
 
 class Stream:
-    """Requests that are executed one after the other, and the transaction that they may be in."""
+    """A stream: its requests are executed one after the other, and may share a transaction."""
 
     __slots__ = ("deadline", "is_known", "last", "transaction")
 
@@ -18,17 +18,17 @@ class Stream:
         self.transaction: InteractiveTransaction | None = None
         self.deadline = 0.0
         self.is_known = False
-        """Whose the transaction is among the open ones."""
+        """The limit that `OpenTransactions` counts the transaction for."""
         self.last: asyncio.Future[None] | None = None
-        """Done when the last of its requests that takes time is."""
+        """Done when the last pending request of the stream is done; None if none is pending."""
 
     def expire(self, now: float) -> None:
-        """Abort the open transaction if its deadline has passed; it answers error 231 until it is ended."""
+        """Abort the open transaction if its deadline has passed; requests get error 231 until the client ends it."""
         if self.transaction is not None and now >= self.deadline:
             self.transaction.fail(errors.TransactionTimeout("Transaction has been aborted by timeout"))
 
     def usable(self, now: float) -> InteractiveTransaction | None:
-        """Return the open transaction; raise the reason if it has failed or timed out."""
+        """Return the open transaction, if any; raise the reason if it has failed or timed out."""
         if self.transaction is not None:
             self.expire(now)
             self.transaction.check()
@@ -36,10 +36,10 @@ class Stream:
 
 
 class OpenTransactions:
-    """How many transactions all clients have open, in bounds: each may hold a view, which every write has to serve.
+    """Limits the open transactions of all clients: each may have a read view, which makes every write slower.
 
-    Those of strangers, who have not authenticated and are no guests that somebody trusts, are few and counted apart,
-    so that they are in nobody's way.
+    Transactions of clients that have not authenticated have a smaller limit of their own, so that they do not use up
+    the limit of others. It does not apply if guests have been granted rights.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class OpenTransactions:
         self._trusts_guests = trusts_guests
 
     def add(self, is_authenticated: bool) -> bool:
-        """One more; whether it is a known client's, which `remove` wants to know."""
+        """Count one more transaction; return the argument for `remove`. Raise Unsupported at the limit."""
         is_known = is_authenticated or self._trusts_guests()
         most = self._max[is_known]
         if self._count[is_known] >= most:

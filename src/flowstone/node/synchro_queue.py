@@ -1,9 +1,9 @@
-"""The queue of synchronous transactions of a running node: does what the limbo decides.
+"""The synchronous queue of a running node: runs the state machine of `replication/limbo.py`, which has the rules.
 
-The rules are in `replication/limbo.py`; this hands it events (transactions, outcomes of the log, ACKs, rows of peers,
-time) and carries out its actions: verdicts go into the log, transactions leave `Box.in_flight`, forwards as facts or
-backwards undone, and whoever waits is told. Transactions come from `node/commits.py`, rows of peers from
-`node/applying.py`, terms and promotions from `node/elections.py`.
+`SynchroQueue` passes events to the limbo (transactions, results of writes, ACKs, rows of peers, time) and performs the
+resulting actions. It writes verdicts to the log, removes transactions from `Box.in_flight`, oldest first if committed
+and newest first if rolled back, and reports the outcome to clients. Transactions come from `node/commits.py`, rows of
+peers from `node/applying.py`, terms and promotions from `node/elections.py`.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ SYNCHRO_TIMEOUT: Final = 5.0
 """Default of `replication_synchro_timeout`, in seconds."""
 
 STALL_SECONDS: Final = 1.0
-"""A process that wakes up so late has been asleep: others replace a leader that says nothing for some seconds."""
+"""A timer that fires this late shows that the process was suspended. Other members may have replaced the leader in that
+time, which takes them some seconds."""
 
 EXTENSIONS_MAX: Final = 2
-"""How often in succession a late wake-up extends the timeout: a node that is always late is overloaded, not asleep, and
-clients wait for its verdict. Two, because a process may be paused again while it reads what it missed."""
+"""Maximum number of consecutive extensions of the timeout after a late timer. A node whose timers are always late is
+overloaded, not suspended, and clients wait for its verdict. Two, because the process may be suspended again while it
+reads what it missed."""
 
 _TYPES: Final = {
     Confirm: RequestType.RAFT_CONFIRM.value,
@@ -67,32 +69,33 @@ _TYPES: Final = {
 Told = Callable[[FlowstoneError | None], None]
 
 
-_CLAIM: Final = "await node.promote(), or start with election_mode"
-"""For the program that the node is part of; its clients get the message alone."""
+_CLAIM: Final = "claim it with await node.promote(), or start with election_mode"
+"""Hint for the program that runs the node; clients only get the message."""
 
-_LATER: Final = "it is in the log, and the set decides about it when the node is back"
-_ELSEWHERE: Final = "ask another member whether the row is there"
+_LATER: Final = "the transaction is in the log; the replica set decides on it after the node has restarted"
+_ELSEWHERE: Final = "check on another member whether the row exists"
 
 
 class OutcomeUnknown(FlowstoneError):
-    """A transaction that waits for a verdict may become a fact, or be taken back; this node will not see it."""
+    """The transaction is pending: it may be committed or rolled back, but this node will not learn the outcome."""
 
 
 class Revocable(Protocol):
-    """Something that is visible and can be taken back until it is a fact."""
+    """A visible change that can be rolled back until it is committed."""
 
     def rollback(self) -> None: ...
 
     def hide_from(self, view: ReadView) -> None:
-        """Makes `view`, just opened, see what was there before."""
+        """Make `view`, which was just opened, show the state before the change."""
         ...
 
 
 class Waiting(NamedTuple):
-    """A transaction in the queue: what takes it back, and who is told of the verdict (None: it is a fact).
+    """A transaction in the queue: `effect` rolls it back, `told` gets its outcome (None: committed, else the error).
 
-    `is_promised`: a client takes that for a promise, so it has to be proven (see `limbo_actions.Proven`).
-    Also a run of many, if both can be divided: a `BulkWrite`, and replies to all of them or `NOBODY`.
+    `is_promised`: a client relies on the outcome, so a commit must be proven first (see `limbo_actions.Proven`). A run
+    of several transactions is also represented by this class; then both fields can be divided: `effect` is a
+    `BulkWrite`, and `told` the replies to all of them, or NOBODY.
     """
 
     effect: Revocable
@@ -111,7 +114,7 @@ class Waiting(NamedTuple):
 
 
 class _Nobody:
-    """Nobody waits for it here: who wrote it is gone, or is another instance."""
+    """Ignores the outcome: no client of this node waits for it."""
 
     def __call__(self, error: FlowstoneError | None) -> None: ...
 
@@ -126,7 +129,7 @@ NOBODY: Final = _Nobody()
 
 
 class Received(NamedTuple):
-    """A row of a peer about the queue, as it goes into the log: itself, or a NOP in its place."""
+    """A control row of a peer, to be written to the log: the row itself, or the NOP that replaces it."""
 
     rows: bytes
     nop: Callable[[], bytes]
@@ -135,7 +138,7 @@ class Received(NamedTuple):
 
 
 class SynchroQueue:
-    """One per node. `limbo` is for others to read; whatever changes it goes through here."""
+    """The synchronous queue of a node. Other modules may read `limbo`, but change it only through this class."""
 
     def __init__(self, box: Box, journal: Journal, clock: Clock) -> None:
         self._box = box
@@ -146,9 +149,9 @@ class SynchroQueue:
         self._member_count: int | None = None
         self.limbo: Limbo[Waiting] = Limbo(instance_id=0, dialect=box.dialect, quorum=1, timeout=self.timeout)
         self.on_change: list[Callable[[], None]] = []
-        """Told when the queue has another owner, or is frozen or thawed."""
+        """Called when the owner or the term has changed, or the queue was frozen or thawed."""
         self.on_free: list[Callable[[], None]] = []
-        """Told when rows of peers need not wait any longer for a verdict that is being written."""
+        """Called when rows of peers no longer have to wait for a verdict that is being written."""
         self._received: dict[Request, Received] = {}
         self._deciding: Request | None = None
         self._unproven: dict[Entry[Waiting], None] = {}
@@ -162,25 +165,26 @@ class SynchroQueue:
         self._was_busy = False
         self._is_closed = False
 
-    # --- what others look at ---
+    # --- state ---
 
     @property
     def is_empty(self) -> bool:
-        """Nothing waits for a verdict, so a transaction that needs none has nothing to wait for but its write."""
+        """True if no transaction is pending. An asynchronous transaction is then committed by its write."""
         return not self.limbo
 
     def checkpoint(self) -> Promote:
-        """The state as snapshots and JOIN_META have it; what waits is not part of it."""
+        """Return the state for snapshots and JOIN_META, without pending transactions."""
         return self.limbo.checkpoint()
 
-    # --- life ---
+    # --- lifecycle ---
 
     def start(self, instance_id: int, state: Promote, tenures: Tenures, pending: Sequence[Pending[Revocable]]) -> None:
-        """Begins where the log ended, or anew; `pending` is in the log and in memory, and has no verdict.
+        """Restore the state at the end of the log, also after a rejoin.
 
-        Nothing is decided about it before `resume`: peers may have done that meanwhile, on our behalf.
+        `pending` are the transactions in the log and in memory without a verdict. None is decided on before `resume`,
+        because peers may have decided on our behalf meanwhile.
         """
-        self._let_go("the data was given up for that of a peer")
+        self._let_go("local data was replaced by that of a peer")
         self.limbo = Limbo(
             instance_id=instance_id,
             dialect=self._box.dialect,
@@ -200,12 +204,12 @@ class SynchroQueue:
         self._do(self.limbo.restore(state, promote_terms=terms, pending=waiting, former=former, voids=voids))
 
     def resume(self) -> None:
-        """We know what our peers know."""
+        """Allow verdicts after `start`, when the node is in sync with its peers. Only 2.6 waits for this."""
         if self._box.dialect is Dialect.V2_6 and self.limbo.is_fenced:
             self._do(self.limbo.unfence())
 
     def registered(self, instance_id: int) -> None:
-        """An anonymous instance has got its id."""
+        """Set the id of an instance that was anonymous."""
         self.limbo.instance_id = instance_id
         self._look_around()
 
@@ -218,11 +222,12 @@ class SynchroQueue:
         self._look_around()
 
     def close(self) -> None:
-        """Nothing is decided any more. Who waits for a promotion or a verdict hears that."""
+        """Stop deciding. Pending clients, promotions and waiters get OutcomeUnknown."""
         self._is_closed = True
-        self._let_go("the node was stopped before a quorum had it")
+        self._let_go("node was stopped before a quorum acknowledged the transaction")
 
     def _let_go(self, why: str, hint: str = _LATER) -> None:
+        """Report OutcomeUnknown to all clients and waiters."""
         self._alarm.cancel()
         for entry in (*self._unproven, *self.limbo.pending):
             if entry.transaction.is_promised:
@@ -241,7 +246,7 @@ class SynchroQueue:
     def submit(
         self, waiting: Waiting, *, is_synchronous: bool, is_local: bool = False, size: int = 0
     ) -> Entry[Waiting] | None:
-        """As `Limbo.submit`, before the rows are encoded."""
+        """Call `Limbo.submit`, before the rows are encoded."""
         try:
             return self.limbo.submit(waiting, is_synchronous=is_synchronous, is_local=is_local, size=size)
         except errors.SyncQueueUnclaimed as error:
@@ -251,11 +256,11 @@ class SynchroQueue:
     def receive(
         self, waiting: Waiting, *, origin_id: int, lsn: int, is_synchronous: bool, size: int = 0
     ) -> Entry[Waiting] | None:
-        """As `Limbo.receive`, when the transaction has taken effect."""
+        """Call `Limbo.receive`, after the transaction was applied."""
         return self.limbo.receive(waiting, origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size)
 
     def submit_run(self, run: Waiting, count: int, size: int) -> Entry[Waiting] | None:
-        """As `submit`, for so many synchronous ones; None if one of them may be refused."""
+        """Call `submit` for a run of `count` synchronous transactions; return None if one of them may be rejected."""
         if self._max_size and self.limbo.size + size > self._max_size:
             return None
         try:
@@ -264,21 +269,21 @@ class SynchroQueue:
             return None
 
     def takes(self, origin_id: int) -> bool:
-        """Whether what `origin_id` writes now may wait here."""
+        """Return True if transactions of `origin_id` may enter the queue now."""
         limbo = self.limbo
         return limbo.owner_id == origin_id or (self._box.dialect is Dialect.V2_6 and not limbo)
 
     def is_current(self, origin_id: int) -> bool:
-        """Whether nothing that `origin_id` writes without waiting needs a closer look."""
+        """Return True if asynchronous transactions of `origin_id` need no check against our history."""
         limbo = self.limbo
         return not limbo.owner_id or limbo.promote_term(origin_id) == limbo.term
 
     def made_fact(self) -> None:
-        """Something was written that waits for nobody, without asking for a place in the queue."""
+        """Record the commit of an asynchronous transaction that did not enter the queue."""
         self.limbo.tenures.made_fact()
 
     def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool, was_control: bool = False) -> Fate:
-        """As `Limbo.admit`."""
+        """Call `Limbo.admit`."""
         return self.limbo.admit(origin_id, lsn, flags=flags, has_effect=has_effect, was_control=was_control)
 
     def written(self, entry: Entry[Waiting], lsn: int) -> None:
@@ -288,16 +293,16 @@ class SynchroQueue:
         self._do(self.limbo.written_together(entries, self._clock.monotonic()))
 
     def write_failed(self, entry: Entry[Waiting]) -> None:
-        """The log has refused the transaction, and tells all that it refused, the newest first."""
+        """Roll back a transaction that could not be written. The log reports failures newest first."""
         self._do(self.limbo.write_failed(entry), is_failing=True)
 
     def withdraw(self, entry: Entry[Waiting]) -> None:
-        """The transaction never reached the log; whoever submitted it takes it back and needs not be told."""
+        """Remove a transaction that never reached the log. The caller rolls it back, and `told` is not called."""
         actions = self.limbo.write_failed(entry)
         self._do([each for each in actions if not (isinstance(each, Undo) and each.entry is entry)], is_failing=True)
 
     def decide(self, request: Request, received: Received) -> None:
-        """A row of a peer about the queue; not while `limbo.is_busy`. Raises why it does not fit our history."""
+        """Process a control row of a peer; not while `limbo.is_busy`. Raise an error if it contradicts our history."""
         self._received[request] = received
         actions = self.limbo.request(request)
         self._deciding = request
@@ -312,13 +317,13 @@ class SynchroQueue:
     # --- ACKs, time, options ---
 
     def ack(self, replica_id: int, vclock: VClock) -> None:
-        """`replica_id` has written all of `vclock`; 0 for an anonymous one."""
+        """Record that `replica_id`, 0 if anonymous, has written all rows up to `vclock`."""
         actions = self.limbo.ack(replica_id, vclock)
         if actions:
             self._do(actions)
 
     def forget(self, replica_id: int) -> None:
-        """As `Limbo.forget`."""
+        """Call `Limbo.forget`."""
         self.limbo.forget(replica_id)
 
     def configure(
@@ -337,8 +342,9 @@ class SynchroQueue:
     def _tick(self) -> None:
         now = self._clock.monotonic()
         if self._alarm.late > STALL_SECONDS and self._extensions < EXTENSIONS_MAX:
-            # Others may have gone on without us, and confirmed what we would take back: their word is still to be read.
-            LOG.warning("the process stood still for %.1f s: what waits gets its time anew", self._alarm.late)
+            # A new leader may have confirmed transactions that we would roll back, and its rows are not read yet.
+            text = "process was suspended for %.1f s: extending timeout of pending synchronous transactions"
+            LOG.warning(text, self._alarm.late)
             self._extensions += 1
             self._patient_until = now + self.timeout
         if now < self._patient_until:
@@ -350,26 +356,27 @@ class SynchroQueue:
     # --- ownership ---
 
     def see_term(self, term: int) -> None:
-        """As `Limbo.see_term`."""
+        """Call `Limbo.see_term`."""
         self.limbo.see_term(term)
         self._look_around()
 
     def fence(self) -> None:
-        """No verdicts any more: a quorum is out of reach, and may elect another."""
+        """Stop writing verdicts: the quorum is lost, and another leader may be elected."""
         if self.limbo and not self.limbo.is_fenced:
-            LOG.warning("%d transactions wait: nobody decides about them until there is a leader", len(self.limbo))
+            text = "fencing synchronous queue: %d transactions stay pending until a leader is elected"
+            LOG.warning(text, len(self.limbo))
         self.limbo.fence()
         self._look_around()
 
     async def promote(self, term: int, *, timeout: float | None = None) -> None:
-        """Returns when our PROMOTE of `term` is in the log and in force; raises why it cannot be.
+        """Take over the queue in `term`; wait until our PROMOTE is written, or raise an error.
 
-        `timeout` is for a quorum that has all that waits in the queue; None waits for it as long as it takes.
+        `timeout` limits the wait until a quorum has all pending transactions; None is no limit.
         """
         await self._hand_over(lambda now: self.limbo.promote(term, now, timeout=timeout))
 
     async def demote(self, term: int, *, timeout: float | None = None) -> None:
-        """As `promote`; nobody owns the queue then."""
+        """Give up the queue in `term`, so that it has no owner; otherwise like `promote`."""
         await self._hand_over(lambda now: self.limbo.demote(term, now, timeout=timeout))
 
     def cancel_transfer(self, error: TarantoolError) -> None:
@@ -382,25 +389,25 @@ class SynchroQueue:
         try:
             await transfer
         except asyncio.CancelledError:
-            self.cancel_transfer(errors.System("the promotion was given up"))
+            self.cancel_transfer(errors.System("transfer of synchronous queue was cancelled"))
             raise
 
     async def clear(self) -> None:
-        """`box.ctl.clear_synchro_queue()` of dialect 2.6: see `Limbo.clear_synchro_queue`."""
+        """Execute `box.ctl.clear_synchro_queue()` of dialect 2.6; see `Limbo.clear_synchro_queue`."""
         cleared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         actions = self.limbo.clear_synchro_queue(self._clock.monotonic())
         self._clearing.append(cleared)
         self._do(actions)
         await cleared
 
-    # --- who waits until what waits now is decided ---
+    # --- waiting for verdicts ---
 
     async def settled(self, timeout: float | None = None) -> None:
-        """Returns when all that waits now is a fact; raises if that is undone, or `timeout` is over."""
+        """Wait until all transactions pending now are committed; raise if they are rolled back, or after `timeout`."""
         await self.decided(self.limbo.newest, timeout)
 
     async def decided(self, newest: Entry[Waiting] | None, timeout: float | None = None) -> None:
-        """As `settled`, for what was the newest (`limbo.newest`) at the moment in question."""
+        """Wait as `settled` does, for the transactions up to `newest`, an earlier value of `limbo.newest`."""
         if newest is None:
             return
         if newest.state is State.UNDONE:
@@ -415,10 +422,10 @@ class SynchroQueue:
         except TimeoutError:
             raise quorum_timeout() from None
 
-    # --- what the limbo wants done ---
+    # --- actions of the limbo ---
 
     def _do(self, actions: Iterable[Action[Waiting]], *, is_failing: bool = False) -> None:
-        """`is_failing`: the log is telling what it has refused, and takes nothing new before it is through."""
+        """Perform actions. `is_failing`: the log is reporting failed writes, and accepts no rows until it is done."""
         for action in actions:
             match action:
                 case Commit(entries, is_proven):
@@ -485,24 +492,26 @@ class SynchroQueue:
 
     def _say_owner(self, request: Request) -> None:
         body, limbo = request.body, self.limbo
-        whose = f"is that of replica {limbo.owner_id}" if limbo.owner_id else "is nobody's"
-        taken = f"; of replica {body.owner_id} stands what is up to {body.lsn}" if body.owner_id else ""
-        LOG.info("the queue %s in term %d%s", whose, limbo.term, taken)
+        owner = f"is owned by replica {limbo.owner_id}" if limbo.owner_id else "has no owner"
+        former = f"; transactions of replica {body.owner_id} confirmed up to lsn {body.lsn}" if body.owner_id else ""
+        LOG.info("synchronous queue %s in term %d%s", owner, limbo.term, former)
 
     def _reject(self, request: Request, error: TarantoolError) -> None:
-        """What `decide` has just been given it refuses itself; of what had to wait nobody would hear otherwise."""
+        """Report the rejection of a held row. `decide` itself raises the error of the row it was called with."""
         received = self._received.pop(request, None)
         if received is not None and request is not self._deciding:
             received.logged(error)
 
     def _write(self, request: Request) -> None:
+        """Write a control row: as received from a peer, or a verdict or transfer of our own."""
         received = self._received.pop(request, None)
         if received is not None:
             self._log(request, received, received.rows)
             return
         if isinstance(request.body, Rollback):
             need = f"no quorum of {self.limbo.quorum} within {self.timeout:g} s"
-            LOG.warning("%s: transactions from %d on are taken back, %d wait", need, request.body.lsn, len(self.limbo))
+            text = "%s: rolling back transactions from lsn %d on (%d pending)"
+            LOG.warning(text, need, request.body.lsn, len(self.limbo))
         journal = self._journal
         lsn = journal.next_lsn(journal.replica_id)
         rows = _encode(request.body, journal.replica_id, lsn, self._clock.wall())
@@ -520,7 +529,7 @@ class SynchroQueue:
 
     def _log(self, request: Request, received: Received, rows: bytes) -> None:
         def logged(error: FlowstoneError | None) -> None:
-            received.logged(error)  # first: rows that wait for the verdict are not to be had without it
+            received.logged(error)  # first, so that held rows are not applied if the verdict was not written
             self._logged(request, error)
 
         try:
@@ -552,13 +561,14 @@ class SynchroQueue:
             if not future.done():
                 future.set_result(None)
 
-    # --- what others see of it ---
+    # --- notifications ---
 
     def _appearance(self) -> tuple[int, int, bool]:
         limbo = self.limbo
         return limbo.owner_id, limbo.term, limbo.is_frozen
 
     def _look_around(self) -> None:
+        """Call `on_change` and `on_free` if the state has changed."""
         appearance = self._appearance()
         if appearance != self._shown:
             self._shown = appearance
@@ -580,5 +590,5 @@ def _tell(told: Told, error: FlowstoneError | None) -> None:
     try:
         told(error)
     except Exception:
-        # One listener's mistake must not keep the others waiting for ever.
-        LOG.exception("after a verdict")
+        # An error of one callback must not keep other clients waiting.
+        LOG.exception("transaction completion callback failed")

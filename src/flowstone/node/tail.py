@@ -1,7 +1,7 @@
-"""The newest part of the log in memory, for relays: chunks of whole transactions, framed once for all who take all.
+"""The tail of the log in memory, shared by all relays: chunks of whole transactions, encoded once for all replicas.
 
-Fed by the journal with what is written; what gathers until the relays look is one chunk. Bounded in bytes: whoever is
-behind its first chunk reads the files (`log_reader.py`). Knows nothing of connections.
+The journal appends rows as they are written; all rows between two rounds of the relays form a chunk. The size is
+limited: a relay whose position is before the first chunk reads files (`log_reader.py`). Connections are not used here.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import Slab
 
 TAIL_SIZE_MAX: Final = 64 * 1024 * 1024
+"""Maximum size of all chunks in bytes; a relay that lags by more reads files."""
 
 
 class Chunk:
-    """Rows of our log between two positions, and the packets that they are to a replica."""
+    """The rows of our log between two positions, and their packets for replicas."""
 
     __slots__ = ("_packets", "_promoted_term", "_rows", "_slab", "_tables", "after", "before", "number")
 
     def __init__(
         self, number: int, rows: bytes, before: VClock, after: VClock, tables: list[Chunk] | None = None
     ) -> None:
-        """`tables` gets the chunk when it has tabulated its rows: somebody should soon let it forget that."""
+        """The chunk appends itself to `tables` when it creates its slab, so that the owner can call `forget_slab`."""
         self.number = number
         self.before = before
         self.after = after
@@ -42,7 +43,7 @@ class Chunk:
 
     @property
     def size(self) -> int:
-        """About the bytes of the rows and of the packets, without what `forget_slab` lets go of."""
+        """The approximate size of rows and packets in bytes, without the slab."""
         return 2 * len(self._rows)
 
     @property
@@ -56,13 +57,13 @@ class Chunk:
 
     @property
     def packets(self) -> bytes:
-        """All rows but the local ones, for replicas that take all; made once."""
+        """All rows except local ones, for replicas that get all of them; encoded once."""
         if self._packets is None:
             self._packets = self._lone_packet() or packets_of(self.slab)
         return self._packets
 
     def _lone_packet(self) -> bytes | None:
-        """The packet of a lone row, which a master that is not busy has most of the time; None if it needs a look."""
+        """Return the packet of a single row, the usual case on an idle master; None if the rows have to be decoded."""
         rows, before = self._rows, self.before
         if self.after.signature - before.signature != 1 or self.after.get(0) != before.get(0):
             return None
@@ -72,7 +73,7 @@ class Chunk:
         return b"\xce" + len(rows).to_bytes(4, "big") + rows
 
     def packets_for(self, rows: RowFilter, sync: int) -> bytes:
-        """The rows that one replica gets."""
+        """Return the packets for one replica."""
         if not sync and rows.takes_all(self.before, self.after):
             return self.packets
         if rows.takes_nothing(self.before, self.after):
@@ -81,21 +82,21 @@ class Chunk:
 
     @property
     def promoted_term(self) -> int:
-        """The newest term in which the queue changed hands here, known once there are packets; 0: it did not."""
+        """The newest term of a PROMOTE or DEMOTE in the chunk, 0 if none; valid only after the packets were created."""
         return self._promoted_term
 
     def forget_slab(self) -> None:
-        """The table of rows is larger than the rows; nearly always one look at it was enough."""
+        """Free the slab, which is larger than the rows and is rarely needed twice."""
         self._slab = None
 
 
 def packets_of(slab: Slab, rows: RowFilter | None = None, sync: int = 0) -> bytes:
-    """The packets that a slab of our log is to a replica: all rows that `rows` keeps, never local ones."""
+    """Return the packets of a slab of our log for a replica: the rows that `rows` keeps, without local ones."""
     return stream_packets(slab, None if rows is None else rows.keep(slab), sync=sync)
 
 
 def promoted_term(slab: Slab) -> int:
-    """The newest term of a PROMOTE or DEMOTE in the slab."""
+    """Return the newest term of a PROMOTE or DEMOTE in the slab; 0 if there is none."""
     types = slab.cells[scan.TYPE]
     promote, demote = PROMOTIONS
     numbers = np.flatnonzero((types == promote) | (types == demote))
@@ -108,7 +109,7 @@ def promoted_term(slab: Slab) -> int:
 
 
 class Tail:
-    """The chunks, numbered; `end` is the number of the next. `on_rows` is called when there is something to seal."""
+    """The numbered chunks. `end` is the number of the next one. `on_rows` is called when there are rows to seal."""
 
     def __init__(self, vclock: VClock, on_rows: Callable[[], None], *, size_max: int = TAIL_SIZE_MAX) -> None:
         self._chunks: deque[Chunk] = deque()
@@ -122,7 +123,7 @@ class Tail:
         self.end = 0
 
     def append(self, rows: bytes, vclock: VClock) -> None:
-        """Told by the journal what it has written, and where it is then."""
+        """Append rows that the journal has written; `vclock` is the position after them."""
         is_first = not self._rows
         self._rows.append(rows)
         self._gathered = vclock
@@ -130,7 +131,7 @@ class Tail:
             self._on_rows()
 
     def seal(self) -> None:
-        """Makes a chunk of what has gathered."""
+        """Make a chunk of the rows appended since the last call."""
         if self._rows:
             chunk = Chunk(self.end, b"".join(self._rows), self._vclock, self._gathered, self._tables)
             self._chunks.append(chunk)
@@ -140,12 +141,12 @@ class Tail:
             self.end += 1
 
     def chunk(self, number: int) -> Chunk | None:
-        """The chunk; None if it is too old, or not there yet."""
+        """Return the chunk; None if it was dropped, or does not exist yet."""
         place = number - self.end + len(self._chunks)
         return self._chunks[place] if 0 <= place < len(self._chunks) else None
 
     def find(self, known: VClock) -> int | None:
-        """The number of the first chunk that has news for who knows `known`; None: what comes before it is gone."""
+        """Return the number of the first chunk with rows after `known`; None if chunks before it were dropped."""
         if self._vclock.without_zero() <= known:
             return self.end
         for chunk in reversed(self._chunks):
@@ -154,7 +155,7 @@ class Tail:
         return None
 
     def trim(self, needed: int) -> None:
-        """Drops the chunks before number `needed`, and as many more as are too much."""
+        """Drop the chunks before number `needed`, and more if the size exceeds the limit."""
         chunks = self._chunks
         while chunks and (chunks[0].number < needed or self.size > self.size_max):
             self.size -= chunks.popleft().size

@@ -1,6 +1,6 @@
-"""Transactions and read views of a node, as a program uses them.
+"""The public classes for transactions and read views of a node.
 
-Thin: which statements conflict, and what a view sees, `box/transaction.py` and `box/read_view.py` decide.
+A thin layer: `box/transaction.py` decides which statements conflict, `box/read_view.py` what a view sees.
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ ISOLATIONS: Final = {
     "best-effort": Isolation.BEST_EFFORT,
     "linearizable": Isolation.LINEARIZABLE,
 }
-"""By the names of `box.begin{txn_isolation = …}`."""
+"""Isolation levels, by their names in `box.begin{txn_isolation = …}`."""
 
 
 class Transaction:
-    """Statements that become true together when the block ends, or not at all.
+    """A transaction: its statements are committed together when the block ends, or not at all.
 
-    They see everything as it was when the first of them was made, and what they did themselves. Leaving the block
-    waits for the log, and for a quorum where they are synchronous. Where somebody else changed what was read here, and
-    was first, it raises TransactionConflict, and nothing was done; an exception in the block takes everything back.
+        async with node.transaction() as transaction:
+            orders = transaction.space("orders")
+            if orders.get(42) is not None:
+                orders.update(42, [("=", "status", "paid")])
+
+    The statements see the data as of the first statement, and their own changes. The end of the block waits until the
+    transaction is in the log and, if it is synchronous, confirmed by a quorum. It raises TransactionConflict if another
+    transaction has changed data that this one read, and TransactionTimeout if the transaction took too long; nothing is
+    changed then. An exception in the block rolls the transaction back.
     """
 
     def __init__(
@@ -39,7 +45,7 @@ class Transaction:
         if isolation not in ISOLATIONS:
             raise errors.IllegalParams(f"Illegal parameters, txn_isolation must be one of {', '.join(ISOLATIONS)}")
         if is_sync and instance.box.dialect is Dialect.V2_6:
-            # Its replicas know by the space alone what has to wait, and would stop at the verdict.
+            # A 2.6 replica takes a transaction for synchronous only by its space, and would stop at the CONFIRM.
             raise errors.Unsupported("Dialect 2.6 does not support synchronous transactions on asynchronous spaces")
         if timeout is not None and not timeout > 0:
             raise errors.IllegalParams("Illegal parameters, timeout must be a number greater than 0")
@@ -75,16 +81,19 @@ class Transaction:
 
     @property
     def _seconds(self) -> float:
-        """How long it may take."""
+        """The timeout of the transaction."""
         return self._instance.configuration.txn_timeout if self._timeout is None else self._timeout
 
     def space(self, space: str | int) -> TransactionSpace:
-        """The space with this name or id, inside the transaction."""
+        """Return the space with this name or id, inside the transaction.
+
+        Raise error 36 (ER_NO_SUCH_SPACE) if it does not exist, and NoTransaction outside the block.
+        """
         transaction = self._open()
         return TransactionSpace(transaction, transaction.space(space).id)
 
     def rollback(self) -> None:
-        """Takes back what was done so far; the block may go on, with an empty transaction that sees what is there."""
+        """Roll back the statements so far. The block may continue, with an empty transaction that sees current data."""
         self._open().rollback()
 
     def _open(self) -> InteractiveTransaction:
@@ -94,19 +103,29 @@ class Transaction:
 
 
 class View:
-    """All spaces as they were when it was opened. Close it soon: what is overwritten meanwhile is kept for it."""
+    """A read view: all spaces at the moment when it was opened.
+
+        with node.read_view() as view:
+            for order in view.space("orders"):
+                ...
+
+    Close a view soon: it keeps all tuples in memory that are replaced or deleted while it is open.
+    """
 
     def __init__(self, instance: Instance) -> None:
         self._view = instance.box.open_view()
         self._transaction = ViewTransaction(instance.box, self._view)
 
     def space(self, space: str | int) -> ViewSpace:
-        """The space with this name or id, as it was; ReadViewClosed once the view is."""
+        """Return the space with this name or id, in the read view.
+
+        Raise ReadViewClosed if the view is closed, and error 36 (ER_NO_SUCH_SPACE) if the space did not exist.
+        """
         self._view.check()
         return ViewSpace(self._transaction, self._transaction.space(space).id)
 
     def close(self) -> None:
-        """Gives back what it holds; closing twice is harmless."""
+        """Release the memory of the view. Closing twice has no effect."""
         self._view.close()
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""A tuple as Python code sees it: MessagePack that is decoded when somebody asks for a field.
+"""A tuple as a Python object: MessagePack that is decoded when a field is read.
 
-Making one costs a few dozen nanoseconds, so that reading from a node is little more than looking into a dictionary.
+Creating a `Tuple` costs a few dozen nanoseconds, so that a read from a node costs little more than a dict lookup.
 """
 
 from __future__ import annotations
@@ -14,13 +14,20 @@ from flowstone.iproto.msgpack import unpack
 
 Values = tuple[Any, ...]
 
-# Tuples of nothing but plain values, which are most. Others (arrays, maps, binary, extensions, text that is not
-# UTF-8) are refused by it and left to our own codec, which decodes them to what it decodes them to everywhere.
+# Fast path for tuples of plain values, which are most. It rejects others (with arrays, maps, binary, extensions, or
+# text that is not UTF-8), so that our own codec decodes them as everywhere else.
 _decode_plain: Final = msgspec.msgpack.Decoder(tuple[int | float | str | bool | None, ...]).decode
 
 
 class Tuple(msgspec.Struct, gc=False, eq=False):
-    """An immutable sequence of fields: `tuple[0]`, `tuple["name"]`, `tuple.name`; `raw` is its MessagePack."""
+    """A tuple of a space: an immutable sequence of fields.
+
+        order = node.space("orders").get(42)
+        print(order[0], order["status"], order.status, order.to_dict())
+
+    Fields are decoded on first access; `raw` is the whole tuple as MessagePack. A `Tuple` equals a tuple or list with
+    the same fields.
+    """
 
     raw: bytes
     _numbers: Mapping[str, int]
@@ -28,7 +35,7 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
 
     @property
     def values(self) -> Values:
-        """All fields: arrays are tuples, maps dicts."""
+        """All fields as a Python tuple. Arrays are tuples, maps are dicts."""
         values = self._values
         if values is None:
             values = self._values = decode(self.raw)
@@ -39,9 +46,13 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
     @overload
     def __getitem__(self, field: slice) -> Values: ...
     def __getitem__(self, field: int | str | slice) -> Any:
-        """By number from 0, or by name. A named field behind the end of this tuple is None, as in Tarantool."""
+        """Return a field by number from 0 or by name, or a slice of fields.
+
+        A named field after the end of this tuple is None, as in Tarantool. Raise IndexError or KeyError if there is no
+        such field.
+        """
         if type(field) is not str:
-            # What `values` does, without the call: this is what reading a field costs.
+            # The body of `values`, inlined: the call would dominate the cost of reading a field.
             if (values := self._values) is not None:
                 return values[field]  # type: ignore[index]
             try:
@@ -57,16 +68,16 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"the tuple has no field {name!r}") from None
+            raise AttributeError(f"tuple has no field {name!r}") from None
 
     def get(self, field: int | str, default: Any = None) -> Any:
-        """The field, or `default` where there is none."""
+        """Return a field by number or name; `default` if the tuple has no such field."""
         number = self._numbers.get(field) if isinstance(field, str) else field
         values = self.values
         return values[number] if number is not None and -len(values) <= number < len(values) else default
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields by their names; those behind the named ones are left out."""
+        """Return the named fields as a dict. Fields without a name are omitted."""
         values = self.values
         return {name: values[number] for name, number in self._numbers.items() if number < len(values)}
 
@@ -95,7 +106,7 @@ Sequence.register(Tuple)
 
 
 def decode(raw: bytes) -> Values:
-    """The fields of a tuple."""
+    """Return the fields of a tuple in MessagePack."""
     try:
         return _decode_plain(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -104,5 +115,5 @@ def decode(raw: bytes) -> Values:
 
 
 def field_numbers(names: Sequence[str]) -> dict[str, int]:
-    """Where each field of a format stands, for `Tuple`."""
+    """Return the number of each field of a format, as `Tuple` needs them."""
     return {name: number for number, name in enumerate(names)}

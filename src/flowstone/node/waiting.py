@@ -1,4 +1,4 @@
-"""Waiting until an instance takes writes, or does not: `box.ctl.wait_rw` and `box.ctl.wait_ro`."""
+"""Waiting until an instance is writable or read-only: `box.ctl.wait_rw` and `box.ctl.wait_ro`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flowstone.node.instance import Instance
 from flowstone.node.promotion import timed_out
 
 STEP_SECONDS: Final = 0.01
-"""Between two looks: whoever waits for a change of leaders waits for seconds."""
+"""Polling interval. A change of leaders takes seconds, so a shorter one gains nothing."""
 
 
 async def wait_read_only(instance: Instance, is_read_only: bool, timeout: float | None = None) -> None:
-    """Returns when the instance is read-only, or is not; raises TimedOut after `timeout` seconds."""
+    """Wait until the instance is read-only, or is writable; raise ER_SYSTEM "timed out" after `timeout` seconds."""
     clock = instance.outside.clock
     deadline = None if timeout is None else clock.monotonic() + timeout
     while instance.is_read_only != is_read_only:

@@ -1,7 +1,7 @@
-"""Loads what a node runs on before anybody waits for it: kernels of turns, relays and appliers, compiled if need be.
+"""Loads the kernels of turns, relays and appliers, or compiles them, before clients connect.
 
-The first batch of a new installation would otherwise hold up all clients for seconds. A turn of its own, on a box of
-its own that is thrown away, calls each kernel just as real turns will.
+Otherwise the first batch of a new installation would block all clients for seconds. A turn on a temporary box calls
+each kernel with the same types as real turns.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ REQUESTS: Final = (RequestType.REPLACE, RequestType.INSERT, RequestType.SELECT, 
 
 @cache
 def warm_up() -> int:
-    """Runs a turn of every kind of bulk statement, once in a process; the number of replies.
+    """Run a turn with every kind of bulk statement, once per process, and return the number of replies.
 
-    Touches neither disk nor network, so it needs no outside of anybody's.
+    It uses neither disk nor network, so it does not need the `Outside` of a node.
     """
     outside = production()
     index = IndexDefinition(SPACE_ID, 0, "primary", "tree", True, (IndexPart(0, "unsigned"),))
@@ -57,8 +57,10 @@ def warm_up() -> int:
 
 
 def _replicate() -> None:
-    """What replicas get, from memory or from files, all or a part; and what becomes of it there. Few rows take other
-    ways than many."""
+    """Encode rows for replicas, from memory and from files, with and without a filter, and decode them again.
+
+    Few and many rows use different kernels.
+    """
     for count in (1, ROWS):
         slab = slab_of_rows(b"".join(_row(lsn).encode() for lsn in range(1, count + 1)), "warm_up")
         packets = packets_of(slab)
@@ -67,7 +69,7 @@ def _replicate() -> None:
         stream.feed(packets)
         received = stream.take()
         assert received is not None
-        # Kernels are compiled for each layout: tables that are filled to the last column have another than parts.
+        # Kernels are compiled for each array layout; a slice of a table has another layout than a whole table.
         for each in (received, replace(received, cells=np.ascontiguousarray(received.cells))):
             packets_of(each)
             journal_rows(each, 0, len(each), 1.0)
@@ -100,7 +102,7 @@ def _body(request: RequestType, number: int) -> dict[int, Any]:
 
 
 class _Client:
-    """A connection to nobody."""
+    """A connection without a client, for the turn."""
 
     user = ADMIN
     is_waiting = False

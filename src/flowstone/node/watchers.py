@@ -1,9 +1,9 @@
-"""Watchers: telling clients of a change of what they asked to be told about (reference section 4.6).
+"""Watchers: notify clients of changes of the keys that they watch (`docs/spec/iproto.md#watchers`).
 
-Values of the node's own keys are computed when somebody looks, and compared with what a watcher saw last: whoever
-changes something has nothing to announce. `check` is called once per turn and looks at those few keys and at what was
-broadcast, however many are watched. A watcher that has not yet answered an event gets no other; when it answers, it
-gets the newest value, not the ones between.
+Values of the built-in keys are computed on demand and compared with the value that a watcher got last, so code that
+changes them sends no notification. `check`, called once per turn, compares only the few built-in keys and the keys that
+were broadcast. A watcher that has not acknowledged an event gets no further event; when it acknowledges, it gets the
+newest value, not those in between.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from flowstone.replication.vclock import VClock
 BALLOT = "internal.ballot"
 
 KEY_SIZE_MAX: Final = 1024
-"""Bytes of a watched key. Real servers have no bound; a key is kept for as long as its watcher likes."""
+"""Bytes of a watched key, which is kept until its watcher is removed. Real servers have no limit."""
 
 Source = Callable[[], Any]
-"""The present value of a key."""
+"""Returns the present value of a key."""
 
 Send = Callable[[bytes], None]
-"""Takes a whole packet to one client."""
+"""Sends a packet to one client."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """One key of one client. `seen`: the value sent last; None before any, b"" for a key without a value."""
+    """One key of one client. `seen` is the value sent last: None before the first, b"" for a key without a value."""
 
     send: Send
     sync: int
     seen: bytes | None = None
     is_waiting: bool = False
-    """An event was sent and not answered."""
+    """True if an event was sent and not acknowledged."""
 
 
 class Watchers:
-    """Who watches what on one node. Clients are told apart by any object of theirs, such as their session."""
+    """The watchers of one node. An object such as its session identifies a client."""
 
     def __init__(self, sources: Mapping[str, Source]) -> None:
         self._sources = dict(sources)
@@ -56,13 +56,16 @@ class Watchers:
         self._watches: dict[str, dict[object, _Watch]] = {}
         self._keys: dict[object, dict[str, None]] = {}
         self._told: dict[str, bytes | None] = {}
-        """What the node's own keys stood at when all who watch them knew."""
+        """Values of the built-in keys that all their watchers have got, or get with their next acknowledgement."""
         self._broadcast: dict[str, None] = {}
 
     def watch(self, client: object, send: Send, key: str, sync: int) -> None:
-        """Registers a watch, and sends the value at once; for one that exists it is the answer to the last event."""
+        """Register a watch and send the value at once; if the watch exists, acknowledge its last event.
+
+        Raise Unsupported if the key is too long.
+        """
         if len(key.encode("utf-8", "surrogateescape")) > KEY_SIZE_MAX:
-            raise errors.Unsupported(f"WATCH does not support keys of more than {KEY_SIZE_MAX} bytes")
+            raise errors.Unsupported(f"WATCH does not support keys longer than {KEY_SIZE_MAX} bytes")
         watch = self._watches.setdefault(key, {}).get(client)
         if watch is None:
             watch = self._watches[key][client] = _Watch(send, sync)
@@ -71,7 +74,7 @@ class Watchers:
         watch.is_waiting = False
         value = self.value(key)
         if self._told.get(key) != value:
-            self._told.pop(key, None)  # by the next check it may be back at what the others know
+            self._told.pop(key, None)  # it may have the old value again at the next check
         self._tell(key, watch, value)
 
     def unwatch(self, client: object, key: str) -> None:
@@ -85,24 +88,24 @@ class Watchers:
             self._told.pop(key, None)
 
     def forget(self, client: object) -> None:
-        """The client is gone."""
+        """Remove all watches of a client."""
         for key in list(self._keys.get(client, ())):
             self.unwatch(client, key)
 
     def value(self, key: str) -> bytes | None:
-        """What the key stands at, as MessagePack; None without a value."""
+        """Return the present value of the key as MessagePack; None without a value."""
         source = self._sources.get(key)
         return pack(source()) if source is not None else self._values.get(key)
 
     def broadcast(self, key: str, value: Any) -> None:
-        """Gives a key of the user's own a value; None takes it away."""
+        """Set the value of a user key, for the next `check`; None removes it."""
         self._values.pop(key, None)
         if value is not None:
             self._values[key] = pack(value)
         self._broadcast[key] = None
 
     def check(self, *, vclock_counts: bool = False) -> None:
-        """Sends what has changed. The ballot holds the vclock, which always moves: that alone counts now and then."""
+        """Send changed values. The ballot is checked only with `vclock_counts`: its vclock changes with every write."""
         for key in self._sources:
             if key in self._watches and (key != BALLOT or vclock_counts):
                 value = self.value(key)
@@ -127,7 +130,7 @@ class Watchers:
 
 
 def sources_of(instance: Instance) -> dict[str, Source]:
-    """The keys that every node has."""
+    """Return the built-in keys and their sources."""
     return {
         "box.id": lambda: _id(instance),
         "box.status": lambda: _status(instance),
@@ -147,21 +150,21 @@ def _status(instance: Instance) -> dict[str, Any]:
 
 
 def _election(instance: Instance) -> dict[str, Any]:
-    """The term is the one on disk, unlike in `box.info.election`."""
+    """Return the value of `box.election`. Its term is the persisted one, unlike in `box.info.election`."""
     elections = instance.elections
     role, leader = elections.raft.state.name.lower(), elections.raft.leader
     return {"term": elections.term, "role": role, "is_ro": instance.is_read_only, "leader": leader}
 
 
 def ballot(instance: Instance) -> dict[int, Any]:
-    """What is answered to VOTE, by the keys of the dialect and in their order (reference section 4.3)."""
+    """Return the ballot, with the keys of the dialect in their order (`docs/spec/replication.md#ballot`)."""
     vclock, gc_vclock = _shown(instance.vclock), _shown(instance.files.gc_vclock)
     # No instance may join or register through an expelled one.
     read_only, is_loading = instance.configuration.read_only or instance.is_expelled, instance.status == "loading"
     if instance.box.dialect is Dialect.V2_6:
         return {
             BallotKey.IS_RO_CFG.value: read_only,
-            BallotKey.IS_RO.value: is_loading or read_only,  # in 2.6 "loading", which it says of read-only ones, too
+            BallotKey.IS_RO.value: is_loading or read_only,  # 2.6 calls it IS_LOADING, and sets it if read-only, too
             BallotKey.VCLOCK.value: vclock,
             BallotKey.GC_VCLOCK.value: gc_vclock,
         }
@@ -181,5 +184,5 @@ def ballot(instance: Instance) -> dict[int, Any]:
 
 
 def _shown(vclock: VClock) -> dict[int, int]:
-    """Peers see no local rows."""
+    """Return the vclock without local rows, which peers do not see."""
     return {replica_id: lsn for replica_id, lsn in vclock if replica_id}
