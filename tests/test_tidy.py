@@ -18,7 +18,7 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 CITATION: Final = re.compile(r"(?<![\w/])(docs/[\w/-]+\.md)(?:#([\w-]+))?")
-FOREIGN_CITATION: Final = re.compile(r"(?i)reference,? (sections? )?\d|reference of \d|\(reference:|\bseed 00\d")
+FOREIGN_CITATION: Final = re.compile(r"(?i)reference,? (sections? )?\d|reference of \d|\(reference\s?:|\bseed 00\d")
 
 # Modules without a test module of their own name, each with the reason.
 TESTED_ELSEWHERE: Final[dict[str, str]] = {

@@ -1,9 +1,9 @@
-"""What a directory of logs holds, run by run: the plan of every batch over it.
+"""The runs of all logs in a directory, and the batches planned over them.
 
-Of an archive or a spool the indexes beside the logs say it, of a plain directory a first pass (`directory_index`). No
-row is read here but definitions, and of runs in which somebody looks for an exact place. A batch lies between two
-settled positions; its slices are ranges of whole blocks that executors decode by themselves, each with the place in the
-log and the schema that hold before it.
+For an archive or a spool, the runs come from the indexes beside the logs; for a plain directory, from a first pass over
+the logs (`directory_index`). The only rows read here are definitions, and rows of a run in which an exact position is
+searched. A batch lies between two settled positions. Its slices are ranges of whole blocks that executors decode
+independently: each slice carries the place in the log and the schema that hold before its first row.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from flowstone.xlog.block import FIXHEADER_SIZE, decode_fixheader
 from flowstone.xlog.reader import LogFile
 
 SLICE_SIZE = 8 * 1024 * 1024
-"""Bytes of the log per slice, unless the caller knows better: some 400 000 rows."""
+"""Default size of a slice, in bytes of log: about 400 000 rows."""
 
 MICROSECONDS = 1e6
 
 
 class DataLoss(FlowstoneError):
-    """Rows behind a position are not there any more, or never came."""
+    """Rows after a position no longer exist, or never arrived."""
 
 
 class NotSettled(FlowstoneError):
-    """A position at which rows may still be withdrawn or have not come yet, or that lies inside a transaction."""
+    """A position is not settled, or lies inside a transaction."""
 
 
 class EndsEarlier(NotSettled):
-    """A time behind the one up to which an archive knows that nothing was written."""
+    """A time is later than the time up to which an archive is known to be complete."""
 
 
 class NoImages(FlowstoneError):
-    """Tuples before and after changes were asked for where the archive does not have them."""
+    """Tuples before and after changes were requested, but the archive does not have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Bytes `offset` to `end` of the file `path`, both block boundaries. `before` is the place before its first row.
+    """Bytes `offset` to `end` of the file `path`; both are block boundaries.
 
-    `definitions` hold there. Of a snapshot all rows are at the place `before`. Where executors do not share the
-    file system, `data` are the bytes themselves, or `remote` says who hands them out. Picklable: it is what an
-    executor gets.
+    `before` is the place before the first row, and `definitions` are those in force there. In a snapshot, all rows are
+    at the place `before`. Where executors do not share the file system, `data` holds the bytes themselves, or `remote`
+    names the server that sends them. Picklable, because slices are sent to executors.
     """
 
     path: str
@@ -79,7 +79,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class FormatChange:
-    """The definition of a space changes so that its typed columns do: it is `was` up to `before`, `space` behind it."""
+    """A change of a space's typed columns: `was` holds up to the position `before`, `space` after it."""
 
     before: VClock
     was: SpaceDefinition | None
@@ -88,7 +88,7 @@ class FormatChange:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A run, the log it is of, the place before it and the position behind it."""
+    """A run, its log, the place before the run and the position after it."""
 
     path: str
     run: Run
@@ -98,7 +98,7 @@ class _Placed:
 
 @dataclass
 class ArchiveIndex:
-    """The runs of all logs of a directory, in the order of the log; `refresh` takes in what came since."""
+    """The runs of all logs of a directory, in log order; `refresh` adds the runs written since."""
 
     disk: Disk
     directory: str
@@ -116,23 +116,23 @@ class ArchiveIndex:
 
     @classmethod
     def open(cls, disk: Disk, directory: str) -> ArchiveIndex:
-        """Reads the manifest and the indexes of an archive; a directory without a manifest gets a first pass."""
+        """Open the archive in `directory`, or scan the logs of a directory that has no manifest."""
         is_archive = archive_manifest.load(disk, directory) is not None
         index = cls(disk, directory, (ArchiveRuns if is_archive else DirectoryRuns)(disk, directory))
         index.refresh()
         return index
 
-    # --- what there is ---
+    # --- contents ---
 
     def refresh(self) -> None:
-        """Takes in what was written since. Cheap where that is nothing."""
+        """Add what was written since the last call. Cheap if nothing was."""
         news = self._feed.poll()
         facts = self.facts = news.facts
         gaps = {VClock(gap.until) for gap in facts.gaps}
         if news.gone:
             self._runs = [placed for placed in self._runs if placed.path not in news.gone]
         if not self._is_begun and not news.added and facts.defined_at(facts.reached) is not None:
-            # There is no row behind the snapshot yet.
+            # There is no row after the snapshot yet.
             self._begin(facts.reached)
         for added in news.added:
             if not self._is_begun or (added.before in gaps and added.before != self._begun_at):
@@ -141,7 +141,7 @@ class ArchiveIndex:
         settled = VClock(self._runs[-1].run.settled) if self._runs else facts.settled
         for until in sorted(gaps, key=lambda vclock: vclock.signature):
             if until <= facts.settled and not until <= settled:
-                # Behind a gap there is only a snapshot, yet.
+                # Only a snapshot follows the gap so far.
                 settled = settled.merged(until)
                 if not until <= self._settled and self._begun_at != until:
                     self._begin(until)
@@ -152,7 +152,7 @@ class ArchiveIndex:
             self._schema.forget(self.earliest if oldest is None else oldest.common(self.earliest))
 
     def _begin(self, position: VClock) -> None:
-        """Definitions begin anew."""
+        """Restart the definitions at `position`."""
         self._schema.begin(position, self.facts.defined_at(position))
         self._begun_at = position
 
@@ -180,26 +180,29 @@ class ArchiveIndex:
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """Stretches of the log that are missing."""
+        """The missing stretches of the log."""
         return self.facts.gaps
 
     @property
     def snapshots(self) -> tuple[SnapshotFile, ...]:
-        """Those that are there whole, ascending."""
+        """All complete snapshots, in ascending order."""
         return self.facts.snapshots
 
     @property
     def earliest(self) -> VClock:
-        """Where the first log that is there begins."""
+        """The position at which the first available log begins."""
         return self._runs[0].before.vclock if self._runs else self.facts.reached
 
     @property
     def settled(self) -> VClock:
-        """Up to where nothing can be withdrawn any more."""
+        """The position up to which no row can be rolled back any more."""
         return self._settled
 
     def snapshot_at(self, position: VClock) -> SnapshotFile:
-        """The newest snapshot from which the state at `position` can be made; DataLoss where there is none."""
+        """Return the newest snapshot from which the state at `position` can be built.
+
+        Raises DataLoss if there is none.
+        """
         found = newest_at(self.snapshots, position)
         if found is None:
             raise DataLoss(
@@ -212,7 +215,7 @@ class ArchiveIndex:
     # --- checks ---
 
     def check(self, start: VClock, end: VClock) -> None:
-        """Raises NotSettled or DataLoss unless every row behind `start` up to `end` is settled, archived and there."""
+        """Raise NotSettled or DataLoss unless every row after `start` up to `end` is settled and available."""
         if not end <= self.settled:
             raise NotSettled(
                 f"{self.directory}: {end} is not settled", hint=f"settled is what lies up to {self.settled}"
@@ -228,7 +231,7 @@ class ArchiveIndex:
         )
 
     def first_gap(self, start: VClock, end: VClock) -> Gap | None:
-        """The first gap that has rows behind `start` up to `end`; what lies before the oldest log is one, too."""
+        """Return the first gap with rows after `start` up to `end`; rows before the oldest log count as a gap."""
         missing = missing_rows(start, self.earliest.common(end))
         if missing:
             until = self.earliest.to_mapping()
@@ -239,7 +242,7 @@ class ArchiveIndex:
         return None
 
     def check_images(self, start: VClock) -> None:
-        """Raises NoImages unless the rows behind `start` have the tuples that they changed."""
+        """Raise NoImages unless the archive has images of all rows after `start`."""
         since = self.facts.images_since
         if since is None or not since <= start:
             known = "it has none" if since is None else f"it has them behind {since}"
@@ -258,11 +261,11 @@ class ArchiveIndex:
         max_bytes: int | None = None,
         at_definitions: bool = False,
     ) -> VClock:
-        """The end of a batch that begins at `start`: settled, and about as large as is allowed; at least one run.
+        """Return the settled end of a batch that begins at `start`: at least one run, and about as large as allowed.
 
-        A transaction is in one batch whole, and so is all that was settled together with it. A batch ends before a gap;
-        where it would begin there, that is DataLoss. With `at_definitions` it ends before the first transaction that
-        changes definitions or truncates, or right behind it where it begins with one.
+        A batch never splits a transaction, nor rows that were settled together. A batch ends before a gap; a batch that
+        would begin at a gap raises DataLoss. With `at_definitions`, a batch ends before the first transaction that
+        changes definitions or truncates a space, or right after that transaction if the batch begins with it.
         """
         rows = size = 0
         end = start
@@ -286,7 +289,7 @@ class ArchiveIndex:
         return end
 
     def cut_before_gap(self, start: VClock) -> VClock:
-        """How far one gets from `start` before something is missing; `start` itself where it is right behind."""
+        """Return the last settled position reachable from `start` without a gap; `start` if the gap follows at once."""
         end = start
         if missing_rows(start, self.earliest):
             return start
@@ -298,7 +301,7 @@ class ArchiveIndex:
         return end
 
     def stretches(self, start: VClock, end: VClock) -> list[tuple[VClock, VClock]]:
-        """From `start` to `end` without what is missing; one stretch where nothing is."""
+        """Split `start` to `end` into stretches without gaps; the result is one stretch if nothing is missing."""
         found: list[tuple[VClock, VClock]] = []
         while (gap := self.first_gap(start, end)) is not None:
             until = self.cut_before_gap(start).common(end)
@@ -308,9 +311,9 @@ class ArchiveIndex:
         return [*found, (start, end)]
 
     def slices(self, start: VClock, end: VClock, *, size: int = SLICE_SIZE, spaces: Sequence[int] = ()) -> list[Slice]:
-        """The blocks that hold the rows behind `start` up to `end`, in slices of about `size` bytes.
+        """Return the blocks that hold the rows after `start` up to `end`, in slices of about `size` bytes.
 
-        With `spaces` those runs are left out that have no rows of them.
+        With `spaces`, runs without rows of these spaces are skipped.
         """
         self.check(start, end)
         wanted = {*spaces, SPACE_ID, INDEX_ID} if spaces else None
@@ -340,16 +343,16 @@ class ArchiveIndex:
         )
 
     def row_count(self, start: VClock, end: VClock) -> int:
-        """About how many rows are behind `start` up to `end`."""
+        """Return the approximate number of rows after `start` up to `end`."""
         return end.signature - start.signature
 
     def size_between(self, start: VClock, end: VClock) -> int:
-        """About how many bytes of logs lie between two positions."""
+        """Return the approximate number of log bytes between two positions."""
         behind = bisect_left(self._runs, True, key=lambda placed: end <= placed.before.vclock)
         return sum(placed.run.end - placed.run.offset for placed in self._runs[self._behind(start) : behind])
 
     def snapshot_slices(self, snapshot: SnapshotFile, *, size: int = SLICE_SIZE) -> list[Slice]:
-        """The blocks of a snapshot, in slices of about `size` bytes; which rows a slice has is not known before."""
+        """Return the blocks of a snapshot in slices of about `size` bytes. The row count of each slice is unknown."""
         place = Place(snapshot.vclock, self.time_of(snapshot))
         definitions = self._schema.defined_by(snapshot.path)
         cuts = [block for block, _ in self._blocks(snapshot)[:1]]
@@ -366,7 +369,7 @@ class ArchiveIndex:
         ]
 
     def _blocks(self, snapshot: SnapshotFile) -> list[tuple[int, int]]:
-        """Where the blocks of a snapshot begin and end: their headers are read, and nothing of what is in them."""
+        """Return the start and end offset of each block of a snapshot, reading only the block headers."""
         known = self._cuts.get(snapshot.path)
         if known is None:
             known = self._cuts[snapshot.path] = []
@@ -378,9 +381,9 @@ class ArchiveIndex:
         return known
 
     def time_of(self, snapshot: SnapshotFile) -> int:
-        """The commit time of a snapshot's rows: not before that of any row below it, nor behind that of one above.
+        """Return the commit time of a snapshot's rows: not before any row below it, nor after any row above it.
 
-        What stands in it is when it was written, by the clock of whoever wrote it.
+        The timestamp inside the snapshot is the time of writing, by the clock of the instance that wrote it.
         """
         number = self._behind(snapshot.vclock)
         if number and self._runs[number - 1].vclock == snapshot.vclock:
@@ -394,7 +397,7 @@ class ArchiveIndex:
         return _micros(own)
 
     def time_at(self, position: VClock) -> int:
-        """A commit time, in microseconds, that no transaction behind `position` falls below."""
+        """Return a commit time, in microseconds, that no transaction after `position` precedes."""
         number = self._behind(position)
         if number < len(self._runs):
             return self._runs[number].before.time
@@ -403,23 +406,24 @@ class ArchiveIndex:
         return max(self._runs[-1].before.time, _micros(self._runs[-1].run.last_timestamp))
 
     def _behind(self, position: VClock) -> int:
-        """The number of the first run with rows behind `position`: before it all positions are at or below that."""
+        """Return the number of the first run with rows after `position`; all earlier runs end at or before it."""
         return bisect_left(self._runs, True, key=lambda placed: not placed.vclock <= position)
 
     # --- definitions ---
 
     def schema_at(self, position: VClock) -> SchemaTracker:
-        """What is defined at a settled position, in a tracker of the caller's own."""
+        """Return a copy of the definitions at a settled position."""
         return self._schema.at(position).copy()
 
     def definition_at(self, position: VClock, space: int | str) -> SpaceDefinition | None:
-        """The space as it is defined at a settled position."""
+        """Return the definition of a space at a settled position."""
         return self._schema.at(position).schema.get(space)
 
     def definition_behind(self, position: VClock, space: int | str) -> SpaceDefinition | None:
-        """The space as the next rows behind a settled position have it, or the first later ones where it is not there.
+        """Return the definition of a space for the next rows after a settled position.
 
-        What the very next transaction defines counts: a stream that stopped before it goes on with that.
+        If the space does not exist there, return its first later definition. A definition made by the very next
+        transaction counts, because a stream that stopped before this transaction continues with it.
         """
         found = self.definition_at(position, space)
         for epoch in self._schema.behind(position):
@@ -430,7 +434,7 @@ class ArchiveIndex:
         return found
 
     def last_definition(self, position: VClock, space: int | str) -> SpaceDefinition | None:
-        """The space as it is defined at a settled position, or was last before."""
+        """Return the definition of a space at a settled position, or its last one before."""
         found = self.definition_at(position, space)
         for epoch in reversed(self._schema.up_to(position)):
             if _is_usable(found):
@@ -439,10 +443,10 @@ class ArchiveIndex:
         return found
 
     def format_changes(self, space_id: int, start: VClock, end: VClock) -> list[FormatChange]:
-        """Where the columns of a space change behind `start` and up to `end`.
+        """Return where the columns of a space change after `start` and up to `end`.
 
-        One that is dropped has no rows any more; one that is made anew under its name is another. Without a primary
-        key nothing can be written, so a space is there with its key.
+        A dropped space has no more rows; a space created again under the same name is a different space. A space counts
+        as existing once it has a primary key, because nothing can be written before that.
         """
         found: list[FormatChange] = []
         was = self.last_definition(start, space_id)
@@ -463,7 +467,10 @@ class ArchiveIndex:
     # --- moments of the past ---
 
     def resolve(self, as_of: AsOf) -> VClock:
-        """The settled position of a moment, between two transactions; NotSettled names the nearest if it is none."""
+        """Return the settled position of a moment, between two transactions.
+
+        Raises NotSettled, with the nearest positions, if the moment is not a settled position between two transactions.
+        """
         if as_of.vclock is not None:
             return self._resolve_vclock(as_of.vclock)
         if as_of.lsn is not None:
@@ -472,7 +479,10 @@ class ArchiveIndex:
         return self._resolve_time(_micros(as_of.time))
 
     def doubt(self, as_of: AsOf) -> str | None:
-        """What nobody knows of a moment: a plain directory does not say until when it was written to."""
+        """Return a warning if the state at a moment is uncertain, else None.
+
+        A plain directory does not record until when its server was writing to it.
+        """
         if as_of.time is None or self.facts.known_until is not None or not (self._runs or self.snapshots):
             return None
         time = _micros(as_of.time)
@@ -507,10 +517,10 @@ class ArchiveIndex:
         return before
 
     def _around(self, number: int, is_behind: Callable[[Place], bool]) -> tuple[VClock, VClock]:
-        """The last position that is not behind something, and the first that is: they are in or before a run."""
+        """Return the last position that is not past a limit and the first one that is; both lie in or before a run."""
         before = self._place_before(number)
         if is_behind(before):
-            # A gap lies before the run.
+            # A gap precedes the run.
             return (self._runs[number - 1].vclock if number else before.vclock), before.vclock
         for place in self._places(number):
             if is_behind(place):
@@ -519,7 +529,7 @@ class ArchiveIndex:
         return before.vclock, self.settled
 
     def _resolve_time(self, time: int) -> VClock:
-        """Everything up to the last transaction whose commit time is not above `time`."""
+        """Return the position after the last transaction whose commit time is at most `time`."""
         number = bisect_left(self._runs, True, key=lambda placed: _behind_time(placed) > time)
         found = self._place_before(number)
         is_at_beginning = not number or self._runs[number - 1].vclock != found.vclock
@@ -552,7 +562,7 @@ class ArchiveIndex:
         return Place(last.vclock.merged(self.facts.reached), _behind_time(last))
 
     def _places(self, number: int) -> Iterator[Place]:
-        """The places behind the transactions of a run, one by one; none where there is no such run."""
+        """Yield the place after each transaction of a run; nothing if there is no run of this number."""
         if number >= len(self._runs):
             return
         placed = self._runs[number]
@@ -587,6 +597,6 @@ def _time_text(time: int) -> str:
 
 
 def _joins(group: Sequence[_Placed], placed: _Placed, size: int) -> bool:
-    """Whether a run goes on where the group ends, and there is room for it."""
+    """Return True if a run continues the group and fits into `size`."""
     first, last = group[0], group[-1]
     return last.path == placed.path and last.run.end == placed.run.offset and placed.run.end - first.run.offset <= size

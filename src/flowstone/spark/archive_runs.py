@@ -1,7 +1,7 @@
-"""The runs of an archive's logs as they are written: its manifest and the indexes beside its logs, and no row.
+"""The runs of an archive's logs, read from its manifest and the indexes beside its logs. Reads no rows.
 
-A poll reads what was appended since the last one, so that it can be repeated several times a second over an archive
-that grows. What an archive is, `docs/reference/archive.md` tells.
+A poll reads only what was appended since the last one, so that a growing archive can be polled several times a second.
+The format is described in `docs/reference/archive.md`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BrokenIndex(FlowstoneError):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """A snapshot that is there whole."""
+    """A complete snapshot."""
 
     path: str
     vclock: VClock
@@ -37,9 +37,10 @@ class SnapshotFile:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a directory beside its runs. `reached` is what its files hold, `settled` of that for certain.
+    """What is known about a directory besides its runs.
 
-    `known_until` is the time up to which no row is missing behind the last one; None where nobody has noted it.
+    `reached` is the position that its files reach, `settled` the position up to which they are settled. `known_until`
+    is the time up to which no row after the last one is missing; None if it was not recorded.
     """
 
     replicaset_uuid: str
@@ -52,7 +53,7 @@ class Facts:
     known_until: float | None = None
 
     def defined_at(self, position: VClock) -> str | None:
-        """The file that says what is defined where a log begins: a snapshot, or definitions alone, the newest."""
+        """Return the newest snapshot or definition file that gives the definitions at `position`."""
         snapshots = [(each.vclock.signature, each.path) for each in self.snapshots if each.vclock <= position]
         alone = [(each.signature, each.path) for each in self.definitions if each.signature <= position.signature]
         return max(snapshots + alone, default=(0, None))[1]
@@ -60,7 +61,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Runs that follow each other in the log `path`, from the position `before` on."""
+    """Consecutive runs of the log `path`, starting at the position `before`."""
 
     path: str
     before: VClock
@@ -69,7 +70,7 @@ class Added:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a poll found: logs that are no longer there as they were, and then what is behind everything else."""
+    """The result of a poll: logs that were removed or rewritten, and runs to append after all others."""
 
     facts: Facts
     gone: frozenset[str] = frozenset()
@@ -77,10 +78,10 @@ class News:
 
 
 class RunFeed(Protocol):
-    """Where runs come from."""
+    """A source of runs."""
 
     def poll(self) -> News:
-        """What is new since the last call."""
+        """Return what is new since the last call."""
         ...
 
 
@@ -88,7 +89,7 @@ class RunFeed(Protocol):
 class _Known:
     """A log whose index was read up to byte `size`; its runs end at byte `end` of the log, at `vclock`.
 
-    It `is_final` when the next log was there before it was read.
+    A log `is_final` if the next log existed before this one was read.
     """
 
     size: int
@@ -102,7 +103,7 @@ _decode_run = msgspec.json.Decoder(Run).decode
 
 @dataclass
 class ArchiveRuns:
-    """The feed of the archive in `directory`."""
+    """The run feed of the archive in `directory`."""
 
     disk: Disk
     directory: str
@@ -110,7 +111,8 @@ class ArchiveRuns:
     _snapshots: dict[str, SnapshotFile] = field(default_factory=dict)
 
     def poll(self) -> News:
-        # In this order: whatever the manifest says is in the indexes, and a log is whole before the next one begins.
+        # The order matters: the indexes cover all that the manifest names, and a log is complete before the next one
+        # begins.
         manifest = load(self.disk, self.directory)
         if manifest is None:
             raise NotAnArchive(
@@ -150,7 +152,7 @@ class ArchiveRuns:
         return News(facts, gone | again, added)
 
     def _read(self, log: ListedFile, before: VClock | None, gaps: set[VClock], *, is_last: bool) -> Added | None:
-        """The index of a log that was not seen before."""
+        """Read the index of a new log."""
         blocks = read_blocks(self.disk, log.path)
         start = VClock(log.meta.vclock)
         if before is not None and start != before and start not in gaps:
@@ -159,7 +161,7 @@ class ArchiveRuns:
                 hint="run `flowstone archive` on it once: it makes them again",
             )
         if blocks is None:
-            if is_last:  # the log was just made
+            if is_last:  # the log was just created
                 return None
             raise BrokenIndex(
                 f"{log.path} has no index", hint="run `flowstone archive` on its directory once: it makes it again"
@@ -169,7 +171,7 @@ class ArchiveRuns:
         return Added(log.path, start, blocks.runs)
 
     def _read_on(self, log: ListedFile, known: _Known) -> Added | None:
-        """What was appended to an index; None where it is another one by now."""
+        """Read what was appended to an index; None if the index was replaced."""
         path = path_of(log.path)
         if self.disk.kind(path) is None:
             return None
@@ -194,7 +196,7 @@ class ArchiveRuns:
 
 
 def snapshots_of(listed: LogDirectory, known: dict[str, SnapshotFile]) -> tuple[SnapshotFile, ...]:
-    """The snapshots of a directory, ascending; `known` keeps what was read of them."""
+    """Return the snapshots of a directory in ascending order; `known` caches what was read of them."""
     for path in known.keys() - {each.path for each in listed.snapshots}:
         del known[path]
     for each in listed.snapshots:
@@ -204,6 +206,6 @@ def snapshots_of(listed: LogDirectory, known: dict[str, SnapshotFile]) -> tuple[
 
 
 def newest_at(snapshots: Iterable[SnapshotFile], position: VClock) -> SnapshotFile | None:
-    """The newest snapshot that a state at `position` can be made from."""
+    """Return the newest snapshot from which the state at `position` can be built."""
     found = [snapshot for snapshot in snapshots if snapshot.vclock <= position]
     return found[-1] if found else None

@@ -1,7 +1,7 @@
-"""Changes of a slice of the log as record batches of a contract: what executors run.
+"""The changes in a slice of the log as record batches of a contract. Runs in executors.
 
-Relies on `archive_index` for what holds before the slice; reads its blocks and nothing else. Whole chunks are decoded
-by kernels; only rows that define spaces are looked at one by one.
+Relies on `archive_index` for the place and the schema before the slice; reads only the blocks of the slice. Kernels
+decode whole chunks; only rows that define spaces are read one by one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from flowstone.xlog.reader import Slab
 
 
 class FormatChanged(FlowstoneError):
-    """The definition of a space is another than that which a query began with."""
+    """The definition of a space differs from the one with which a query began."""
 
 
 def read_slice(
@@ -43,11 +43,11 @@ def read_slice(
     *,
     show_secrets: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """The settled changes behind `start` up to `end`, both settled, that the slice holds.
+    """Yield the settled changes of a slice after `start` up to `end`; both positions are settled.
 
-    Of a snapshot all rows, each an `insert` at the snapshot's own position.
+    All rows of a snapshot are returned, each as an `insert` at the snapshot's position.
     """
-    # Where another log of the replica set was read before, versions go on from what that reached.
+    # If another log of the replica set was read before, versions continue from the position that it reached.
     place, tracker = Place(part.before.vclock.merged(start), part.before.time), part.definitions
     is_behind_start = start <= part.before.vclock
     with open_slice(disk, part) as log:
@@ -56,7 +56,7 @@ def read_slice(
                 yield from _of_snapshot(log.meta, slab, part, contract, show_secrets)
                 continue
             stamps, place = stamp(slab.cells, place, part.path)
-            # Definitions count from the slice's beginning on, also where the window begins later.
+            # Definitions apply from the beginning of the slice, even if the window begins later.
             settled = np.arange(len(slab))
             if part.rolled_back or not place.vclock <= end:
                 settled = np.flatnonzero(rows_between(slab.cells, Window(VClock(), end, part.rolled_back)))
@@ -76,7 +76,7 @@ def _of_snapshot(
     stamps = Stamps(np.full(len(slab), part.before.vclock.signature), np.full(len(slab), part.before.time))
     schema = part.definitions.schema
     shown = slab if show_secrets else next(hide_secrets([Piece(meta, slab, rows, schema)])).slab
-    # What `_truncate` says of times before the snapshot empties nothing any more.
+    # Rows of `_truncate` in a snapshot stand for earlier truncations, which no longer empty anything.
     is_truncate = slab.cells[scan.SPACE_ID] == TRUNCATE_ID
     _check_format(contract, schema, slab, rows[~is_truncate])
     yield from contract.batches(shown, rows[~is_truncate], stamps, schema)
@@ -94,7 +94,7 @@ def _by_schema(
     contract: ChangeContract,
     show_secrets: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in parts that share a schema; `tracker` follows the definitions."""
+    """Yield the rows in parts that share a schema; `tracker` follows the definitions."""
     shown = slab if show_secrets else next(hide_secrets([Piece(meta, slab, rows, tracker.schema)])).slab
     cuts = np.searchsorted(rows, definitions, side="right")
     edges = [0, *cuts.tolist(), len(rows)]
@@ -110,7 +110,7 @@ def _by_schema(
 
 
 def _check_format(contract: ChangeContract, schema: Schema, slab: Slab, rows: Cells) -> None:
-    """A row under other columns than those of the contract would be read as something that it is not."""
+    """Raise FormatChanged if rows have other columns than the contract: they would be decoded wrongly."""
     space = contract.space
     if space is None or contract.follows_format:
         return

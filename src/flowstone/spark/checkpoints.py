@@ -1,7 +1,7 @@
-"""Where a streaming query goes on, from the directory of its checkpoint: what Spark itself will ask for first.
+"""The position at which a streaming query resumes, read from the directory of its checkpoint.
 
-Reads the logs of offsets and commits that Spark keeps there, and changes nothing. A source cannot ask Spark for the
-position of a query when it is asked for its columns; that is what this is for.
+Reads the offset and commit logs that Spark keeps there, and changes nothing. A source needs the position when Spark
+asks for its columns, and cannot get it from Spark at that time.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _VERSION: Final = "v1"
 
 
 class UnreadableCheckpoint(FlowstoneError):
-    """A directory is not a checkpoint of a query with one source, or is where it cannot be read."""
+    """A directory is not the checkpoint of a query with one source, or is not on a local file system."""
 
 
 def position_of(checkpoint: str) -> Offset:
-    """The offset from which on the next batch is read: of a batch that was not committed, where that began.
+    """Return the offset at which the next batch begins; for an uncommitted batch, the offset at which that batch began.
 
-    Before everything where the query has not begun.
+    Returns INITIAL if the query has not begun.
     """
     directory = _local(checkpoint)
     planned = _batches(os.path.join(directory, OFFSETS))
@@ -55,7 +55,7 @@ def _batches(directory: str) -> list[int]:
 
 
 def _offset(path: str) -> Offset:
-    """A version, the metadata of the batch, and a line for each source."""
+    """Parse an offset file: a version, the metadata of the batch, and one line per source."""
     with open(path, encoding="utf-8") as file:
         lines = file.read().splitlines()
     if len(lines) != 3 or lines[0] != _VERSION:

@@ -1,7 +1,7 @@
-"""Errors that stand at the front of what Spark shows: our own, without the stack of the worker that met them.
+"""Make Spark show Flowstone's errors without the traceback of the worker.
 
-Spark prints the whole Python traceback before the message. A worker that raises ends with it, so telling it to leave
-the traceback out concerns that one error only. Anything that is not an error of ours keeps its traceback.
+Spark prints the whole Python traceback before the message. A worker ends with the error that it raises, so hiding the
+traceback affects this one error only. All other errors keep their traceback.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 from flowstone.errors import FlowstoneError
 
 HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-"""What Spark's workers look at when they report an exception (pyspark.util.handle_worker_exception)."""
+"""Environment variable that workers check when they report an exception (pyspark.util.handle_worker_exception)."""
 
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Errors of Flowstone that leave the block are shown as their message."""
+    """Show errors of Flowstone that leave the block as their message only."""
     try:
         yield
     except FlowstoneError:

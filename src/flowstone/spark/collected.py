@@ -1,6 +1,7 @@
-"""The rows of a small frame, in the driver: all of them or an error.
+"""Collect all rows of a small frame in the driver, or fail.
 
-PySpark's `collect` is not that: where the JVM dies while it hands rows over, the ones that have come are taken for all.
+PySpark's `collect` does not guarantee this: if the JVM dies while it sends rows, the rows received so far are taken for
+all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,6 @@ if TYPE_CHECKING:
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
-    """Each row as a mapping of its columns; an Arrow stream says where it ends."""
+    """Return each row as a mapping of its columns. Uses an Arrow stream, because it marks its end."""
     rows: list[dict[str, Any]] = frame.toArrow().to_pylist()
     return rows

@@ -1,7 +1,7 @@
-"""The change contract: which columns a source of changes has, in Arrow's words and in Spark's, and how rows fill them.
+"""The change contract: the columns of a source of changes, as Arrow and Spark types, and how rows fill them.
 
-Pure: slabs and definitions in, record batches out. With a space its fields are typed columns; without, keys, tuples and
-operations are JSON text and MessagePack. The columns that say what happened and where are the same for all sources.
+Pure: slabs and definitions in, record batches out. With a space, its fields are typed columns; without one, keys,
+tuples and operations are JSON text and MessagePack. The columns for operation and position are the same in all sources.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ LEADING_FIELDS: Final = (
     pa.field("_space", pa.string()),
     pa.field("_replicaset_uuid", pa.string(), nullable=False),
 )
-"""What every change has. `_space` is null where the log does not define the space."""
+"""Columns of every change. `_space` is null if the log does not define the space."""
 
 CHANGE_TYPE: Final = pa.field("_change_type", pa.string(), nullable=False)
-"""Behind `_operation`, with images: insert, update_preimage, update_postimage, delete."""
+"""Follows `_operation` if images are requested: insert, update_preimage, update_postimage, delete."""
 
 EXTRA: Final = pa.field("_extra", pa.string())
 TUPLE_FIELDS: Final = (pa.field("_tuple", pa.string()), pa.field("_tuple_msgpack", pa.binary()))
@@ -51,14 +51,14 @@ TRAILING_FIELDS: Final = (
     pa.field("_key_msgpack", pa.binary()),
     pa.field("_operations", pa.string()),
     pa.field("_operations_msgpack", pa.binary()),
-    # `_key` is of this index, and field numbers in `_operations` count from this number.
+    # `_key` belongs to this index, and field numbers in `_operations` start at `_index_base`.
     pa.field("_index_id", pa.int32(), nullable=False),
     pa.field("_index_base", pa.int32(), nullable=False),
-    # Of a truncation, the space that it empties.
+    # For a truncation, the space that is emptied.
     pa.field("_space_id", pa.int32(), nullable=False),
 )
 SORT_KEY: Final = pa.field("_sort_key", pa.binary())
-"""The primary key as bytes in its order; only where it is asked for, as it costs. Null where a row has no such key."""
+"""The primary key as bytes that sort in key order; only on request, because it is costly. Null if a row has no key."""
 
 RAW_COLUMNS: Final = (
     "_space_id",
@@ -73,7 +73,7 @@ RAW_COLUMNS: Final = (
     "_operations_msgpack",
     "_index_base",
 )
-"""What folding needs: nothing is decoded."""
+"""The columns that folding needs; none of them requires decoding."""
 
 _OPERATIONS: Final = {
     RequestType.INSERT.value: "insert",
@@ -92,18 +92,18 @@ class ColumnClash(FlowstoneError):
 
 
 class FormerFormat(FlowstoneError):
-    """Rows of a former format of a space do not fit the columns of today."""
+    """Rows of a former format of a space do not fit its current columns."""
 
 
 @dataclass(frozen=True)
 class ChangeContract:
-    """The columns of one source. `space` is the definition that typed columns follow; None for rows of any space.
+    """The columns of one source. `space` is the definition for typed columns; None for rows of any space.
 
-    `wanted` limits the columns by name, in that order; `show_system` takes in the rows of system spaces;
-    `images` says what stands in the columns of a row that changed a tuple; `only` names the spaces whose rows are
-    wanted, where that is not all; `keeps_truncate` takes in the rows of `_truncate` as what they are, too, besides the
-    truncations that they mean; `follows_format` decodes rows of former formats as those had it, and shows the
-    fields that `space` still has. Picklable: executors get it with their part of the work.
+    `wanted` limits and orders the columns by name. `show_system` includes rows of system spaces. `images` chooses the
+    contents of the tuple columns. `only` limits the rows to the given spaces. `keeps_truncate` also includes the rows
+    of `_truncate` themselves, besides the truncations that they cause. `follows_format` decodes rows of former formats
+    with their own format, and shows the fields that `space` still has. Picklable: executors receive the contract with
+    their work.
     """
 
     replicaset_uuid: str
@@ -117,7 +117,7 @@ class ChangeContract:
     follows_format: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Decoders are made again where they are needed.
+        # Decoders are not pickled; they are rebuilt on demand.
         what = (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system, self.images)
         return ChangeContract, (*what, self.only, self.keeps_truncate, self.follows_format)
 
@@ -129,7 +129,7 @@ class ChangeContract:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns, as Arrow has them. Raises ColumnClash and UnknownColumn: make it before a query starts."""
+        """The Arrow schema. Raises ColumnClash and UnknownColumn, so read it before a query starts."""
         fields = [*TUPLE_FIELDS]
         if self.space is not None:
             decoded = _decoder(self.space, self.columns, None).schema
@@ -145,27 +145,27 @@ class ChangeContract:
 
     @property
     def spark_schema(self) -> str:
-        """The same in Spark's DDL."""
+        """The schema in Spark's DDL."""
         return spark_ddl(self.schema)
 
     @property
     def spark_types(self) -> list[tuple[str, str]]:
-        """Names and types, as Spark's own schemas spell them."""
+        """Column names and types, spelled as in Spark's own schemas."""
         return [(each.name, _spark_type(each.type).lower().replace(" ", "")) for each in self.schema]
 
     @cached_property
     def _decoder(self) -> TypedDecoder | None:
-        """None where no field of the space is wanted."""
+        """None if no field of the space is wanted."""
         if self.space is None:
             return None
         names = [name for name in (*self.space.field_names, EXTRA.name) if name in self.schema.names]
         return _decoder(self.space, self.columns, names) if names else None
 
     def batches(self, slab: Slab, rows: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
-        """The changes among the given rows, ascending, in their order; `stamps` are of all rows of the slab.
+        """Yield the changes among the given rows in order; `rows` ascend, `stamps` cover all rows of the slab.
 
-        Rows that change nothing in a space (NOP, verdicts, terms) are left out, and so are those of other spaces than
-        `space`. `schema` is the one in force. Truncations are batches of their own: they have neither key nor tuple.
+        Skips rows that change no space (NOP, verdicts, terms) and rows of spaces other than `space`. `schema` is the
+        one in force. Each truncation is a batch of its own, because it has neither key nor tuple.
         """
         is_truncate = _truncates(slab, rows)
         is_change = self._changes(slab, rows)
@@ -193,7 +193,7 @@ class ChangeContract:
         return known
 
     def plain(self, slab: Slab, rows: Cells, stamps: Stamps, schema: Schema) -> Iterator[pa.RecordBatch]:
-        """The given rows, all of them operations on tuples, whatever these mean elsewhere."""
+        """Yield the given rows, all of them operations on tuples, without any further meaning such as a truncation."""
         if not len(rows):
             return
         found: dict[str, pa.Array] = {}
@@ -209,7 +209,7 @@ class ChangeContract:
         yield self._batch(_Changes(slab, rows, stamps, schema, kinds), found)
 
     def _fields(self, slab: Slab, rows: Cells, schema: Schema) -> dict[str, pa.Array]:
-        """The columns of the space's fields."""
+        """Return the columns of the space's fields."""
         assert self.space is not None
         assert self._decoder is not None
         now = schema.get(self.space.id) if self.follows_format else self.space
@@ -268,21 +268,21 @@ class ChangeContract:
                 is_uuid = name == "_replicaset_uuid"
                 found[name] = changes.repeated(self.replicaset_uuid) if is_uuid else changes.column(name)
             children.append(found[name])
-        # By way of a struct, because a batch without columns still has rows to be counted.
+        # Built from a struct array, because a batch without columns must still have a row count.
         struct = pa.Array.from_buffers(pa.struct(self.schema), len(changes.rows), [None], children=children)
         return pa.RecordBatch.from_struct_array(struct)
 
 
 @dataclass
 class _Changes:
-    """Rows that change tuples, all under `schema`, and their columns: each is made when it is asked for."""
+    """Rows that change tuples, all under `schema`, and their columns, each built on first use."""
 
     slab: Slab
     rows: Cells
     stamps: Stamps
     schema: Schema
     kinds: Cells
-    """Their operations; where there are images, `slab` does not have them any more."""
+    """The operations of the rows; with images, `slab` no longer has them."""
     _made: dict[str, pa.Array] = field(default_factory=dict)
 
     def column(self, name: str) -> pa.Array:
@@ -338,7 +338,7 @@ class _Changes:
         return self._int32(scan.INDEX_BASE)
 
     def _make_tuple_msgpack(self) -> pa.Array:
-        # An UPDATE keeps its operations where other rows keep their tuple.
+        # An UPDATE has its operations in the place of a tuple.
         starts = self._line(scan.TUPLE_AT)
         if self._is_update.any():
             starts = np.where(self._is_update, -1, starts)
@@ -364,14 +364,15 @@ class _Changes:
         return json_of_messagepack(self.column("_operations_msgpack"))
 
     def _make_sort_key(self) -> pa.Array:
-        """By space, and there by whether a row has a tuple or a key."""
-        from flowstone.spark.sort_keys import sort_keys, sort_keys_of_keys  # only who asks for keys loads encoders
+        """Build the sort keys, separately for each space and for rows with a tuple or a key."""
+        from flowstone.spark.sort_keys import sort_keys, sort_keys_of_keys  # load encoders only if keys are wanted
 
         tuples, keys = self.column("_tuple_msgpack"), self.column("_key_msgpack")
         distinct, places = self._spaces
         spaces = [self.schema.get(space_id) for space_id in distinct]
         has_tuple = np.asarray(tuples.is_valid())
-        # A server that found the tuple of another index wrote the primary key; what it did not find has none.
+        # If the tuple was found by another index, the server logged the primary key. If it was not found, there is no
+        # key.
         has_key = ~has_tuple & np.asarray(keys.is_valid()) & (self._line(scan.INDEX_ID) == 0)
         parts: list[pa.Array] = []
         order: list[Cells] = []
@@ -400,7 +401,7 @@ class _Changes:
 
     @cached_property
     def _spaces(self) -> tuple[list[int], Cells | None]:
-        """The ids of the spaces, and per row which it is of; None where there is only one."""
+        """The ids of the spaces, and the place of each row's space among them; None if there is only one space."""
         space_ids = self._line(scan.SPACE_ID)
         if space_ids[0] == space_ids[-1] and (space_ids == space_ids[0]).all():
             return [int(space_ids[0])], None
@@ -410,7 +411,7 @@ class _Changes:
 
 @lru_cache(maxsize=16)
 def _same_texts(text: str | None, count: int) -> pa.Array:
-    """A column of one text. Batches of a source share theirs: nobody changes it."""
+    """Return a column that repeats one text. Batches share it, as Arrow arrays are immutable."""
     return pa.repeat(pa.scalar(text, pa.string()), count)
 
 
@@ -435,9 +436,9 @@ Shape = tuple[int, tuple[FieldDefinition, ...], tuple[IndexPart, ...]]
 
 
 def shape_of(space: SpaceDefinition | None) -> Shape | None:
-    """What of a definition the typed columns depend on: where it changes, a query with one schema has to stop.
+    """Return the parts of a definition that typed columns depend on; if they change, a query with one schema must stop.
 
-    Its id, too: a space that is dropped and made anew under its name is another one.
+    The id is one of them: a space that is dropped and created again under the same name is a different space.
     """
     if space is None:
         return None
@@ -445,14 +446,14 @@ def shape_of(space: SpaceDefinition | None) -> Shape | None:
 
 
 def _truncates(slab: Slab, rows: Cells) -> Mask:
-    """Rows of `_truncate` that empty a space; when one is dropped, its row there goes, and that empties nothing."""
+    """Mark the rows of `_truncate` that empty a space. A DELETE there follows a dropped space and empties nothing."""
     found: Mask = slab.cells[scan.SPACE_ID, rows] == TRUNCATE_ID
     if found.any():
         found &= slab.cells[scan.TYPE, rows] != RequestType.DELETE
     return found
 
 
-# --- Spark's words ------------------------------------------------------------------------------------------------
+# --- Spark types --------------------------------------------------------------------------------------------------
 
 _SPARK_TYPES: Final = {
     pa.string(): "STRING",
@@ -466,7 +467,7 @@ _SPARK_TYPES: Final = {
 
 
 def spark_ddl(fields: Iterable[pa.Field]) -> str:
-    """Arrow's columns as a schema in Spark's DDL."""
+    """Return Arrow columns as a schema in Spark's DDL."""
     return ", ".join(
         f"{_quoted(each.name)} {_spark_type(each.type)}{'' if each.nullable else ' NOT NULL'}" for each in fields
     )

@@ -1,8 +1,8 @@
 """Two sides as data frames, compared by Spark: digests of all rows first, then the keys whose tuples differ.
 
-A frame of a side has the columns of `SIDE_COLUMNS`. Digests are sums over rows of two hashes of 64 bits each: the order
-of rows does not matter, and no row takes back another. They are kept per space and bucket of keys, so that only buckets
-that differ are compared key by key. They tell damage and bugs, not somebody who makes tuples that have a given hash.
+The frame of a side has the columns of `SIDE_COLUMNS`. A digest is a sum over rows of two 64-bit hashes: row order does
+not matter, and no row cancels another. Digests are kept per space and bucket of keys, so that only differing buckets
+are compared key by key. They detect damage and bugs, not tuples forged to match a given hash.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 SIDE_COLUMNS: Final = "space_id LONG, sort_key BINARY, tuple BINARY, wrong STRING"
-"""`sort_key` is the primary key as bytes that order; `wrong` says where a side contradicts itself, else it is null.
+"""`sort_key` is the primary key as bytes that sort in key order.
 
-Where `tuple` is null there is no row, only something wrong.
+`wrong` describes a contradiction within the side, else it is null. A row whose `tuple` is null only reports a
+contradiction.
 """
 
 BUCKETS: Final = 64
 
 MISSING_IN_A, MISSING_IN_B, DIFFERS, TWICE, ENCODED = "missing in A", "missing in B", "differs", "twice", "encoded"
-"""What can be the matter with a key. `ENCODED`: the same values, some written longer than they need: no difference."""
+"""The kinds of differences of a key. `ENCODED` means equal values in a longer encoding, which is no difference."""
 
 DIFFERENCE_COLUMNS: Final = (
     "space_id LONG, sort_key BINARY, kind STRING, count_a LONG, count_b LONG, a BINARY, b BINARY"
@@ -40,7 +41,7 @@ _HALF: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class SpaceDigest:
-    """Rows of one space on both sides, those in which a side contradicts itself, and the buckets that differ."""
+    """The rows of one space on both sides, the rows in which a side contradicts itself, and the differing buckets."""
 
     space_id: int
     rows_a: int
@@ -52,7 +53,7 @@ class SpaceDigest:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key whose tuples differ. `a` and `b` are tuples; None where there is none."""
+    """A key whose tuples differ. `a` and `b` are the tuples; None if a side has no tuple."""
 
     space_id: int
     sort_key: bytes
@@ -64,12 +65,12 @@ class Difference:
 
 
 def compare_digests(a: DataFrame, b: DataFrame) -> list[SpaceDigest]:
-    """One pass over both sides; spaces in the order of their ids."""
+    """Compare both sides in one pass; return the digests ordered by space id."""
     from pyspark.sql import functions as f
 
     rows = _tagged(a, b).withColumn("bucket", _bucket())
     first, second = f.xxhash64("sort_key", "tuple"), f.xxhash64(f.lit(_SECOND_SEED), "tuple", "sort_key")
-    # Halves, because a sum of whole ones would not fit.
+    # Sum 32-bit halves, because a sum of 64-bit hashes would overflow.
     halves = [
         half for each in (first, second) for half in (each.bitwiseAND(f.lit(_HALF)), f.shiftrightunsigned(each, 32))
     ]
@@ -100,7 +101,7 @@ def compare_digests(a: DataFrame, b: DataFrame) -> list[SpaceDigest]:
 
 
 def differing_keys(spark: SparkSession, a: DataFrame, b: DataFrame, buckets: Mapping[int, Sequence[int]]) -> DataFrame:
-    """The keys of those buckets of those spaces whose tuples are not the same bytes, with what is the matter."""
+    """Return the keys in the given buckets whose tuples are not the same bytes, with the kind of difference."""
     from pyspark.sql import functions as f
 
     places = spark.createDataFrame(
@@ -128,7 +129,7 @@ def differing_keys(spark: SparkSession, a: DataFrame, b: DataFrame, buckets: Map
 
 
 def first_differences(differences: DataFrame, limit: int) -> list[Difference]:
-    """The first `limit` of them by space and key, those left out that are none by value."""
+    """Return the first `limit` differences by space and key, without those of encoding only."""
     from pyspark.sql import functions as f
 
     wanted = differences.where(f.col("kind") != ENCODED).orderBy("space_id", "sort_key").limit(limit)
@@ -139,7 +140,7 @@ def first_differences(differences: DataFrame, limit: int) -> list[Difference]:
 
 
 def counts_by_kind(differences: DataFrame) -> dict[int, dict[str, int]]:
-    """How many keys of each space are of which kind."""
+    """Count the keys of each space by kind of difference."""
     counts: dict[int, dict[str, int]] = {}
     for row in rows_of(differences.groupBy("space_id", "kind").count()):
         counts.setdefault(row["space_id"], {})[row["kind"]] = row["count"]
@@ -159,7 +160,7 @@ def _bucket() -> Column:
 
 
 def _by_value(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In executors: of tuples whose bytes differ, those with the same values are `ENCODED`."""
+    """In executors: mark tuples whose bytes differ but whose values are equal as `ENCODED`."""
     for batch in batches:
         kinds = [
             ENCODED if kind == DIFFERS and a is not None and b is not None and same_values(a, b) else kind

@@ -1,7 +1,7 @@
-"""The runs of a plain directory of logs, such as a server's own: found by a first pass over them, kept in memory.
+"""The runs of a plain directory of logs, such as a server's own: found by a first pass, kept in memory.
 
-Every row is read once, as an archive would have read it on its way to disk, so what is settled is known in the same
-way. A log that a server is still writing is read on from where the last poll stopped. Nothing is ever written.
+Every row is read once, as an archive reads it before writing it to disk, so settled rows are found in the same way. A
+log that a server is still writing is read on from where the last poll stopped. Never writes anything.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from flowstone.xlog.errors import ForeignFile
 from flowstone.xlog.reader import Chunk, LogFile, Slab
 
 UNKNOWN_REPLICASET: Final = "00000000-0000-0000-0000-000000000000"
-"""Of logs without a snapshot: only that says whose data it is."""
+"""Stands in for the UUID of logs without a snapshot: only a snapshot names the replica set."""
 
 DECODERS: Final = 2
-"""Threads that decode ahead of the judging of what is settled."""
+"""Threads that decode ahead of the pass that finds settled rows."""
 
 
 class OverlappingLogs(FlowstoneError):
-    """A log begins before the one before it ends."""
+    """A log begins before the previous one ends."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """The log that is being read: up to byte `at`."""
+    """The log being read, so far up to byte `at`."""
 
     path: str
     at: int
@@ -53,7 +53,7 @@ class _Open:
 
 @dataclass
 class DirectoryRuns:
-    """The feed of a directory without a manifest."""
+    """The run feed of a directory without a manifest."""
 
     disk: Disk
     directory: str
@@ -96,7 +96,7 @@ class DirectoryRuns:
         return News(facts, gone, added)
 
     def _begin(self, listed: LogDirectory, log: ListedFile) -> None:
-        """The next log: it goes on where the one before it ended, or there is a gap."""
+        """Open the next log: it continues where the previous one ended, or a gap is recorded."""
         if log.meta.instance_uuid != listed.instance_uuid and listed.instance_uuid is not None:
             raise ForeignFile(log.path, log.meta.instance_uuid, listed.instance_uuid)
         start = VClock(log.meta.vclock)
@@ -127,7 +127,7 @@ class DirectoryRuns:
         self._gaps.append(Gap(self._reached.to_mapping(), start.to_mapping(), missing, 0.0, "no log here has them"))
 
     def _read(self, log: ListedFile) -> list[Added]:
-        """What the open log has since it was last read."""
+        """Read what was appended to the open log since the last read."""
         opened = self._open
         assert opened is not None
         before = opened.runs.vclock
@@ -160,7 +160,7 @@ def _decoded(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Slab]]:
 
 
 def _logs_from_first_snapshot(listed: LogDirectory) -> list[ListedFile]:
-    """Logs before the first snapshot are left out: what is defined where they begin nobody knows."""
+    """Return the logs without those before the first snapshot: the definitions at their beginning are unknown."""
     if not listed.snapshots:
         return list(listed.logs)
     first = listed.snapshots[0].signature
@@ -169,7 +169,10 @@ def _logs_from_first_snapshot(listed: LogDirectory) -> list[ListedFile]:
 
 
 def _undefined(slab: Slab, verdicts: Verdicts) -> set[int]:
-    """Spaces of users without a definition: rows of an old server do not say that they are synchronous, that does."""
+    """Return the user spaces in a slab that have no definition.
+
+    Rows of an old server have no flag for synchronous rows, so only the definition tells whether they are synchronous.
+    """
     schema = verdicts.schema.schema
     ids = np.unique(slab.cells[scan.SPACE_ID]).tolist()
     return {space_id for space_id in ids if space_id >= FIRST_USER_SPACE_ID and schema.get(space_id) is None}

@@ -1,7 +1,7 @@
-"""A reader's process lives as long as its driver: told to end, or left behind by a JVM that was killed, it lets go.
+"""End a reader's process together with its driver, after releasing what the process holds.
 
-Spark ends a stopped query's reader by SIGTERM, without a word to the reader itself. A JVM that is killed says nothing
-at all: the operating system then gives its children another parent.
+Spark ends the reader of a stopped query by SIGTERM, without notifying the reader itself. A killed JVM sends nothing at
+all; the operating system then gives its children another parent.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final
 
 POLL_SECONDS: Final = 0.25
 GRACE_SECONDS: Final = 5.0
-"""How long letting go may take before the process ends all the same."""
+"""Time allowed for `let_go` before the process exits regardless."""
 
 
 def watch_driver(let_go: Callable[[], None]) -> None:
-    """From now on `let_go` is called, and the process ended, on SIGTERM or when the parent is gone.
+    """Call `let_go` and end the process on SIGTERM or when the parent process is gone.
 
-    For the main thread of a process that somebody else's loop runs in.
+    Must be called from the main thread, for a process whose loop belongs to Spark.
     """
     parent = os.getppid()
 

@@ -1,8 +1,8 @@
-"""Columns to MessagePack, and rows of them to requests, by compiled passes: no Python object per row.
+"""Compiled passes that encode columns to MessagePack and assemble rows into requests, without Python objects per row.
 
-A column is encoded into a buffer of its own, `edges` having the offset of each value and of the end; then the pieces of
-a row are put together behind the head of its request. Output buffers are the caller's and large enough: each kernel
-says how large. A kernel that meets a value which cannot be written returns the number of its row, else -1.
+Each column is encoded into a buffer of its own; `edges` receives the offset of each value and the end offset. The
+pieces of a row are then joined after the head of its request. The caller provides output buffers of the size that each
+kernel documents. A kernel returns the number of the first row that it cannot encode, or -1.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ NIL: Final = 0xC0
 NUMBER_SIZE: Final = 9
 HEAD_SIZE_MAX: Final = 5
 REQUEST_SIZE: Final = 32
-"""Bytes of a request before its tuple's fields: length, header, space, and the head of an array."""
+"""Bytes of a request before the fields of its tuple: length, header, space and the head of an array."""
 
 UUID_SIZE: Final = 18
 DATETIME_SIZE: Final = 18
 DECIMAL_SIZE: Final = 48
-"""76 digits and a sign in 39 bytes, a scale of up to 3, and the extension's head."""
+"""76 digits and a sign in 39 bytes, a scale of up to 3 bytes, and the head of the extension."""
 
 UUID: Final = ExtensionType.UUID.value
 DECIMAL: Final = ExtensionType.DECIMAL.value
@@ -40,7 +40,7 @@ DATETIME: Final = ExtensionType.DATETIME.value
 
 @inlined
 def put_int(out: Bytes, at: int, value: int) -> int:
-    """A signed number, as short as it can be."""
+    """Write a signed integer in its shortest form."""
     if value >= 0:
         return put_uint(out, at, value)
     if value >= -0x20:
@@ -56,7 +56,7 @@ def put_int(out: Bytes, at: int, value: int) -> int:
 
 @kernel
 def put_ints(values: Cells, valid: Bytes, least: int, out: Bytes, edges: Cells) -> int:
-    """Numbers of at least `least`; `out` has NUMBER_SIZE bytes per row."""
+    """Encode integers of at least `least`; `out` has NUMBER_SIZE bytes per row."""
     at = 0
     for row in range(values.size):
         edges[row] = at
@@ -72,7 +72,7 @@ def put_ints(values: Cells, valid: Bytes, least: int, out: Bytes, edges: Cells) 
 
 @kernel
 def put_wide_ints(words: Cells, valid: Bytes, least: int, out: Bytes, edges: Cells) -> int:
-    """Whole numbers of 128 bits, low word first, that fit 64; `least` is 0 or below. As `put_ints`."""
+    """Encode 128-bit integers, low word first, that fit into 64 bits. `least` is 0 or below; `out` as in `put_ints`."""
     at = 0
     count = valid.size
     for row in range(count):
@@ -81,7 +81,7 @@ def put_wide_ints(words: Cells, valid: Bytes, least: int, out: Bytes, edges: Cel
             at = poke(out, at, NIL)
             continue
         low, high = int(words[2 * row]), int(words[2 * row + 1])
-        if high == 0 and low < 0:  # above 2^63
+        if high == 0 and low < 0:  # 2^63 or above
             at = put_big(out, poke(out, at, 0xCF), low, 8)
         elif (high == 0 and low >= 0) or (high == -1 and low < 0 and least < 0):
             at = put_int(out, at, low)
@@ -93,7 +93,7 @@ def put_wide_ints(words: Cells, valid: Bytes, least: int, out: Bytes, edges: Cel
 
 @kernel
 def put_doubles(bits: Cells, valid: Bytes, out: Bytes, edges: Cells) -> int:
-    """Numbers of 64 bits with a point, given as their bits; `out` has NUMBER_SIZE bytes per row."""
+    """Encode doubles, given as their bits; `out` has NUMBER_SIZE bytes per row."""
     at = 0
     for row in range(bits.size):
         edges[row] = at
@@ -104,7 +104,7 @@ def put_doubles(bits: Cells, valid: Bytes, out: Bytes, edges: Cells) -> int:
 
 @kernel
 def put_booleans(values: Bytes, valid: Bytes, out: Bytes, edges: Cells) -> int:
-    """`out` has a byte per row."""
+    """Encode booleans; `out` has one byte per row."""
     for row in range(values.size):
         edges[row] = row
         poke(out, row, (0xC3 if values[row] else 0xC2) if valid[row] else NIL)
@@ -131,7 +131,7 @@ def put_sized_head(out: Bytes, at: int, size: int, is_text: int) -> int:
 
 @kernel
 def put_sized(data: Bytes, offsets: Offsets, valid: Bytes, is_text: int, out: Bytes, edges: Cells) -> int:
-    """Texts or bytes; `out` has HEAD_SIZE_MAX bytes per row besides those of the values."""
+    """Encode strings or binary values; `out` has HEAD_SIZE_MAX bytes per row besides the values."""
     at = 0
     for row in range(valid.size):
         edges[row] = at
@@ -146,7 +146,7 @@ def put_sized(data: Bytes, offsets: Offsets, valid: Bytes, is_text: int, out: By
 
 @kernel
 def put_raw(data: Bytes, offsets: Offsets, valid: Bytes, out: Bytes, edges: Cells) -> int:
-    """Values that are MessagePack already, one each; `out` has a byte per row besides those of the values."""
+    """Copy values that are already MessagePack, one per row; `out` has one byte per row besides the values."""
     at = 0
     for row in range(valid.size):
         edges[row] = at
@@ -171,7 +171,7 @@ def hex_digit(character: int) -> int:
 
 @kernel
 def put_uuids(data: Bytes, offsets: Offsets, valid: Bytes, out: Bytes, edges: Cells) -> int:
-    """UUIDs from their 36 characters; `out` has UUID_SIZE bytes per row."""
+    """Encode UUIDs given as 36 characters; `out` has UUID_SIZE bytes per row."""
     at = 0
     for row in range(valid.size):
         edges[row] = at
@@ -206,7 +206,7 @@ def put_little(out: Bytes, at: int, value: int, width: int) -> int:
 
 @kernel
 def put_datetimes(microseconds: Cells, valid: Bytes, out: Bytes, edges: Cells) -> int:
-    """Moments without a zone; `out` has DATETIME_SIZE bytes per row."""
+    """Encode timestamps without a time zone; `out` has DATETIME_SIZE bytes per row."""
     at = 0
     for row in range(microseconds.size):
         edges[row] = at
@@ -227,7 +227,10 @@ def put_datetimes(microseconds: Cells, valid: Bytes, out: Bytes, edges: Cells) -
 
 @inlined
 def read_decimal(data: Bytes, at: int, end: int, digits: Bytes) -> tuple[int, int, int]:
-    """Digits without leading zeros, how many, the scale, and 1 for a minus; a count of -1 where it is no number."""
+    """Read a number into `digits` without leading zeros; return the digit count, the scale, and 1 if negative.
+
+    The count is -1 if the text is not a number.
+    """
     minus = count = scale = seen = point = 0
     if at < end and (byte(data, at) == 0x2D or byte(data, at) == 0x2B):
         minus = 1 if byte(data, at) == 0x2D else 0
@@ -273,7 +276,7 @@ def read_decimal(data: Bytes, at: int, end: int, digits: Bytes) -> tuple[int, in
 
 @kernel
 def put_decimals(data: Bytes, offsets: Offsets, valid: Bytes, digits: Bytes, out: Bytes, edges: Cells) -> int:
-    """Decimals from their text; `digits` has room for DECIMAL_DIGITS_MAX, `out` DECIMAL_SIZE bytes per row."""
+    """Encode decimals given as text; `digits` has room for DECIMAL_DIGITS_MAX, `out` has DECIMAL_SIZE bytes per row."""
     at = 0
     for row in range(valid.size):
         edges[row] = at
@@ -289,7 +292,7 @@ def put_decimals(data: Bytes, offsets: Offsets, valid: Bytes, digits: Bytes, out
         head = at
         at = put_int(out, poke(out, poke(out, poke(out, at, 0xC7), 0), DECIMAL), scale)
         pending = 0
-        # The sign is the last nibble, so with an even number of digits one more zero leads.
+        # The sign is the last nibble, so an even number of digits is padded with a leading zero.
         half = 1 - (count & 1)
         for place in range(count + 1):
             nibble = int(digits[place]) if place < count else (0x0D if minus else 0x0C)
@@ -308,10 +311,11 @@ def put_decimals(data: Bytes, offsets: Offsets, valid: Bytes, digits: Bytes, out
 def build_requests(
     data: Bytes, edges: Cells, extra: Cells, is_whole: int, kind: int, space_id: int, sync: int, out: Bytes, ends: Cells
 ) -> int:
-    """A request per row, SYNCs from `sync` on: of each column c the piece from `edges[c, row]` to `edges[c, row + 1]`.
+    """Build one request per row, with SYNCs from `sync` on; return the number of bytes written.
 
-    `extra` has how many fields the last column's piece is; `is_whole`: the only piece is the tuple itself. `out` has
-    REQUEST_SIZE bytes per row besides the pieces; `ends` gets the offset behind each request. The bytes written.
+    The piece of column c is `edges[c, row]` to `edges[c, row + 1]`. `extra` has the number of fields in the last
+    column's piece; with `is_whole`, the only piece is the tuple itself. `out` has REQUEST_SIZE bytes per row besides
+    the pieces. `ends` receives the end offset of each request.
     """
     at = 0
     columns, count = edges.shape[0], edges.shape[1] - 1
@@ -334,10 +338,11 @@ def build_requests(
 
 @kernel
 def scan_replies(buf: Bytes, syncs: Cells, refused: Cells) -> tuple[int, int, int, int]:
-    """Whole replies in `buf`: the offset behind them, how many, how many are errors, and 1 if what follows is no reply.
+    """Scan whole replies; return their end offset, their number, the number of errors, and 1 if a non-reply follows.
 
-    `syncs` gets the SYNC of each; `refused` of an error its SYNC, code, and where the packet lies without its length.
-    As many errors as replies have room there; it stops where that is used up.
+    `syncs` receives the SYNC of each reply. `refused` receives, for each error, its SYNC, its code, and the start and
+    end of its packet without the length. There is room for as many errors as replies; the scan stops when `syncs` is
+    full.
     """
     at = count = errors = 0
     end = buf.size

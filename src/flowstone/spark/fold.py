@@ -1,9 +1,9 @@
-"""What changes leave behind: the last state of each key, or each of its states, from operations over old tuples.
+"""Fold changes into states: the last state of each key, or all its states, by applying operations to old tuples.
 
 Pure: tables of changes in (columns of `contract.py`, one space, no truncations), tables of states out. INSERT, REPLACE
-and DELETE say by themselves what is behind them: the last one wins, whole columns at a time. Only keys with an UPDATE
-or UPSERT after it go through the engine's own operations (`box/update.py`), whose bytes are those of the real server.
-Rows without a sort key had no effect where they were logged, and have none here.
+and DELETE determine the state by themselves: the last one wins, computed on whole columns. Only keys with a later
+UPDATE or UPSERT go through the engine's own operations (`box/update.py`), which produce the same bytes as the real
+server. Rows without a sort key had no effect on the server, and have none here.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ STATES: Final = pa.schema(
         pa.field("lsn", pa.int64(), nullable=False),
     ]
 )
-"""What `fold` gives. `tuple` is null where there is none any more; the rest tells of the change that left it so."""
+"""Schema of the result of `fold`. `tuple` is null if the key was deleted; the rest describes the change that did it."""
 
 OLD: Final = pa.schema([pa.field("sort_key", pa.binary()), pa.field("tuple", pa.binary())])
 
 _OPERATIONS: Final = pa.array(["insert", "replace", "delete", "update", "upsert"])
 _DELETE, _UPDATE, _UPSERT = 2, 3, 4
 _TOLERANT: Final = UpdateRules(fills_gaps=True, repeats=True)
-"""For UPDATE: what was logged was possible where it was made."""
+"""For UPDATE: a logged operation was valid when it was executed."""
 
 BULK_MIN: Final = 16
-"""Updates that a compiled pass is worth for."""
+"""Smallest number of updates for which a compiled pass pays off."""
 
 Place = tuple[int, int]
-"""Where a row stands: version of its transaction, and LSN."""
+"""The place of a row: the version of its transaction, and its LSN."""
 
 
 class CannotFold(FlowstoneError):
-    """Operations do not fit the tuple that they were made for: a row of the past is missing, or is not as it was."""
+    """Operations do not fit their tuple: an earlier row is missing or differs."""
 
 
 @dataclass(frozen=True)
 class Definitions:
-    """The definitions of a space in the course of time: `spaces[i]` holds for rows before `until[i]`, the last then."""
+    """The definitions of a space over time: `spaces[i]` holds for rows before `until[i]`, the last one after that."""
 
     spaces: tuple[SpaceDefinition, ...]
     until: tuple[Place, ...] = ()
@@ -72,14 +72,15 @@ class Definitions:
 
 
 def upsert_rules(version: Sequence[int]) -> UpdateRules:
-    """What a server of a version does in an UPSERT; what it cannot do it leaves out without a word."""
+    """Return the UPSERT rules of a server version. A server silently skips operations that it cannot apply."""
     return UpdateRules(fills_gaps=tuple(version) >= (2, 8), repeats=tuple(version) >= (3,))
 
 
 def keys_needing_old(changes: pa.Table, *, last_only: bool = False) -> pa.Array:
-    """The keys that `fold` must know the tuple of: their first change is an UPDATE or UPSERT.
+    """Return the keys whose old tuple `fold` needs: their first change is an UPDATE or UPSERT.
 
-    `last_only`: who will not ask for `every_state` needs no tuple that an INSERT, REPLACE or DELETE covers.
+    With `last_only`, for callers that do not use `every_state`, keys with a later INSERT, REPLACE or DELETE are left
+    out.
     """
     ordered = _Ordered.of(changes)
     is_needing = ordered.last_whole() < ordered.starts if last_only else ordered.codes[ordered.starts] >= _UPDATE
@@ -95,11 +96,11 @@ def fold(
     rules: UpdateRules | None = None,
     is_sorted: bool = False,
 ) -> pa.Table:
-    """The last state of each key, or, with `every_state`, the state behind each change; ordered by key, then by time.
+    """Return the last state of each key, or the state after each change with `every_state`, by key and then by time.
 
-    `old` has the tuples (columns of OLD) of the keys of `keys_needing_old`, as far as there are any. What changes
-    nothing for certain, such as an UPDATE of nothing, is left out. `rules` are those of UPSERT, by default 2.11's.
-    `is_sorted` tells that the changes are in order of key, version and LSN already.
+    `old` has the tuples (columns of OLD) of the keys of `keys_needing_old`, as far as they exist. Changes that
+    certainly have no effect, such as an UPDATE of a missing tuple, are left out. `rules` are the rules of UPSERT, by
+    default those of 2.11. `is_sorted` states that the changes are already sorted by key, version and LSN.
     """
     ordered = _Ordered.of(changes, is_sorted=is_sorted)
     if not len(ordered.codes):
@@ -111,7 +112,7 @@ def fold(
 
 @dataclass(frozen=True)
 class _Ordered:
-    """Changes in the order of key, version and LSN; `starts` and `stops` bound the rows of each key."""
+    """Changes sorted by key, version and LSN; `starts` and `stops` bound the rows of each key."""
 
     table: pa.Table
     keys: pa.Array
@@ -139,7 +140,7 @@ class _Ordered:
         return cls(changes, keys, codes.to_numpy(zero_copy_only=False).astype(np.int64), starts, stops)
 
     def last_whole(self) -> Cells:
-        """Per key the last row that says by itself what is behind it; one before `starts` where there is none."""
+        """Return for each key its last INSERT, REPLACE or DELETE; the row before `starts` if it has none."""
         numbers = np.arange(len(self.codes))
         reached = np.maximum.accumulate(np.where(self.codes < _UPDATE, numbers, -1))
         found: Cells = np.maximum(reached[self.stops - 1], self.starts - 1)
@@ -151,7 +152,7 @@ class _Ordered:
 
 
 class _Folding:
-    """One call of `fold`."""
+    """A single call of `fold`."""
 
     def __init__(self, definitions: Definitions, ordered: _Ordered, old: pa.Table | None, rules: UpdateRules) -> None:
         self._definitions = definitions
@@ -173,7 +174,7 @@ class _Folding:
         firsts = np.maximum(whole, ordered.starts)[~is_plain]
         rows, results = [], []
         for states_of_key in self._states(firsts, ordered.stops[~is_plain]):
-            # The last change that changed something; a DELETE in front is one, whether or not there was something.
+            # Take the last change with an effect; a leading DELETE counts, even if there was no tuple.
             if states_of_key:
                 row, value = states_of_key[-1]
                 rows.append(row)
@@ -185,7 +186,7 @@ class _Folding:
         ordered = self._ordered
         has_operations = np.add.reduceat((ordered.codes >= _UPDATE).astype(np.int64), ordered.starts) > 0
         count = len(ordered.codes)
-        # A DELETE right behind another changes nothing.
+        # A DELETE right after another changes nothing.
         is_kept: NDArray[np.bool_] = np.ones(count, np.bool_)
         is_kept[1:] = (ordered.codes[1:] != _DELETE) | (ordered.codes[:-1] != _DELETE)
         is_kept[ordered.starts] = True
@@ -206,7 +207,7 @@ class _Folding:
         return _by_key(pa.concat_tables([plain, folded]))
 
     def _tuples(self) -> pa.Array:
-        """What stands behind each row that says so by itself."""
+        """Return the tuple after each INSERT, REPLACE and DELETE."""
         tuples = _whole(self._ordered.table["_tuple_msgpack"])
         is_delete = self._ordered.codes == _DELETE
         if not is_delete.any():
@@ -220,12 +221,12 @@ class _Folding:
         return pa.table([column.cast(each.type) for column, each in zip(columns, STATES, strict=True)], schema=STATES)
 
     def _states(self, firsts: Cells, stops: Cells) -> list[list[tuple[int, bytes | None]]]:
-        """Per key the rows from `firsts` on that changed something, with the tuple behind each.
+        """Return for each key the rows from `firsts` on that had an effect, with the tuple after each.
 
-        The first changes of all keys are done together, then the second ones, and so on: most have one.
+        Processes the first changes of all keys together, then the second ones, and so on: most keys have one.
         """
         keys = _Keys(self._old_tuples(firsts))
-        order = np.argsort(firsts - stops, kind="stable")  # those with the most changes first
+        order = np.argsort(firsts - stops, kind="stable")  # most changes first
         lengths = (stops - firsts)[order]
         for number in range(int(lengths[0]) if len(lengths) else 0):
             active = order[: int(np.searchsorted(-lengths, -number))]
@@ -233,7 +234,7 @@ class _Folding:
         return keys.states
 
     def _change(self, keys: _Keys, active: Cells, rows: Cells) -> None:
-        """One change of each of some keys."""
+        """Apply one change to each of the active keys."""
         tuples, codes = self._ordered.column("_tuple_msgpack", rows), self._ordered.codes[rows].tolist()
         left: list[int] = []
         for number, (key, row, code, value) in enumerate(
@@ -252,7 +253,7 @@ class _Folding:
             self._operate(keys, active[places], rows[places])
 
     def _operate(self, keys: _Keys, active: Cells, rows: Cells) -> None:
-        """UPDATEs and UPSERTs of tuples that are there."""
+        """Apply UPDATEs and UPSERTs to existing tuples."""
         ordered = self._ordered
         places = list(zip(ordered.column("_commit_version", rows), ordered.column("_lsn", rows), strict=True))
         operations, bases = ordered.column("_operations_msgpack", rows), ordered.column("_index_base", rows)
@@ -274,7 +275,7 @@ class _Folding:
     def _in_bulk(
         self, tuples: Sequence[bytes | None], operations: Sequence[bytes], bases: Sequence[int]
     ) -> list[bytes | None]:
-        """What compiled updates make of them; None where they are not for that, as in most small batches."""
+        """Apply compiled updates; None for tuples that they cannot handle, and for all tuples of a small batch."""
         count = len(tuples)
         if count < BULK_MIN:
             return [None] * count
@@ -305,11 +306,11 @@ class _Folding:
 
 
 class _Keys:
-    """The keys of one call that have operations: what each holds now, and what it held behind each change."""
+    """The keys of one call that have operations: the current tuple of each, and the tuple after each change."""
 
     def __init__(self, old: list[bytes | None]) -> None:
         self.now = old
-        # A DELETE in front may have found a tuple that nobody told us of.
+        # A leading DELETE may have removed a tuple that we do not know.
         self.is_known = [False] * len(old)
         self.states: list[list[tuple[int, bytes | None]]] = [[] for _ in old]
 
@@ -342,7 +343,7 @@ class _Engine:
         new = upsert_raw(old, decoded, self._format, self._rules)
         if self._leaves_key(decoded) or sort_keys(self._space, pa.array([new], pa.binary()))[0].as_py() == key:
             return new
-        return old  # as the server does with what an upsert cannot do
+        return old  # the server ignores an upsert that changes the key
 
     def _operations(self, operations: bytes, base: int) -> tuple[Operation, ...]:
         decoded = self._decoded.get((operations, base))
@@ -350,7 +351,7 @@ class _Engine:
             if len(self._decoded) >= _DECODED_MAX:
                 self._decoded.clear()
             if base >= 1 << 31:
-                base -= 1 << 32  # the server reads it as a signed number of 32 bits
+                base -= 1 << 32  # the server reads it as a signed 32-bit number
             decoded = decode_operations(operations, index_base=base, field_names=self._space.field_names)
             self._decoded[operations, base] = decoded
         return decoded
@@ -362,7 +363,7 @@ class _Engine:
 
 
 _DECODED_MAX: Final = 10_000
-"""Decoded operations that are kept: updates are often the same for many tuples."""
+"""Size of the cache of decoded operations: many tuples often get the same update."""
 
 
 def _key_fields(space: SpaceDefinition) -> frozenset[int]:
@@ -370,7 +371,7 @@ def _key_fields(space: SpaceDefinition) -> frozenset[int]:
 
 
 def _joined(values: Sequence[bytes | None]) -> tuple[Bytes, Cells]:
-    """Bytes one after the other, and where each begins and ends."""
+    """Return the values joined into one buffer, and their start and end offsets."""
     sizes = np.fromiter((len(value) for value in values if value is not None), np.int64, len(values))
     offsets: Cells = np.zeros(len(values) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
@@ -383,7 +384,7 @@ def _by_key(states: pa.Table) -> pa.Table:
 
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One array, however many chunks there are."""
+    """Return a column as one array, whatever its number of chunks."""
     if isinstance(column, pa.Array):
         return column
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -1,7 +1,7 @@
-"""Changes and snapshots as data frames without a data source: the plan becomes rows, and those become batches.
+"""Changes and snapshots as data frames without a data source: a plan of slices is mapped to record batches.
 
-For the jobs of the pipeline, which make many small batches: Spark starts no planning process for them, and executors
-keep their workers. A slice is a partition of its own.
+For the jobs of the pipeline, which run many small batches: Spark starts no planning process for them, and executors
+reuse their workers. Each slice is a partition.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["RAW_COLUMNS", "SliceRows", "changes_frame", "slices_frame", "snapshot_frame", "snapshot_rows"]
 
 SLICE_SIZE_MIN: Final = 512 * 1024
-"""Below this a task of its own costs more than it helps."""
+"""Below this size, a separate task costs more than it saves."""
 
 SLICES_PER_CORE: Final = 3
-"""So that a core that is done early has something left to do."""
+"""Several slices per core keep a core busy that finishes early."""
 
 
 def changes_frame(
@@ -47,9 +47,9 @@ def changes_frame(
     transport: Transport = "file",
     server: SliceServer | None = None,
 ) -> DataFrame:
-    """The settled changes behind `start` up to `end`, both settled; of `spaces` alone where they are named."""
+    """Return the settled changes after `start` up to `end`, both settled; with `spaces`, only changes of these."""
     size = slice_size(spark, index.size_between(start, end))
-    # Truncations are rows of another space.
+    # Truncations are rows of `_truncate`.
     slices = index.slices(start, end, size=size, spaces=(*spaces, TRUNCATE_ID) if spaces else ())
     contract = _contract(index, columns, spaces, show_system)
     return slices_frame(
@@ -69,7 +69,7 @@ def snapshot_frame(
     transport: Transport = "file",
     server: SliceServer | None = None,
 ) -> DataFrame:
-    """The rows of a snapshot: each is an `insert`, and the version of all is the snapshot's signature."""
+    """Return the rows of a snapshot, each as an `insert` whose version is the snapshot's signature."""
     slices = index.snapshot_slices(snapshot, size=slice_size(spark, snapshot.size))
     contract = _contract(index, columns, spaces, show_system)
     position = snapshot.vclock
@@ -88,7 +88,7 @@ def snapshot_rows(
     transport: Transport = "file",
     server: SliceServer | None = None,
 ) -> SliceRows:
-    """The same rows for who makes something else of them at once."""
+    """Return the rows of a snapshot for a caller that maps them before they enter a frame."""
     slices = index.snapshot_slices(snapshot, size=slice_size(spark, snapshot.size))
     contract = _contract(index, columns, spaces, show_system=False)
     return slice_rows(spark, slices, snapshot.vclock, snapshot.vclock, contract, transport=transport, server=server)
@@ -105,7 +105,7 @@ def slices_frame(
     transport: Transport = "file",
     server: SliceServer | None = None,
 ) -> DataFrame:
-    """What slices hold behind `start` up to `end`, a partition each."""
+    """Return the changes in slices after `start` up to `end`, one partition per slice."""
     rows = slice_rows(
         spark, slices, start, end, contract, show_secrets=show_secrets, transport=transport, server=server
     )
@@ -117,13 +117,13 @@ ArrowFunction = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class SliceRows:
-    """Rows of slices that are in no frame yet. A function of them runs where they are read: they enter no JVM."""
+    """Rows of slices before they enter a frame. A function mapped over them runs where they are read, not in a JVM."""
 
     plan: DataFrame
     read: ArrowFunction
 
-    def mapInArrow(self, func: ArrowFunction, schema: str) -> DataFrame:  # noqa: N802  # as frames call it
-        """What `func` makes of the rows, which it gets batch by batch."""
+    def mapInArrow(self, func: ArrowFunction, schema: str) -> DataFrame:  # noqa: N802  # named as in DataFrame
+        """Return a frame of the batches that `func` yields from the batches of rows."""
         read = self.read
         return self.plan.mapInArrow(lambda batches: func(read(batches)), schema)
 
@@ -139,16 +139,17 @@ def slice_rows(
     transport: Transport = "file",
     server: SliceServer | None = None,
 ) -> SliceRows:
-    """What slices hold behind `start` up to `end`, a partition each."""
+    """Return the changes in slices after `start` up to `end`, one partition per slice."""
     slices = with_transport(slices, transport, server)
-    # What the slices are goes with the function, once for all that share definitions; their bytes go with their rows.
+    # Slice descriptions are pickled with the function, once for slices that share definitions; bytes travel in the
+    # rows.
     plan = [replace(part, data=None) for part in slices]
     schema = pa.schema([pa.field("number", pa.int32(), nullable=False), pa.field("data", pa.binary())])
     rows = [
         pa.record_batch([pa.array([number], pa.int32()), pa.array([part.data], pa.binary())], schema=schema)
         for number, part in enumerate(slices)
     ]
-    # One batch is one partition.
+    # Each batch becomes a partition.
     frame = spark.createDataFrame(pa.Table.from_batches(rows, schema))
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -163,7 +164,7 @@ def slice_rows(
 
 
 def slice_size(spark: SparkSession, whole: int) -> int:
-    """Bytes per slice, so that all cores have work."""
+    """Return the number of bytes per slice that gives all cores work."""
     cores = _cores(spark)
     return max(SLICE_SIZE_MIN, min(SLICE_SIZE, whole // (cores * SLICES_PER_CORE) + 1))
 

@@ -1,7 +1,7 @@
-"""Rows as the tuples that they changed: what an archive with images says about each, in place of operations.
+"""Rows of an archive with images, converted from operations to the tuples before and after each change.
 
-Pure: a slab in, a slab out whose rows are images, each a tuple as if it had been replaced. So everything that decodes
-tuples decodes images. Rows that changed nothing (the DELETE of a key that was not there) have none.
+Pure: a slab in, a slab out whose rows are images, each in the form of a REPLACE. Everything that decodes tuples can
+therefore decode images. Rows that changed nothing (the DELETE of a missing key) have no images.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from flowstone.xlog.columns import text_array
 from flowstone.xlog.reader import Slab
 
 Images = Literal["ops", "post", "full"]
-"""ops: operations as they are. post: the tuple after the change, of a DELETE the one before. full: both."""
+"""ops: operations as logged. post: the tuple after the change; for a DELETE, the one before. full: both."""
 
 CHANGE_TYPES: Final = text_array(["insert", "update_preimage", "update_postimage", "delete"])
 _INSERT, _PREIMAGE, _POSTIMAGE, _DELETE = range(4)
 
 
 def with_images(slab: Slab, rows: Cells, *, preimages: bool) -> tuple[Slab, Cells, pa.Array]:
-    """The images of the given rows, changes of user spaces, as a slab; the place in `rows` of each, and what it is.
+    """Return the images of the given rows as a slab, the place of each image in `rows`, and its change type.
 
-    Of a row that replaced a tuple, the old one comes first, if `preimages` are wanted at all.
+    The rows are changes of user spaces. If a row replaced a tuple and `preimages` is set, the old tuple comes first.
     """
     images: Cells = np.empty((scan.IMAGE_LINES, len(rows)), np.int64)
     scan.scan_images(slab.buf, slab.cells, rows, images)
     old_at, old_end, new_at, new_end = images
     kinds = slab.cells[scan.TYPE, rows]
-    # INSERT and REPLACE have the new tuple themselves.
+    # INSERT and REPLACE carry the new tuple themselves.
     has_tuple = (kinds == RequestType.INSERT) | (kinds == RequestType.REPLACE)
     new_at = np.where(has_tuple, slab.cells[scan.TUPLE_AT, rows], new_at)
     new_end = np.where(has_tuple, slab.cells[scan.TUPLE_END, rows], new_end)
@@ -45,7 +45,7 @@ def with_images(slab: Slab, rows: Cells, *, preimages: bool) -> tuple[Slab, Cell
     change = np.concatenate(
         [np.where(has_new[before], _PREIMAGE, _DELETE), np.where(has_old[after], _POSTIMAGE, _INSERT)]
     )
-    # Stable: the old image of a row stays before its new one.
+    # A stable sort keeps the old image of a row before its new one.
     order = np.argsort(places, kind="stable")
     places, change = places[order], change[order]
     cells = slab.cells[:, rows[places]]

@@ -34,16 +34,16 @@ PAGE_SIZE: Final = 4 * 1024 * 1024
 FIRST_PAGE_ROWS: Final = 256
 PAGE_ROWS_MAX: Final = 20_000
 ROWS_MIN: Final = 2048
-"""Rows that are decoded together, where there are so many."""
+"""Smallest number of rows to decode together, if there are that many."""
 
 DATA: Final = Key.DATA.value
 
 
 @kernel
 def tuple_spans(buf: Bytes, edges: Cells) -> int:
-    """Finds the tuples in the body of an answer: `edges` gets the offset of each and of the end; their number.
+    """Find the tuples in the body of an answer; `edges` receives the offset of each and the end. Return their number.
 
-    -1: it is no answer with data; -2 - n: there are n tuples, and `edges` has not the room.
+    Returns -1 if the body is no answer with data, and -2 - n if `edges` has no room for the n tuples.
     """
     end = buf.size
     pairs, at = read_map(buf, 0, end)
@@ -80,7 +80,7 @@ def tuple_spans(buf: Bytes, edges: Cells) -> int:
 
 
 def tuples_of(body: bytes) -> list[bytes]:
-    """The tuples in the body of an answer to a SELECT, of which there are few."""
+    """Return the tuples in the body of an answer to a SELECT with a small result."""
     edges: Cells = np.empty(FIRST_PAGE_ROWS, np.int64)
     count = tuple_spans(np.frombuffer(body, np.uint8), edges)
     if count < 0:
@@ -129,7 +129,7 @@ class _Scan:
         self._sent: asyncio.Future[Response] | None = None
 
     async def next_rows(self) -> Slab:
-        """Of one page, or of several small ones; none at the end."""
+        """Return the rows of one page, or of several small ones; an empty slab at the end."""
         bodies, spans = [], []
         size = count = 0
         while count < ROWS_MIN and (page := await self._page()) is not None:
@@ -169,7 +169,7 @@ class _Scan:
 
 
 def key_of(raw: bytes, index: IndexDefinition) -> list[bytes]:
-    """The parts of a tuple's key, each as its MessagePack; none of them lies inside of a document."""
+    """Return the key parts of a tuple as MessagePack; no part may lie inside a document."""
     buf: Bytes = np.frombuffer(raw, np.uint8)
     at = {0xDC: 3, 0xDD: 5}.get(raw[0], 1)
     spans = []
@@ -181,6 +181,6 @@ def key_of(raw: bytes, index: IndexDefinition) -> list[bytes]:
 
 
 def array_of(parts: Sequence[bytes]) -> bytes:
-    """Values that are MessagePack, as one array."""
+    """Return MessagePack values as one array."""
     head = bytes([0x90 + len(parts)]) if len(parts) < 16 else b"\xdc" + len(parts).to_bytes(2, "big")
     return head + b"".join(parts)

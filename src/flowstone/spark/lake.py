@@ -1,8 +1,8 @@
-"""A lake: a directory of Delta tables, one per space, and how far each replica set has come in it.
+"""A lake: a directory of Delta tables, one per space, and the mirrored position of each replica set.
 
-`Lake` finds, makes, loads and renames tables; `Progress` is what a mirror has to know to go on, kept in a small table
-of its own (`_flowstone`). Each table knows its position by itself, so a crash between the commits of tables and that of
-the progress loses and doubles nothing: whoever goes on leaves out, table by table, what is there already.
+`Lake` finds, creates, loads and renames tables. `Progress` is the state that a mirror needs to resume, kept in a small
+table of its own (`_flowstone`). Each table stores its own position, so a crash between the commits of the tables and of
+the progress neither loses nor duplicates rows: a resumed mirror skips, table by table, the rows that are already there.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ Engine = Literal["auto", "deltalake", "spark"]
 
 
 class ArrowRows(Protocol):
-    """A data frame, or rows that are in none yet (`frames.SliceRows`): what `mapInArrow` is called on."""
+    """A data frame, or rows before they enter one (`frames.SliceRows`): the receiver of `mapInArrow`."""
 
-    def mapInArrow(self, func: Any, schema: Any) -> DataFrame: ...  # noqa: N802  # as frames call it
+    def mapInArrow(self, func: Any, schema: Any) -> DataFrame: ...  # noqa: N802  # named as in DataFrame
 
 
 PROGRESS: Final = "_flowstone"
-"""The directory of the progress: readers of a lake pass over names that begin so."""
+"""Directory of the progress table. Readers of a lake skip names that begin with an underscore."""
 
 DIRECTORY_NAME_SIZE: Final = 200
-"""Of file systems, most take names of 255 bytes."""
+"""Limit of a directory name, in bytes: most file systems allow 255."""
 
 SAVES_BETWEEN_VACUUMS: Final = 100
 _SAVE_TRIES: Final = 5
@@ -76,12 +76,12 @@ _PROGRESS_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one replica set is mirrored, and what is needed to go on from there.
+    """The mirrored position of one replica set, and what is needed to resume from there.
 
-    Everything up to `position` is in all tables; single tables may be ahead (`LakeTable.positions`). `definitions` are
-    rows of `_space` and `_index` in force at `position`, as (space id, MessagePack tuple). `tables`: space id → name of
-    the space when its table was last written. `stamp` is the greatest commit time so far in µs. `settings` are what the
-    lake was begun with.
+    All tables contain everything up to `position`; single tables may be ahead (`LakeTable.positions`). `definitions`
+    are the rows of `_space` and `_index` in force at `position`, as (space id, MessagePack tuple). `tables` maps a
+    space id to the name of the space when its table was last written. `stamp` is the greatest commit time so far, in
+    µs. `settings` are those with which the lake was created.
     """
 
     replicaset_uuid: str
@@ -93,7 +93,7 @@ class Progress:
 
 
 class Lake:
-    """The tables below one path. One writer at a time; readers are any that know Delta."""
+    """The tables below one path. Supports one writer at a time, and any reader of Delta tables."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Lake:
         several_sets: bool,
         keep_hours: int,
     ) -> None:
-        """Who commits merges is decided by `spark`: with a session, Delta's jars in it do."""
+        """Open the lake; with a `spark` session, the session's Delta jars commit merges."""
         self.path = path
         self.storage_options = dict(storage_options)
         self.several_sets = several_sets
@@ -122,11 +122,11 @@ class Lake:
         several_sets: bool = False,
         keep_hours: int = KEEP_HOURS,
     ) -> Lake:
-        """Local path or URI (s3a://, abfss://, hdfs:// … with `storage_options` as deltalake knows them).
+        """Open a lake by local path or URI (s3a://, abfss://, hdfs:// …, with the `storage_options` of deltalake).
 
-        `auto` takes Spark for merges where the session has Delta's jars. `several_sets`: the lake takes more than one
-        replica set, keys are prefixed with the set's UUID; it is fixed when the lake is begun. `keep_hours`: how long
-        former versions can be read.
+        `auto` merges on Spark if the session has Delta's jars. With `several_sets`, the lake accepts more than one
+        replica set and prefixes keys with the UUID of the set; this is fixed when the lake is created. `keep_hours` is
+        how long former versions stay readable.
         """
         from flowstone.spark.lake_table_spark import has_delta_jars
 
@@ -146,33 +146,33 @@ class Lake:
 
     @property
     def engine(self) -> Literal["deltalake", "spark"]:
-        """Who commits merges."""
+        """The engine that commits merges."""
         return "deltalake" if self._spark is None else "spark"
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
     def tables(self) -> dict[str, EmbeddedTable]:
-        """The tables of living spaces by the space's name; neither dropped nor renamed ones."""
+        """Return the tables of existing spaces by space name, without those of dropped or renamed spaces."""
         return {each.schema.space.name: each for each in self.all_tables() if is_living(each.schema)}
 
     def all_tables(self) -> list[EmbeddedTable]:
-        """Also those of spaces that were dropped or renamed."""
+        """Return all tables, including those of dropped or renamed spaces."""
         found = [self._open(f"{self.path}/{each}") for each in self.directories()]
         return [each for each in found if each is not None]
 
     def directories(self) -> list[str]:
-        """Where tables are, or may be: names of directories below `path`."""
+        """Return the names of the directories below `path` that may hold tables."""
         system, root = TableFiles(self.path, self.storage_options).place
         there = system.get_file_info(pyarrow.fs.FileSelector(root or "/", allow_not_found=True))
         names = sorted(each.base_name for each in there if each.type == pyarrow.fs.FileType.Directory)
         return [name for name in names if not name.startswith(("_", "."))]
 
     def table(self, name: str) -> EmbeddedTable | None:
-        """The table of the space of that name at its newest version, also one that is marked as dropped or renamed."""
+        """Return the newest version of the table of a space, even if it is marked as dropped or renamed."""
         return self._open(self._path_of(name))
 
     def there(self, name: str) -> EmbeddedTable:
-        """The same of a table that must be there: somebody may have deleted it by hand."""
+        """Return the table of a space, or raise LakeError if it is missing, for instance if it was deleted by hand."""
         found = self.table(name)
         if found is None:
             raise LakeError(
@@ -207,12 +207,12 @@ class Lake:
         options: ColumnOptions | None = None,
         states: pa.Table | None = None,
     ) -> EmbeddedTable:
-        """A table for a new space, in one commit that carries `position`.
+        """Create the table of a new space, in one commit that carries `position`.
 
-        `states` are what `fold` gives of the rows that came in the transaction that makes it; without any it is empty.
-        A table of that name that is there is overwritten (its former versions can still be read), but for a replay,
-        where it is at `position` or behind it already, for the same space. In a lake of several sets only this set's
-        rows go.
+        `states` is the result of `fold` for rows of the transaction that creates the space; without it the table is
+        empty. An existing table of that name is overwritten (its former versions stay readable), unless the call is a
+        replay: the table is for the same space, and already at or after `position`. In a lake of several sets, only the
+        rows of this set are replaced.
         """
         schema = self._schema(definition, uuid, history, columns, options)
         if not self._is_done(schema, uuid, position):
@@ -221,7 +221,7 @@ class Lake:
         return self.there(definition.name)
 
     def _written(self, schema: LakeSchema, uuid: str, states: pa.Table) -> list[WrittenFile]:
-        """Files of a table that has had no other states than these."""
+        """Write the files of a table that has no states other than these."""
         files = TableFiles(self._path_of(schema.space.name), self.storage_options)
         files.make_directory()
         if schema.history:
@@ -247,7 +247,7 @@ class Lake:
         )
 
     def _is_done(self, schema: LakeSchema, uuid: str, position: VClock) -> bool:
-        """Whether the table is there for this very space, at the position or behind it."""
+        """Return True if the table exists for this very space, at or after the position."""
         there = self.table(schema.space.name)
         if there is None or not is_living(there.schema) or uuid not in there.schema.sets:
             return False
@@ -259,7 +259,7 @@ class Lake:
     def _put(
         self, schema: LakeSchema, written: Sequence[WrittenFile], uuid: str, position: VClock, moment: Moment | None
     ) -> Merged:
-        """The set's rows in the table of this schema are exactly those of the files."""
+        """Replace the set's rows in the table of this schema by those of the files."""
         there = self.table(schema.space.name)
         if there is None:
             path = self._path_of(schema.space.name)
@@ -287,12 +287,12 @@ class Lake:
         columns: Mapping[str, Sequence[str]] | None = None,
         options: ColumnOptions | None = None,
     ) -> dict[int, Merged]:
-        """First load of many spaces in one pass: executors write the files, then each table is committed once.
+        """Load many spaces for the first time in one pass: executors write the files, then each table is committed.
 
-        `frame` has three columns, in this order: space id INT, sort key BINARY, tuple BINARY; rows of spaces that are
-        not in `definitions` are left out. Tables that are at `position` already (a load that was killed between
-        two commits) are left as they are. Existing ones become exactly these rows. `moment`: from when the states
-        of a history are valid. `columns`: by the space's name. Returns what was committed, by space id.
+        `frame` has three columns, in this order: space id INT, sort key BINARY, tuple BINARY. Rows of spaces that are
+        not in `definitions` are skipped. Tables already at `position` (from a load that was killed between two commits)
+        are left alone. In all other existing tables, the rows of this set are replaced. `moment` is the beginning of
+        the states of a history. `columns` are given by space name. Returns the commits by space id.
         """
         wanted = columns or {}
         schemas = [self._schema(each, uuid, history, wanted.get(each.name), options) for each in definitions]
@@ -316,11 +316,11 @@ class Lake:
     # --- names ----------------------------------------------------------------------------------------------------
 
     def rename(self, old_name: str, definition: SpaceDefinition, uuid: str, position: VClock) -> EmbeddedTable:
-        """The table of `old_name` under the name of `definition`, with all its rows, at `position`.
+        """Return the table of `old_name` under the name of `definition`, with all its rows, at `position`.
 
-        The old table stays as it was, at its own position, marked with `renamed_to`. In a lake of several sets each
-        renames its space when it does: only the rows of this one are taken along. The old table goes on with those of
-        the others, this set is in its `dropped`, and `renamed_to` is there when none is left.
+        The old table keeps its rows and its position, and is marked with `renamed_to`. In a lake of several sets, each
+        set renames its space at its own time: only the rows of this set are moved. The old table continues with the
+        rows of the other sets and lists this set in `dropped`; `renamed_to` is set when no set is left.
         """
         old = self.there(old_name)
         new = self._moved(old, definition, uuid, position) if self.several_sets else self._copied(old, definition)
@@ -329,14 +329,14 @@ class Lake:
         return new
 
     def leave(self, old_name: str, definition: SpaceDefinition, uuid: str) -> None:
-        """Marks the table of `old_name`, whose space goes on under the name of `definition`."""
+        """Mark the table of `old_name`, whose space continues under the name of `definition`."""
         old = self.there(old_name)
         marked = _without_set(old.schema, uuid, definition) if self.several_sets else _without(old.schema, definition)
         if marked != old.schema:
             old.mark(marked)
 
     def _copied(self, old: EmbeddedTable, definition: SpaceDefinition) -> EmbeddedTable:
-        """All that `old` holds, at its positions, under another name: its very files, in one commit."""
+        """Copy the files of `old`, at its positions, into a table of another name, in one commit."""
         name, new = definition.name, self.table(definition.name)
         if new is not None and new.schema.space.id == definition.id and is_living(new.schema):
             return new
@@ -357,7 +357,7 @@ class Lake:
         return self.there(name)
 
     def _moved(self, old: EmbeddedTable, definition: SpaceDefinition, uuid: str, position: VClock) -> EmbeddedTable:
-        """The rows that `old` has of one set in the table of another name, whose rows of other sets stay."""
+        """Move the rows of one set from `old` to the table of another name, which keeps its rows of other sets."""
         new = self.table(definition.name)
         base = old.schema if new is None or not is_living(new.schema) else new.schema
         schema = replace(base.moved(definition), sets=(uuid,), dropped=(), renamed_to=None)
@@ -381,12 +381,15 @@ class Lake:
 
     @property
     def progress(self) -> dict[str, Progress]:
-        """By replica set; {} for a new lake. Read anew each time."""
+        """The progress by replica set; {} for a new lake. Read again on each access."""
         table = self._progress_table()
         return {} if table is None else _progress_in(table)
 
     def save(self, progress: Progress) -> None:
-        """Replaces what is known of that replica set. A position that is not behind the one there: AnotherWriter."""
+        """Replace the progress of the replica set.
+
+        Raises AnotherWriter if the stored position is not at or before the new one.
+        """
         for _ in range(_SAVE_TRIES):
             table = self._progress_table()
             known = {} if table is None else _progress_in(table)
@@ -399,7 +402,7 @@ class Lake:
             try:
                 self._write_progress(table, {**known, progress.replicaset_uuid: progress}, progress)
             except CommitFailedError:
-                continue  # a mirror of another replica set was faster: its row is taken along in the next try
+                continue  # a mirror of another replica set committed first: the retry keeps its row
             return
         raise AnotherWriter(f"{self.path}/{PROGRESS} is changed by others all the time", hint="try again later")
 
@@ -421,7 +424,7 @@ class Lake:
 
 
 def lake_uri(path: str) -> str:
-    """The lake's address as deltalake writes it: s3a:// as s3://; a local path, or a file:// one, as absolute path."""
+    """Return the address of a lake as deltalake writes it: s3a:// as s3://, a local path or file:// URI as path."""
     scheme, separator, rest = path.partition("://")
     if not separator:
         return str(Path(path).absolute())
@@ -431,9 +434,10 @@ def lake_uri(path: str) -> str:
 
 
 def directory_of(name: str) -> str:
-    """The directory of a space's table: letters, digits, `_`, `-`, `.` as they are, other bytes as `~` and two digits.
+    """Return the directory name of a space's table.
 
-    So is a `_` or `.` at the beginning, which readers take for hidden. Very long names are cut, with a digest behind.
+    Letters, digits, `_`, `-` and `.` stay; other bytes become `~` and two hexadecimal digits. A leading `_` or `.`,
+    which readers take for hidden, is escaped as well. Very long names are cut and end in a digest.
     """
     text = "".join(
         chr(byte) if _PLAIN.fullmatch(bytes([byte])) and (place or byte not in b"_.") else f"~{byte:02x}"
@@ -445,15 +449,15 @@ def directory_of(name: str) -> str:
 
 
 def is_living(schema: LakeSchema) -> bool:
-    """Whether the space is still there, under this name, in any replica set."""
+    """Return True if the space still exists under this name in any replica set."""
     return schema.renamed_to is None and set(schema.dropped) < set(schema.sets)
 
 
-# --- the inside ---------------------------------------------------------------------------------------------------
+# --- internals ----------------------------------------------------------------------------------------------------
 
 
 def _written_by(frame: ArrowRows, targets: dict[int, LoadTarget]) -> dict[int, list[WrittenFile]]:
-    """The files that executors made of the rows, by space id."""
+    """Return the files that executors wrote, by space id."""
     to_files = RowsToFiles(targets)
     is_current = {space_id: None if target.states is None else True for space_id, target in targets.items()}
     written: dict[int, list[WrittenFile]] = {}
@@ -476,12 +480,12 @@ def _states_at(moment: Moment) -> dict[str, Any]:
 
 
 def _without(schema: LakeSchema, definition: SpaceDefinition) -> LakeSchema:
-    """The note of a table whose space has another name; where the name is another space's by now, it is that one's."""
+    """Return the note of a table whose space was renamed; unchanged if the name already belongs to another space."""
     return schema if schema.space.id != definition.id else replace(schema, renamed_to=definition.name)
 
 
 def _without_set(schema: LakeSchema, uuid: str, definition: SpaceDefinition) -> LakeSchema:
-    """The note of a table where the space of one of several sets has another name."""
+    """Return the note of a table whose space was renamed in one of several sets."""
     if uuid in schema.dropped or uuid not in schema.sets:
         return schema
     left = replace(schema, dropped=(*schema.dropped, uuid))

@@ -1,7 +1,7 @@
-"""Whether rows of a lake's table say what their own tuples say: columns made again from `_tuple`, and compared.
+"""Check that the columns of a lake's rows agree with their tuples: rebuild them from `_tuple` and compare.
 
-Pure: record batches of a table's file in, rows to compare with other sides out. `_tuple` is what counts; a `_key` or a
-typed column that says something else was changed by somebody, or is a bug.
+Pure: record batches of a table's file in, rows to compare with other sides out. `_tuple` is authoritative; a `_key` or
+typed column that disagrees was changed by someone else, or is the result of a bug.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN: Final = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 
 
 def checked_rows(schema: LakeSchema, replicaset_uuid: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows of one replica set; `wrong` says which column of a row contradicts its tuple."""
+    """Return the rows of one replica set; `wrong` names the columns of a row that contradict its tuple."""
     prefix = schema.prefix(replicaset_uuid)
     batch = _plain(batch)
     if prefix:
@@ -41,7 +41,7 @@ def checked_rows(schema: LakeSchema, replicaset_uuid: str, batch: pa.RecordBatch
         try:
             return _checked(schema, prefix, batch)
         except FlowstoneError:
-            pass  # some tuple does not fit: find out which
+            pass  # some tuple does not fit: check row by row
     parts = [_checked_one(schema, prefix, batch.slice(row, 1)) for row in range(len(batch))]
     return (
         pa.Table.from_batches(parts, CHECKED).combine_chunks().to_batches()[0] if parts else _rows(schema, [], [], [])
@@ -66,7 +66,7 @@ def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _are_whole(tuples: pa.Array) -> bool:
-    """Whether each is one value of MessagePack: kernels trust what they are given."""
+    """Return True if each tuple is exactly one MessagePack value: kernels do not check their input."""
     _, offsets, data = tuples.buffers()
     if not len(tuples):
         return True
@@ -133,7 +133,7 @@ def _rows(schema: LakeSchema, keys: Any, tuples: Any, wrong: Any) -> pa.RecordBa
 
 
 def _differing(stored: pa.Array, expected: pa.Array) -> Iterator[int]:
-    """Rows in which they are not the same value, null and null being the same, and NaN and NaN."""
+    """Yield the rows whose values differ; null equals null, and NaN equals NaN."""
     if stored.type != expected.type:
         try:
             stored = stored.cast(expected.type)

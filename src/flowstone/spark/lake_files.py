@@ -1,8 +1,8 @@
-"""The Parquet files of a lake's tables: written, read and looked up, on the driver and in executors alike.
+"""The Parquet files of a lake's tables: writing, reading and look-ups, in the driver and in executors.
 
-Each file is sorted by `_key`, and its name says from where to where its keys go, so that nobody opens a file in which a
-key cannot be. Files of other writers (a compaction by Spark, say) have other names: their ranges are read from their
-footers. Nothing here knows of Delta's log.
+Each file is sorted by `_key`, and its name gives its key range, so that files without a given key are not opened. Files
+of other writers (such as a compaction by Spark) have other names; their ranges are read from their footers. Nothing
+here knows Delta's log.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.lake_schema import IS_CURRENT, KEY, TUPLE, LakeError, LakeSchema, prefixed, unprefixed
 
 FILE_SIZE: Final = 32 << 20
-"""Bytes in memory of a file's rows, about. A merge reads and writes whole files, some of them at a time."""
+"""Approximate size of a file's rows in memory. A merge reads and writes whole files, several at a time."""
 
 ROW_GROUP_ROWS: Final = 1 << 17
 RANGE_BYTES: Final = 40
-"""Of a key, so many bytes are in a file's name: with the UUID of the set in front there are 24 of the key itself."""
+"""Bytes of a key in a file's name: in a lake of several sets, 16 for the UUID and 24 for the key itself."""
 
 TEXT_STATISTICS_SIZE: Final = 32
-"""Delta's statistics hold no longer texts."""
+"""Longest text in Delta's statistics."""
 
 _NAME: Final = re.compile(r"part-([0-9a-f]*)-([0-9a-f]*)-[0-9a-f]{32}\.parquet")
 _LOCAL: Final = re.compile(r"(file://)?(/.*)")
@@ -46,19 +46,19 @@ LOOKED_UP: Final = pa.schema([pa.field("sort_key", pa.binary()), pa.field("tuple
 
 @dataclass(frozen=True, slots=True)
 class KeyRange:
-    """First and last key, the last one cut to RANGE_BYTES; `last` None: no end is known."""
+    """First and last key, the last one cut to RANGE_BYTES; `last` is None if it is unknown."""
 
     first: bytes
     last: bytes | None
 
     def places(self, keys: SortedKeys) -> range:
-        """Which of the keys can be in it."""
+        """Return the range of keys that may lie in it."""
         start = keys.place(self.first)
         return range(start, len(keys) if self.last is None else max(start, keys.place_behind(self.last)))
 
 
 class SortedKeys:
-    """Ascending keys without nulls, and where in them a key has its place."""
+    """Ascending keys without nulls, searchable by key."""
 
     def __init__(self, keys: pa.Array) -> None:
         self.keys = keys
@@ -67,11 +67,11 @@ class SortedKeys:
         return len(self.keys)
 
     def place(self, key: bytes) -> int:
-        """The first that is not below `key`."""
+        """Return the place of the first key that is not below `key`."""
         return self._bisect(lambda each: each < key)
 
     def place_behind(self, last: bytes) -> int:
-        """The first that is above `last`, of which only RANGE_BYTES are known."""
+        """Return the place of the first key above `last`, of which only RANGE_BYTES are known."""
         return self._bisect(lambda each: each[:RANGE_BYTES] <= last)
 
     def _bisect(self, is_before: Any) -> int:
@@ -87,18 +87,18 @@ class SortedKeys:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A file as the table's log has it; `path` is relative to the table."""
+    """A file in the table's log; `path` is relative to the table."""
 
     path: str
     size: int
     row_count: int
     is_current: bool | None = None
-    """Of a history table: whether its rows are the current ones."""
+    """In a history table: whether the rows are current states."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A file that is there, and that no commit has named yet."""
+    """A file that exists but is not part of any commit yet."""
 
     entry: FileEntry
     statistics: str
@@ -106,7 +106,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class TableFiles:
-    """Where the files of one table are, and how to reach them. Picklable."""
+    """Location of the files of one table, and access to them. Picklable."""
 
     path: str
     storage_options: dict[str, str] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class TableFiles:
 
     @cached_property
     def place(self) -> tuple[pyarrow.fs.FileSystem, str]:
-        """The file system, and what stands before paths of the table in it."""
+        """The file system, and the prefix of the table's paths in it."""
         local = _LOCAL.fullmatch(self.path)
         if local:
             return pyarrow.fs.LocalFileSystem(use_mmap=True), local[2].rstrip("/") + "/"
@@ -126,19 +126,19 @@ class TableFiles:
         return pyarrow.fs.PyFileSystem(handler), ""
 
     def make_directory(self) -> None:
-        """Before the first file; only local ones need it."""
+        """Create the directory before the first file is written; only local file systems need it."""
         system, root = self.place
         if isinstance(system, pyarrow.fs.LocalFileSystem):
             system.create_dir(root, recursive=True)
 
     def write(self, rows: pa.Table, is_current: bool | None = None) -> WrittenFile:
-        """Rows in the order of their keys as one file."""
+        """Write rows, which are in key order, as one file."""
         keys = rows.column(KEY.name)
         first, last = keys[0].as_py()[:RANGE_BYTES].hex(), keys[-1].as_py()[:RANGE_BYTES].hex()
         name = f"part-{first}-{last}-{uuid4().hex}.parquet"
         system, root = self.place
         collected: list[pq.FileMetaData] = []
-        # Keys and tuples hardly repeat, so dictionaries only cost; of their statistics, footers need those of keys.
+        # Keys and tuples hardly repeat, so dictionaries do not pay off. Statistics of tuples are never used.
         pq.write_table(
             rows,
             root + name,
@@ -157,7 +157,7 @@ class TableFiles:
         return WrittenFile(FileEntry(name, size, rows.num_rows, is_current), statistics_json(collected[0], rows.schema))
 
     def write_split(self, rows: pa.Table, is_current: bool | None = None, size: int = FILE_SIZE) -> list[WrittenFile]:
-        """The same as one file or several, where one would be half as large again as `size`."""
+        """Write rows as several files if one would exceed `size` by more than half, else as one."""
         if not rows.num_rows:
             return []
         parts = 1 if rows.nbytes <= size * 3 // 2 else math.ceil(rows.nbytes / size)
@@ -175,20 +175,20 @@ class TableFiles:
             ) from None
 
     def read(self, path: str, schema: pa.Schema) -> pa.Table:
-        """All rows of a file, in the order of their keys, with exactly the columns of `schema`."""
+        """Return all rows of a file in key order, with exactly the columns of `schema`."""
         with self.open(path) as file:
             rows = file.read(use_threads=False)
         rows = rows.select(schema.names).cast(schema)
         return rows if _NAME.fullmatch(PurePosixPath(path).name) else rows.sort_by(KEY.name)
 
     def read_exact(self, path: str) -> Iterator[pa.RecordBatch]:
-        """Keys and tuples of a file, as much as fits in memory at a time, in the file's order."""
+        """Yield the keys and tuples of a file in batches, in the file's order."""
         with self.open(path) as file:
             for batch in file.iter_batches(columns=[KEY.name, TUPLE.name], use_threads=False):
                 yield _exact(pa.Table.from_batches([batch])).to_batches()[0] if len(batch) else batch
 
     def range_of(self, path: str) -> KeyRange:
-        """Of a file of ours by its name, else by its footer."""
+        """Return the key range of a file, from its name or, for a file of another writer, from its footer."""
         named = _NAME.fullmatch(PurePosixPath(path).name)
         if named:
             return KeyRange(bytes.fromhex(named[1]), bytes.fromhex(named[2]))
@@ -196,7 +196,7 @@ class TableFiles:
             return _range_in_footer(file.metadata)
 
     def copy_to(self, other: TableFiles, path: str) -> None:
-        """The file under the same name in another table of the same lake."""
+        """Copy a file under the same name into another table of the same lake."""
         (system, root), (other_system, other_root) = self.place, other.place
         name = unquote(path)
         pyarrow.fs.copy_files(
@@ -206,14 +206,14 @@ class TableFiles:
 
 @dataclass(frozen=True)
 class PinnedTable:
-    """The current rows of a table at one version, for look-ups in executors: it needs no log. Picklable."""
+    """The current rows of a table at one version, for look-ups in executors without Delta's log. Picklable."""
 
     files: TableFiles
     paths: tuple[str, ...]
     prefix: bytes = b""
 
     def lookup(self, keys: pa.Array, *, threads: int = 1) -> pa.Table:
-        """`sort_key` and `tuple` of those of the given sort keys that the table has, in no order."""
+        """Return `sort_key` and `tuple` of the given sort keys that exist in the table, in no particular order."""
         distinct = pc.unique(prefixed(self.prefix, keys)).drop_null()
         ordered = SortedKeys(distinct.take(pc.sort_indices(distinct)))
         wanted = [(path, places) for path in self.paths if (places := self.files.range_of(path).places(ordered))]
@@ -222,7 +222,7 @@ class PinnedTable:
         return pa.concat_tables([LOOKED_UP.empty_table(), *found])
 
     def scan(self) -> Iterator[pa.RecordBatch]:
-        """`sort_key` and `tuple` of all rows of the set, some at a time; per file in the order of keys."""
+        """Yield `sort_key` and `tuple` of all rows of the set in batches; each file is in key order."""
         for path in self.paths:
             for batch in self.files.read_exact(path):
                 keys, tuples = batch.columns
@@ -247,12 +247,12 @@ class PinnedTable:
 
 
 def _exact(rows: pa.Table) -> pa.Table:
-    """Keys and tuples of Arrow's plain type: files that delta-rs wrote have them as views, which no kernel knows."""
+    """Return keys and tuples as plain Arrow types: files by delta-rs have views, which no kernel supports."""
     plain = pa.schema([pa.field(KEY.name, pa.binary()), pa.field(TUPLE.name, pa.binary())])
     return rows.select(plain.names).cast(plain).combine_chunks()
 
 
-# --- what files say about themselves ------------------------------------------------------------------------------
+# --- key ranges and statistics ------------------------------------------------------------------------------------
 
 
 def _key_column(metadata: pq.FileMetaData) -> int:
@@ -264,7 +264,8 @@ def _group_range(metadata: pq.FileMetaData, group: int) -> KeyRange:
     statistics = metadata.row_group(group).column(_key_column(metadata)).statistics
     if statistics is None or not statistics.has_min_max:
         return KeyRange(b"", None)
-    # Writers may cut the greatest key and count it up by one, so it is not below any: what is left of it still is not.
+    # A writer may cut the greatest key and increment it, so that it is not below any key; its prefix is not below
+    # either.
     return KeyRange(bytes(statistics.min), bytes(statistics.max)[:RANGE_BYTES])
 
 
@@ -277,7 +278,7 @@ def _range_in_footer(metadata: pq.FileMetaData) -> KeyRange:
 
 
 def statistics_json(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """Delta's statistics of a file: readers that look for values of a column leave files out by them."""
+    """Return Delta's statistics of a file, by which readers skip files."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -300,7 +301,7 @@ def statistics_json(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
 
 
 def _bound(value: Any, *, up: bool) -> Any:
-    """A time as Delta writes it in statistics, to the millisecond, never inside what it bounds."""
+    """Return a bound as Delta writes it; times are in milliseconds, rounded so that they still bound the values."""
     if not hasattr(value, "isoformat"):
         return value
     if up and value.microsecond % 1000:
@@ -309,11 +310,11 @@ def _bound(value: Any, *, up: bool) -> Any:
 
 
 def milliseconds_now() -> int:
-    """For actions of Delta's log."""
+    """Return the current time for actions of Delta's log."""
     return int(time.time() * 1000)
 
 
-# --- rows of executors as files -----------------------------------------------------------------------------------
+# --- first load in executors --------------------------------------------------------------------------------------
 
 LOADED: Final = pa.schema(
     [
@@ -329,7 +330,7 @@ LOADED_DDL: Final = "space_id BIGINT, path STRING, size BIGINT, row_count BIGINT
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """Where rows of one space go at a first load. `states` are the columns of a history, the same in all rows."""
+    """Destination of the rows of one space in a first load. `states` are the history columns, equal in all rows."""
 
     files: TableFiles
     schema: LakeSchema
@@ -338,9 +339,9 @@ class LoadTarget:
 
 
 class RowsToFiles:
-    """The function of executors in a first load: rows in (space id, sort key, tuple), files out (`LOADED`).
+    """Executor function of a first load: rows in (space id, sort key, tuple), files out (`LOADED`).
 
-    Nothing passes through the driver but the names of files; those of a task that was tried twice are orphans.
+    Only file names pass through the driver. Files of a failed task attempt are left as orphans.
     """
 
     def __init__(self, targets: dict[int, LoadTarget], size: int = FILE_SIZE) -> None:
@@ -359,7 +360,7 @@ class RowsToFiles:
                 if space_id in self.targets:
                     kept.setdefault(space_id, []).append(rows)
                     sizes[space_id] = sizes.get(space_id, 0) + rows.nbytes
-            # Typed columns take about as much again as keys and tuples.
+            # Typed columns take about as much memory as keys and tuples.
             while sizes and (max(sizes.values()) > self.size // 2 or sum(sizes.values()) > 2 * self.size):
                 largest = max(sizes, key=sizes.__getitem__)
                 del sizes[largest]
@@ -406,11 +407,11 @@ def _by_space(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.Table]]:
 
 
 def is_current_value(entry: FileEntry) -> dict[str, str | None]:
-    """The file's partition as Delta's log writes it."""
+    """Return the file's partition values for Delta's log."""
     return {} if entry.is_current is None else {IS_CURRENT.name: "true" if entry.is_current else "false"}
 
 
 def in_order(entries: Sequence[FileEntry], files: TableFiles) -> list[tuple[FileEntry, KeyRange]]:
-    """The files and their ranges, by their first keys."""
+    """Return the files and their key ranges, ordered by first key."""
     ranged = [(each, files.range_of(each.path)) for each in entries]
     return sorted(ranged, key=lambda pair: pair[1].first)

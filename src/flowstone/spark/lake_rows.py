@@ -1,6 +1,6 @@
-"""Changes of rows, file by file: upserts and deletions over the rows of one file, and states that end and begin.
+"""Changes applied to the rows of one file: upserts and deletions, and states of a history that end and begin.
 
-Pure: Arrow in, Arrow out. Files are sorted by `_key`, and so is what comes out.
+Pure: Arrow in, Arrow out. Input files and results are sorted by `_key`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATE_COLUMNS: Final = {
     "_replica_id": "replica_id",
     "_lsn": "lsn",
 }
-"""Columns of a history, and those of `fold` that they come from."""
+"""Columns of a history, and the columns of `fold` from which they are filled."""
 
 NO_STATES: Final = pa.schema(
     [
@@ -45,14 +45,14 @@ NO_STATES: Final = pa.schema(
 
 @dataclass(frozen=True)
 class Changes:
-    """New tuples of keys, ascending by `_key`, each key once; a null tuple is gone."""
+    """New tuples, ascending by `_key`, each key once; a null tuple is a deletion."""
 
     keys: pa.Array
     tuples: pa.Array
 
     @classmethod
     def of(cls, folded: pa.Table, prefix: bytes) -> Changes:
-        """From what `fold` gives, in any order."""
+        """Build changes from the result of `fold`, in any order."""
         keys = prefixed(prefix, folded.column("sort_key"))
         order = pc.sort_indices(keys)
         return cls(keys.take(order), folded.column("tuple").combine_chunks().take(order))
@@ -62,7 +62,7 @@ class Changes:
         return SortedKeys(self.keys)
 
     def upserts(self, schema: LakeSchema, start: int, end: int) -> pa.Table:
-        """The rows that these changes leave, as a file has them."""
+        """Return the rows to write for the changes `start` to `end`, without deletions."""
         keys, tuples = self.keys.slice(start, end - start), self.tuples.slice(start, end - start)
         if tuples.null_count:
             there = tuples.is_valid()
@@ -72,7 +72,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class FileShare:
-    """What a file has to do with the changes: keys of `touched` may be in it, new rows of `home` belong in it."""
+    """A file's share of the changes: keys in `touched` may be in the file, new rows in `home` belong into it."""
 
     touched: range
     home: range
@@ -82,10 +82,10 @@ class FileShare:
 
 
 def shares(ranges: Sequence[KeyRange], new: SortedKeys, touched: SortedKeys) -> list[FileShare]:
-    """Of each file, in the order of their first keys, its share of the changes; there is at least one file.
+    """Return the share of each file, ordered by first key; there is at least one file.
 
-    Every key has one home: the last file that begins at or before it. Ranges may overlap; a key is then taken out of
-    any file it is in, and comes back in its home.
+    Every key has one home: the last file that begins at or before it. Ranges may overlap; a key is then removed from
+    every file that has it, and written to its home.
     """
     edges = [0, *(new.place(each.first) for each in ranges[1:]), len(new)]
     return [
@@ -94,7 +94,7 @@ def shares(ranges: Sequence[KeyRange], new: SortedKeys, touched: SortedKeys) -> 
 
 
 def without_keys(rows: pa.Table, keys: pa.Array) -> tuple[pa.Table, pa.Table]:
-    """The rows whose key is not among `keys`, and those whose key is."""
+    """Return the rows whose key is not in `keys`, and the rows whose key is."""
     is_touched = pc.is_in(rows.column(KEY.name), value_set=keys)
     if not pc.any(is_touched).as_py():
         return rows, rows.slice(0, 0)
@@ -102,7 +102,7 @@ def without_keys(rows: pa.Table, keys: pa.Array) -> tuple[pa.Table, pa.Table]:
 
 
 def in_key_order(parts: Sequence[pa.Table]) -> pa.Table:
-    """Rows of several tables as one, sorted."""
+    """Return the rows of several tables as one sorted table."""
     there = [part for part in parts if part.num_rows]
     if not there:
         return parts[0]
@@ -113,7 +113,7 @@ def in_key_order(parts: Sequence[pa.Table]) -> pa.Table:
 
 
 class States:
-    """States of keys in a history: in order per key, each with the moment at which the next one ends it."""
+    """States of keys in a history, in order per key, each ended by the next one."""
 
     def __init__(self, states: pa.Table, prefix: bytes) -> None:
         keys = prefixed(prefix, states.column("sort_key"))
@@ -133,16 +133,16 @@ class States:
 
     @cached_property
     def touched(self) -> pa.Table:
-        """Each key once, ascending, with the moment of its first state: then its former one ends."""
+        """Each key once, ascending, with the moment of its first new state, which ends the former one."""
         firsts = self._states.filter(pa.array(self._is_first))
         return firsts.select([KEY.name, "commit_version", "commit_timestamp"])
 
     def current(self, schema: LakeSchema) -> pa.Table:
-        """The last states of keys that are there."""
+        """Return the last states of keys that still exist."""
         return self._rows(schema, np.flatnonzero(~self._is_ended & self._is_there))
 
     def former(self, schema: LakeSchema) -> pa.Table:
-        """The states that later ones end."""
+        """Return the states that later ones end."""
         return self._rows(schema, np.flatnonzero(self._is_ended & self._is_there))
 
     def _rows(self, schema: LakeSchema, places: Any) -> pa.Table:
@@ -163,14 +163,14 @@ def _column(table: pa.Table, name: str) -> pa.Array:
 
 
 def ended_by(rows: pa.Table, touched: pa.Table) -> pa.Table:
-    """Current rows, all with keys in `touched`, as former ones: each ends when the first new state of its key is."""
+    """Return current rows, all with keys in `touched`, as former ones: the first new state of its key ends each."""
     places = pc.index_in(rows.column(KEY.name), value_set=_column(touched, KEY.name))
     ends = touched.take(places)
     return _ended(rows, ends.column("commit_version"), ends.column("commit_timestamp"))
 
 
 def ended_at(rows: pa.Table, moment: Moment) -> pa.Table:
-    """Current rows as former ones that ended at one moment."""
+    """Return current rows as former ones that ended at one moment."""
     version = pa.repeat(pa.scalar(moment.version, pa.int64()), rows.num_rows)
     timestamp = pa.repeat(pa.scalar(moment.timestamp, MOMENT), rows.num_rows)
     return _ended(rows, version, timestamp)

@@ -1,7 +1,7 @@
-"""What the table of a space looks like: its columns, their names, and how tuples fill them.
+"""The layout of a space's table: its columns, their names, and how tuples fill them.
 
-Pure: definitions, keys and tuples in, Arrow out. A table has the space's fields as typed columns for people and
-queries, and `_key` and `_tuple` for exactness: from these two everything else can be made again.
+Pure: definitions, keys and tuples in, Arrow out. A table has the space's fields as typed columns for queries, and
+`_key` and `_tuple` as the exact data, from which all other columns can be rebuilt.
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ HISTORY_FIELDS: Final = (
     pa.field("_replica_id", pa.int32()),
     pa.field("_lsn", pa.int64()),
 )
-"""Of a state in a history table: from when to when it was the current one, and the change that made it so."""
+"""Columns of a state in a history table: when it was current, and the change that made it so."""
 
 NOTE: Final = "flowstone"
-"""Under this name the metadata of column `_tuple` hold what the table is of: they change with the schema, at once."""
+"""Name under which the metadata of column `_tuple` describe the table: metadata change together with the schema."""
 
 _COMMENT: Final = {"comment": "the tuple as it is, MessagePack"}
 _REFUSED: Final = str.maketrans(dict.fromkeys(" ,;{}()\n\t=", "_"))
-"""Characters that Delta does not take in names of columns."""
+"""Characters that Delta does not allow in column names."""
 
 _RESERVED: Final = frozenset(
     "_replica_id _lsn _tsn _timestamp _type _flags _extra _key _operations _index_id _index_base _tuple "
     "_replicaset_uuid _valid_from _valid_to _from_version _to_version _is_current _operation".split()
 )
 SET_PREFIX_SIZE: Final = 16
-"""Bytes of the replica set's UUID in front of each key, in a lake of several sets."""
+"""Bytes of the replica set's UUID before each key, in a lake of several sets."""
 
 
 class LakeError(FlowstoneError):
-    """Something in a lake is not as it should be; the message says what, and where."""
+    """Something in a lake is not as expected; the message says what and where."""
 
 
 def column_names(space: SpaceDefinition) -> tuple[str, ...]:
-    """The name of each field's column, in the order of the fields.
+    """Return the column name of each field, in field order.
 
-    A character that Delta refuses becomes `_`, a field without a name `field_N`. Delta takes no names that differ only
-    in case, and some are ours: such a field gets `_2`, `_3` … behind its name, in the order of fields.
+    A character that Delta refuses becomes `_`, and a field without a name `field_N`. Delta allows no names that differ
+    only in case, and some names are reserved: a clashing field gets the suffix `_2`, `_3` …, in field order.
     """
     taken = set(_RESERVED)
     names: list[str] = []
@@ -79,11 +79,11 @@ def column_names(space: SpaceDefinition) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LakeSchema:
-    """The columns of the table of one space, and what else is noted about it. Picklable.
+    """The columns of the table of one space, and the other facts in its note. Picklable.
 
-    `sets` are the replica sets whose rows are here, `dropped` those of them whose space is gone or has another name.
-    `wanted` limits the fields that have columns, by the field's name; `_key`, `_tuple` and `_extra` stay. `renamed_to`
-    is the name under which the table goes on.
+    `sets` are the replica sets with rows in the table, `dropped` those whose space was dropped or renamed. `wanted`
+    limits the fields that have columns, by field name; `_key`, `_tuple` and `_extra` always exist. `renamed_to` is the
+    name under which the table continues.
     """
 
     space: SpaceDefinition
@@ -96,12 +96,12 @@ class LakeSchema:
     renamed_to: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Decoders are made again where they are needed.
+        # Decoders are not pickled; they are rebuilt on demand.
         return LakeSchema, tuple(getattr(self, each.name) for each in fields(self))
 
     @cached_property
     def column_names(self) -> tuple[str, ...]:
-        """The columns of fields that the table has."""
+        """The field columns of the table."""
         names = column_names(self.space)
         if self.wanted is None:
             return names
@@ -116,7 +116,7 @@ class LakeSchema:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns as Delta has them, with the note."""
+        """The columns in Delta's schema, with the note."""
         columns = [self._decoder.schema.field(name) for name in (*self.column_names, EXTRA.name)]
         if self.several_sets:
             columns.append(REPLICASET)
@@ -126,44 +126,44 @@ class LakeSchema:
 
     @property
     def file_schema(self) -> pa.Schema:
-        """The columns as files have them: a partition's value is not in its files, and notes are in the log only."""
+        """The columns in files: partition values are not stored in files, and the note is in the log only."""
         return pa.schema([each.remove_metadata() for each in self.schema if each.name != IS_CURRENT.name])
 
     @property
     def partition_by(self) -> list[str]:
-        """Current rows and former ones are in files apart: only those of the current ones are ever written anew."""
+        """Current and former rows are in separate files: only files of current rows are ever rewritten."""
         return [IS_CURRENT.name] if self.history else []
 
     @property
     def note(self) -> str:
-        """Everything that this object knows, as JSON."""
+        """All fields of this object as JSON."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_note(cls, note: str) -> LakeSchema:
-        """What `note` wrote."""
+        """Parse a `note`."""
         return msgspec.json.decode(note, type=cls)
 
     def moved(self, space: SpaceDefinition) -> LakeSchema:
-        """This schema for another definition of the space; fields asked for that it no longer has are left out."""
+        """Return this schema for another definition of the space, without wanted fields that no longer exist."""
         wanted = self.wanted
         if wanted is not None:
             wanted = tuple(name for name in wanted if name in space.field_names)
         return replace(self, space=space, wanted=wanted)
 
     def shows_as(self, other: LakeSchema) -> bool:
-        """Whether rows of the one are rows of the other, all but their keys: if so, files may stay as they are."""
+        """Return True if rows of both schemas are equal except for their keys; files can then stay as they are."""
         ours, theirs = ((each._shown, each.options, each.history) for each in (self, other))
         return ours == theirs
 
     @property
     def _shown(self) -> list[tuple[str | None, str]]:
-        """Of each field its column, if it has one, and its type: a name may go from one field to another."""
+        """The column (if any) and type of each field, because a name may move from one field to another."""
         named = zip(column_names(self.space), self.space.fields, strict=True)
         return [(name if name in self.column_names else None, each.type) for name, each in named]
 
     def has_keys_of(self, other: LakeSchema) -> bool:
-        """Whether both have the same primary key."""
+        """Return True if both have the same primary key."""
         ours, theirs = self.space.primary_key, other.space.primary_key
         return (ours and ours.parts) == (theirs and theirs.parts)
 
@@ -174,13 +174,13 @@ class LakeSchema:
         return TypedDecoder(columns, options=self.options, wanted=[*self.column_names, EXTRA.name])
 
     def prefix(self, replicaset_uuid: str) -> bytes:
-        """What stands before the sort keys of a replica set in `_key`."""
+        """Return the prefix in `_key` before the sort keys of a replica set."""
         return UUID(replicaset_uuid).bytes if self.several_sets else b""
 
     def rows(self, keys: pa.Array, tuples: pa.Array, states: dict[str, pa.Array] | None = None) -> pa.Table:
-        """Rows of `file_schema`: `keys` are values of `_key`, prefix and all; no tuple is null.
+        """Return rows of `file_schema`. `keys` are values of `_key` including the prefix; no tuple is null.
 
-        `states` are the columns of HISTORY_FIELDS, in a history.
+        `states` are the columns of HISTORY_FIELDS, for a history.
         """
         keys, tuples = _whole(keys), _whole(tuples)
         slab = slab_of_tuples(tuples, self.space.id, self.space.name)
@@ -200,7 +200,7 @@ def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def prefixed(prefix: bytes, keys: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Sort keys of one replica set as values of `_key`."""
+    """Return sort keys of one replica set as values of `_key`."""
     keys = _whole(keys)
     if not prefix:
         return keys
@@ -220,13 +220,13 @@ def prefixed(prefix: bytes, keys: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def unprefixed(size: int, keys: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Values of `_key` as sort keys of their replica sets: without the first `size` bytes."""
-    # Without an end Arrow reckons with 2^63 bytes a row, which overflows from the second row on.
+    """Return values of `_key` as sort keys: without the first `size` bytes."""
+    # Without an end, Arrow assumes 2^63 bytes per row, which overflows from the second row on.
     return pc.binary_slice(keys, size, np.iinfo(np.int32).max) if size else keys
 
 
 def _sets_of(keys: pa.Array) -> pa.Array:
-    """The UUIDs that stand before the keys."""
+    """Return the UUIDs in the prefixes of keys."""
     encoded = pc.dictionary_encode(pc.binary_slice(keys, 0, SET_PREFIX_SIZE))
     names: Sequence[str] = [str(UUID(bytes=each)) for each in encoded.dictionary.to_pylist()]
     return pa.array(names, pa.string()).take(encoded.indices)
@@ -235,7 +235,7 @@ def _sets_of(keys: pa.Array) -> pa.Array:
 def _with_key(
     error: ColumnError, space: SpaceDefinition, keys: pa.Array, tuples: pa.Array, decoder: TypedDecoder
 ) -> LakeError:
-    """The same with the key of the first tuple that does not fit: places in a table say nothing to anybody."""
+    """Return the error with the key of the first tuple that does not fit: a row number would not help the user."""
     for number in range(len(tuples)):
         slab = slab_of_tuples(tuples.slice(number, 1), space.id, space.name)
         try:
@@ -248,5 +248,5 @@ def _with_key(
 
 
 def _hint(error: ColumnError) -> str | None:
-    """A table has no other shape, but it can do without the column."""
+    """Return a hint; unless the error offers a choice, the remedy is to leave the column out of the table."""
     return error.hint if error.hint and "choose" in error.hint else "name the columns that the table shall have"

@@ -1,7 +1,7 @@
-"""A lake as one of two sides: its tables at the position that its progress names, each row checked against itself.
+"""A lake as one side of a comparison: its tables at the position of its progress, each row checked against its tuple.
 
-Tables may be ahead of the progress, after a crash or while a mirror works: then the version before is read. Reads
-Delta's log on the driver and Parquet files in executors; Spark needs no Delta for it.
+Tables may be ahead of the progress, after a crash or while a mirror runs; an earlier version is read then. Reads
+Delta's log in the driver and Parquet files in executors; Spark needs no Delta jars.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 MASKS: Final = "masks"
 FINGERPRINT: Final = "mask_fingerprint"
-"""Settings of a lake: its masks, and what tells whether one has their salt."""
+"""Settings of a lake: its masks, and the fingerprint that verifies their salt."""
 
 TASKS_PER_CORE: Final = 4
-"""So that a core that is done early has something left to do."""
+"""Several tasks per core keep a core busy that finishes early."""
 
 DELETION_VECTORS: Final = "deletionVectors"
 
@@ -58,12 +58,12 @@ class PinnedRows:
 
 @dataclass
 class LakeSide:
-    """The lake at `path`; of several replica sets in it, one."""
+    """The lake at `path`, or one of the replica sets in it."""
 
     path: str
     storage_options: Mapping[str, str] = field(default_factory=dict)
     salt: str | None = None
-    """That of its masks: with it masked values are compared, too."""
+    """The salt of its masks; needed to compare masked values."""
     lake: Lake = field(init=False)
     _all: dict[str, Progress] = field(init=False, default_factory=dict)
     _uuid: str = field(init=False, default="")
@@ -108,7 +108,7 @@ class LakeSide:
             raise SideError(f"{self.path}: there is no lake that a mirror has written", hint="name another directory")
 
     def choose(self, replicaset_uuid: str) -> None:
-        """Takes that replica set, if it is one of several."""
+        """Select the replica set, if the lake holds several."""
         if replicaset_uuid in self._all:
             self._uuid = replicaset_uuid
 
@@ -119,7 +119,7 @@ class LakeSide:
         raise SideError(f"{self.path} is a lake, which shows its newest position alone", hint="leave --at out")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is open."""
 
     def view(self, spark: SparkSession, position: VClock) -> View:
         progress = self._progress
@@ -163,9 +163,9 @@ class LakeSide:
         )
 
     def pinned(self, name: str, progress: Progress) -> PinnedRows | None:
-        """The table as it was at the lake's position, or None where it is gone."""
+        """Return the table at the lake's position, or None if the table no longer exists."""
         options = dict(self.storage_options)
-        # Whether it is of one replica set or of several, the table itself says.
+        # The table itself records whether it holds one replica set or several.
         newest = EmbeddedTable.open(f"{self.lake.path}/{directory_of(name)}", options)
         if newest is None:
             return None
@@ -208,7 +208,7 @@ def _other_columns(space: SpaceDefinition | None, schema: LakeSchema) -> Iterato
 def _frame(
     spark: SparkSession, progress: Progress, tables: Mapping[int, PinnedRows], wanted: Collection[int]
 ) -> DataFrame:
-    """Rows of tables, of histories those keys, too, whose states overlap, and rows of definitions."""
+    """Return the rows of tables and of definitions, and, for histories, the keys whose states overlap."""
     chosen = {space_id: table for space_id, table in tables.items() if space_id in wanted}
     work = [(space_id, path) for space_id, table in chosen.items() for path in table.current]
     frame = spark.createDataFrame(_definition_rows(progress, wanted), SIDE_COLUMNS)
@@ -223,7 +223,7 @@ def _frame(
 
 
 def _tasks(spark: SparkSession, file_count: int) -> int:
-    """Among how many tasks so many files are divided."""
+    """Return the number of tasks for `file_count` files."""
     return min(file_count, TASKS_PER_CORE * int(spark.sparkContext.defaultParallelism))
 
 
@@ -240,7 +240,7 @@ def _definition_rows(progress: Progress, wanted: Collection[int]) -> list[tuple[
 def read_files(
     tables: Mapping[int, PinnedRows], replicaset_uuid: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In executors: the checked rows of files."""
+    """In executors: yield the checked rows of files."""
     with clear_errors():
         for batch in batches:
             for space_id, path in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -248,7 +248,7 @@ def read_files(
                 with table.files.open(path) as file:
                     for rows in file.iter_batches(use_threads=False):
                         checked = checked_rows(table.schema, replicaset_uuid, rows)
-                        # The table has the id that one of its sets knows the space by; others may have another.
+                        # The table has the space id of one of its sets; other sets may use another id.
                         space_ids = pa.repeat(pa.scalar(space_id, pa.int64()), len(checked))
                         yield checked.set_column(0, checked.schema.field(0), space_ids)
 
@@ -259,9 +259,9 @@ _STATE_COLUMNS: Final = "space_id LONG, sort_key BINARY, is_current BOOLEAN, fro
 
 
 def _broken_chains(spark: SparkSession, space_id: int, table: PinnedRows, replicaset_uuid: str) -> DataFrame:
-    """Keys whose states do not follow each other: overlapping ones, two current ones, one that ends before it begins.
+    """Return the keys with inconsistent states: overlapping ones, two current ones, or one that ends before it begins.
 
-    A row without a tuple: it is no row of the state, and counts as wrong only.
+    The rows have no tuple: they are not part of the state, and only report a contradiction.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -294,7 +294,7 @@ def _broken_chains(spark: SparkSession, space_id: int, table: PinnedRows, replic
 def _read_states(
     space_id: int, table: PinnedRows, replicaset_uuid: str, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """In executors: from when to when each state of a history was the current one."""
+    """In executors: yield the version range in which each state of a history was current."""
     import pyarrow.compute as pc
 
     prefix = table.schema.prefix(replicaset_uuid)

@@ -1,9 +1,9 @@
-"""A table of the lake: the state of one space, or its history, and the position it holds.
+"""A table of the lake: the state of one space, or its history, and its position.
 
-`LakeTable` is what a mirror works with; who commits (delta-rs in `lake_table_embedded.py`, Spark in
-`lake_table_spark.py`) is all that differs.
-Every change of rows is one commit, which carries the vclock of the replica set in Delta's application transactions: a
-replay is skipped, and of two writers the one that comes late fails.
+`LakeTable` is the interface for a mirror; implementations differ in the engine that commits (delta-rs in
+`lake_table_embedded.py`, Spark in `lake_table_spark.py`). Every change of rows is one commit, which carries the vclock
+of the replica set in Delta's application transactions: replays are skipped, and the later of two concurrent writers
+fails.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from flowstone.spark.lake_files import PinnedTable
 from flowstone.spark.lake_schema import LakeError, LakeSchema
 
 KEEP_HOURS: Final = 168
-"""How long files of former versions stay unless somebody says otherwise: seven days, as Delta's own default."""
+"""Default retention of files of former versions: seven days, as in Delta itself."""
 
 
 class AnotherWriter(LakeError):
-    """Somebody else changed the table meanwhile; what this writer read is no longer what the table holds."""
+    """Another writer changed the table after this writer read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something happened: `_commit_version` and `_commit_timestamp` of its transaction."""
+    """The moment of a change: `_commit_version` and `_commit_timestamp` of its transaction."""
 
     version: int
     timestamp: datetime
@@ -40,7 +40,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What one commit did. `version` is the table's behind it; a replay changes nothing and has `is_replay`."""
+    """The result of one commit. `version` is the table's version after it; a replay changes nothing (`is_replay`)."""
 
     version: int
     upserts: int = 0
@@ -51,50 +51,51 @@ class Merged:
 
 
 class LakeTable(Protocol):
-    """One table. It stands at the version that it was opened at or last wrote; `refresh` goes to the newest.
+    """One table, at the version that was opened or last written; `refresh` moves it to the newest version.
 
-    All that change rows go against `version`: if another writer has committed behind it, they raise AnotherWriter, and
-    the table is as that other one left it. `position` is the settled vclock of replica set `uuid` behind what is given;
-    where the table is there already, the call is a replay and does nothing: so one call per table and position. Keys
-    here are plain sort keys: what a lake of several sets puts before them is the table's own business.
+    All methods that change rows do so against `version`: if another writer has committed a later version, they raise
+    AnotherWriter, and the table stays as the other writer left it. `position` is the settled vclock of replica set
+    `uuid` after the given rows. If the table is already at this position, the call is a replay and does nothing; so
+    make one call per table and position. Keys are plain sort keys: the table itself adds the prefix in a lake of
+    several sets.
     """
 
     path: str
     schema: LakeSchema
-    """Its columns and what is noted about it: `schema.space` is the definition in force."""
+    """The columns and the note of the table; `schema.space` is the definition in force."""
 
     @property
     def version(self) -> int: ...
     @property
     def positions(self) -> dict[str, VClock]:
-        """Of each replica set whose rows are here, up to where its log is in them. As of `version`."""
+        """The position of each replica set with rows in the table, as of `version`."""
         ...
 
     @property
     def row_count(self) -> int:
-        """Rows, of a history the former states among them."""
+        """The number of rows; in a history, former states included."""
         ...
 
     def refresh(self) -> None:
-        """To the newest version."""
+        """Move to the newest version."""
         ...
 
     def files(self, version: int | None = None) -> list[str]:
-        """Paths of the data files of a version, relative to `path`."""
+        """Return the paths of a version's data files, relative to `path`."""
         ...
 
     def pin(self, uuid: str) -> PinnedTable:
-        """The current rows of one replica set at `version`, for `PinnedTable.lookup(keys)` in executors."""
+        """Return the current rows of one replica set at `version`, for `PinnedTable.lookup(keys)` in executors."""
         ...
 
     def merge(
         self, folded: pa.Table, definition: SpaceDefinition, position: VClock, uuid: str, *, replace: bool = False
     ) -> Merged:
-        """What `fold` gives (`sort_key` once each; `tuple`, null where it is gone), upserted and deleted in one commit.
+        """Upsert and delete the result of `fold` in one commit: `sort_key` once each; `tuple`, null for a deletion.
 
-        With `replace`, the set's rows are then exactly these (a truncation, or a new snapshot behind a gap). A
-        `definition` with other columns or another primary key than the table's writes all rows anew, in the same
-        commit; keys in `folded` are then still those of the former one. An empty `folded` moves the position only.
+        With `replace`, these rows become the only rows of the set (for a truncation, or a new snapshot after a gap). If
+        `definition` has other columns or another primary key than the table, the same commit rewrites all rows; keys in
+        `folded` are then still those of the former definition. An empty `folded` only moves the position.
         """
         ...
 
@@ -107,33 +108,33 @@ class LakeTable(Protocol):
         *,
         replace: Moment | None = None,
     ) -> Merged:
-        """What `fold(every_state=True)` gives, added to a history, in one commit; ends the states current till then.
+        """Add the result of `fold(every_state=True)` to a history in one commit, and end the states they supersede.
 
-        With `replace`, all current states of the set that are not touched end at that moment.
+        With `replace`, all other current states of the set end at that moment.
         """
         ...
 
     def truncate(self, position: VClock, uuid: str, moment: Moment) -> Merged:
-        """No rows of the set any more; in a history all current states end at `moment`."""
+        """Remove all rows of the set; in a history, end all its current states at `moment`."""
         ...
 
     def rewrite(self, definition: SpaceDefinition, position: VClock, uuid: str) -> Merged:
-        """The columns of another definition (fields, primary key), made of `_tuple`, in one commit.
+        """Rebuild the columns from `_tuple` for another definition (fields, primary key), in one commit.
 
-        Where nothing that the table shows has changed, only the note is.
+        If the definition changes no column and no key, only the note is written.
         """
         ...
 
     def drop(self, position: VClock, uuid: str, moment: Moment) -> Merged:
-        """The space is gone: the table stays as it was, marked (`schema.dropped`); current states of a history end."""
+        """Mark the table of a dropped space (`schema.dropped`) and keep its rows. In a history, current states end."""
         ...
 
     def compact(self) -> Merged:
-        """Small files into larger ones; no row and no position changes."""
+        """Merge small files into larger ones; rows and positions do not change."""
         ...
 
     def vacuum(self, keep_hours: int | None = None) -> list[str]:
-        """Removes files that no version of the last hours needs (None: KEEP_HOURS), and orphans of that age."""
+        """Remove files that no version of the last hours needs (None: KEEP_HOURS), and orphans of that age."""
         ...
 
 
@@ -141,17 +142,17 @@ class LakeTable(Protocol):
 
 
 def application(uuid: str, replica_id: int | None = None) -> str:
-    """The application id under which the LSN of an origin is kept; without one, that of the vclock's signature."""
+    """Return the application id for the LSN of an originator, or for the vclock's signature without `replica_id`."""
     return f"flowstone/{uuid}" if replica_id is None else f"flowstone/{uuid}/{replica_id}"
 
 
 def transactions_of(position: VClock, uuid: str) -> list[tuple[str, int]]:
-    """What a commit says about the position behind it. The signature is there always and rises always."""
+    """Return the application transactions for a position. The signature is always included and always increases."""
     return [(application(uuid), position.signature)] + [(application(uuid, number), lsn) for number, lsn in position]
 
 
 def user_metadata(positions: Mapping[str, VClock]) -> str:
-    """The same for people, and for engines whose commits take one application only."""
+    """Return positions as JSON, for people and for engines whose commits carry only one application transaction."""
     said = {uuid: {str(number): lsn for number, lsn in position} for uuid, position in positions.items()}
     return json.dumps({"positions": said})
 
@@ -159,7 +160,7 @@ def user_metadata(positions: Mapping[str, VClock]) -> str:
 def position_in(
     transaction_version: Callable[[str], int | None], history: Callable[[], Iterable[Any]], uuid: str
 ) -> VClock | None:
-    """The position of a replica set; None: the table has none of it. `history` are commits, the newest first."""
+    """Return the position of a replica set, or None if the table has none. `history` yields commits, newest first."""
     signature = transaction_version(application(uuid))
     if signature is None:
         return None
@@ -178,7 +179,7 @@ def position_in(
 
 
 def is_replay(path: str, own: VClock | None, position: VClock) -> bool:
-    """Whether a table at `own` has everything up to `position`; a position that leads nowhere else is an error."""
+    """Return True if a table at `own` has everything up to `position`; raise LakeError if they are incomparable."""
     if own is None or (own <= position and own != position):
         return False
     if position <= own:

@@ -1,7 +1,7 @@
 """The embedded engine: tables of a lake through deltalake, without a JVM.
 
-A merge reads the files that changed keys can be in, writes them anew and commits all that at once: the files stay
-sorted, of one size, and as many as the rows need. Work goes file by file in a few threads: that bounds the memory.
+A merge reads the files that may contain changed keys, rewrites them, and commits all at once. Files stay sorted, of one
+size, and no more than the rows need. A few threads work file by file, which bounds the memory.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ CHECKPOINT_INTERVAL: Final = 20
 """Commits between two checkpoints of a table's log."""
 
 ROWS_AT_ONCE: Final = 1 << 18
-"""So many new rows are decoded at a time where no file's rows have to be among them."""
+"""Number of new rows decoded at a time if they need not be merged with the rows of a file."""
 
 COMPACT_SIZE: Final = 12 << 20
-"""Neighbouring files that take less than this together, on disk, become one."""
+"""Neighbouring files with a smaller total size on disk are merged into one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rewritten:
-    """One file's part in a commit; `former` are states that ended in it and are not written yet."""
+    """One file's part in a commit; `former` are states that ended in the file and are not written yet."""
 
     removed: FileEntry | None
     written: list[WrittenFile]
@@ -98,7 +98,7 @@ def _added(files: Sequence[WrittenFile]) -> _Rewritten:
 
 
 class EmbeddedTable:
-    """A `LakeTable`; see there for what its methods promise."""
+    """A `LakeTable`, which documents the methods."""
 
     def __init__(
         self, path: str, delta: DeltaTable, storage_options: Mapping[str, str], *, threads: int | None = None
@@ -111,7 +111,7 @@ class EmbeddedTable:
 
     @classmethod
     def open(cls, path: str, storage_options: Mapping[str, str], *, threads: int | None = None) -> Self | None:
-        """The table at a path; None where none is. Raises LakeError if it is not one of ours."""
+        """Open the table at a path; None if there is none. Raises LakeError for a Delta table that no mirror made."""
         try:
             delta = DeltaTable(path, storage_options=dict(storage_options) or None)
         except TableNotFoundError:
@@ -130,7 +130,7 @@ class EmbeddedTable:
         keep_hours: int = KEEP_HOURS,
         threads: int | None = None,
     ) -> Self:
-        """A new table with these files, in one commit. Files have to be there already."""
+        """Create a table with these files, in one commit. The files must already exist."""
         keep = f"interval {keep_hours} hours"
         try:
             create_table_with_add_actions(
@@ -154,10 +154,10 @@ class EmbeddedTable:
         assert made is not None
         return made
 
-    # --- what is there --------------------------------------------------------------------------------------------
+    # --- contents -------------------------------------------------------------------------------------------------
 
     def _forget(self) -> None:
-        """After each move to another version."""
+        """Reload the schema and the file list after a move to another version."""
         note = next((each.metadata.get(NOTE) for each in self._delta.schema().fields if each.name == TUPLE.name), None)
         if note is None:
             raise LakeError(f"{self.path} is a Delta table that no mirror made", hint="mirror into another directory")
@@ -284,7 +284,7 @@ class EmbeddedTable:
         written = self.storage.write_split(turn.keyed(in_key_order([kept, begun])), True)
         former = turn.keyed(former)
         if moment is not None:
-            # All that there was ends: too much to keep till the others are done.
+            # All states end here: too many to hold in memory until the other files are done.
             written += self.storage.write_split(former, False)
             return _Rewritten(entry, written, None, begun.num_rows, former.num_rows)
         return _Rewritten(entry, written, former, begun.num_rows, former.num_rows)
@@ -318,7 +318,7 @@ class EmbeddedTable:
         return self._note(replace(self.schema, dropped=(*self.schema.dropped, uuid)), {uuid: position})
 
     def overwrite(self, schema: LakeSchema, written: Sequence[WrittenFile], positions: Mapping[str, VClock]) -> Merged:
-        """The table with these files and nothing else, whatever it was before."""
+        """Replace the whole contents of the table by these files."""
         turn = _Turn(self.schema, schema, b"", is_overwrite=True)
         done = [_added(written), *(_Rewritten(each, []) for each in self.entries)]
         return self._commit(done, turn, positions)
@@ -326,9 +326,9 @@ class EmbeddedTable:
     def take_in(
         self, schema: LakeSchema, written: Sequence[WrittenFile], position: VClock, uuid: str, moment: Moment | None
     ) -> Merged:
-        """The rows of one replica set are exactly those of these files; rows of others stay.
+        """Replace the rows of one replica set by those of these files; rows of other sets stay.
 
-        In a history the states that the set had end at `moment`; without one they go, as if they had never been.
+        In a history, the former states of the set end at `moment`; without a moment they are removed.
         """
         turn = _Turn(self.schema, schema, schema.prefix(uuid), replace=True)
         if schema.history and moment is not None:
@@ -340,13 +340,13 @@ class EmbeddedTable:
         return self._commit([*done, _added(written)], turn, {uuid: position})
 
     def files_of_set(self, schema: LakeSchema, uuid: str, target: TableFiles) -> list[WrittenFile]:
-        """The rows of one replica set as files of another table."""
+        """Write the rows of one replica set as files of another table."""
         turn = _Turn(self.schema, schema, schema.prefix(uuid))
         done = self._each(self.entries, partial(turn.only_set, self.storage, target))
         return [file for each in done for file in each.written]
 
     def mark(self, schema: LakeSchema) -> Merged:
-        """Another note, and nothing else: no position moves."""
+        """Write another note; no position changes."""
         return self._note(schema, {})
 
     # --- files ----------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class EmbeddedTable:
         self.refresh()
         return removed
 
-    # --- the inside -----------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------------
 
     def _has(self, position: VClock, uuid: str) -> bool:
         if uuid not in self.schema.sets:
@@ -406,13 +406,16 @@ class EmbeddedTable:
         new: SortedKeys,
         touched: SortedKeys,
     ) -> list[_Rewritten]:
-        """`work` on each file of current rows that may have `touched` keys or takes `new` ones, or on all if all go."""
+        """Run `work` on each file of current rows that may have `touched` keys or receives `new` ones.
+
+        If the turn replaces or rewrites all rows, run it on every file.
+        """
         ranged = in_order(self._current, self.storage)
         if not ranged:
             return self._each(_parts(range(len(new))), lambda part: work(None, FileShare(range(0), part)))
         tasks: list[tuple[FileEntry | None, FileShare]] = []
         for (entry, between), share in zip(ranged, shares([each for _, each in ranged], new, touched), strict=True):
-            # Many rows behind the file's last one, as where keys only grow, are files of their own.
+            # Many rows after the file's last key, as when keys only grow, become files of their own.
             behind = range(max(share.home.start, between.places(new).stop), share.home.stop)
             if len(behind) > ROWS_AT_ONCE:
                 share = FileShare(share.touched, range(share.home.start, behind.start))
@@ -432,7 +435,8 @@ class EmbeddedTable:
         written = [file for each in done for file in each.written]
         is_overwrite = turn.is_overwrite or turn.is_rewrite
         if not is_overwrite and turn.schema.note != self.schema.note:
-            # Something that no column shows; were it noted and the rows not, nobody would read anything wrong.
+            # No column shows this change: if the note is committed and the rows are not, readers still see correct
+            # data.
             self._note(turn.schema, {})
         actions: list[AddAction | RemoveAction] = [_add(each, data_change) for each in written]
         if not is_overwrite:
@@ -473,27 +477,27 @@ class EmbeddedTable:
 
 @dataclass(frozen=True)
 class _Turn:
-    """How rows go from one version of a table to the next: under which schema, and whether all of them go."""
+    """The step from one version of a table to the next: the schemas before and after, and whether rows are replaced."""
 
     before: LakeSchema
     schema: LakeSchema
     prefix: bytes
     replace: bool = False
-    """The rows of the set whose turn it is all go."""
+    """All rows of the written set are replaced."""
     is_overwrite: bool = False
 
     @cached_property
     def is_rewrite(self) -> bool:
-        """All rows are written anew, because they show something else, or have other keys."""
+        """True if all rows must be rewritten, because their columns or keys change."""
         return not (self.schema.shows_as(self.before) and self.schema.has_keys_of(self.before))
 
     @property
     def is_total(self) -> bool:
-        """No file of the former version stays unread."""
+        """True if every file must be read."""
         return self.is_rewrite or self.replace
 
     def read(self, storage: TableFiles, entry: FileEntry) -> pa.Table:
-        """The rows of a file under the new schema, under their old keys."""
+        """Return the rows of a file in the new schema, with their old keys."""
         rows = storage.read(entry.path, self.before.file_schema)
         if self.schema.shows_as(self.before):
             return rows
@@ -502,7 +506,7 @@ class _Turn:
         return self.schema.rows(rows.column(KEY.name), rows.column(TUPLE.name), states)
 
     def keyed(self, rows: pa.Table) -> pa.Table:
-        """The rows under their new keys, in order; files may then overlap."""
+        """Return the rows with their new keys, in order; key ranges of files may overlap afterwards."""
         if self.schema.has_keys_of(self.before) or not rows.num_rows:
             return rows
         keys = rows.column(KEY.name).combine_chunks()
@@ -516,7 +520,7 @@ class _Turn:
         return joined.take(pc.sort_indices(joined.column(KEY.name)))
 
     def of_others(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The rows of other replica sets than the one whose turn it is, and those of that one."""
+        """Return the rows of the other replica sets, and those of the written set."""
         if not self.prefix:
             return rows.slice(0, 0), rows
         prefixes = pc.binary_slice(rows.column(KEY.name), 0, SET_PREFIX_SIZE)
@@ -524,19 +528,19 @@ class _Turn:
         return rows.filter(pc.invert(is_ours)), rows.filter(is_ours)
 
     def rewrite(self, storage: TableFiles, entry: FileEntry) -> _Rewritten:
-        """A file as it is under the new schema."""
+        """Rewrite a file in the new schema."""
         rows = self.keyed(self.read(storage, entry))
         return _Rewritten(entry, storage.write_split(rows, entry.is_current))
 
     def without_set(self, storage: TableFiles, entry: FileEntry) -> _Rewritten:
-        """A file without the rows of the set whose turn it is."""
+        """Rewrite a file without the rows of the written set."""
         kept, gone = self.of_others(self.read(storage, entry))
         if not gone.num_rows and not self.is_rewrite:
             return _Rewritten(None, [])
         return _Rewritten(entry, storage.write_split(self.keyed(kept), entry.is_current), deletes=gone.num_rows)
 
     def only_set(self, storage: TableFiles, target: TableFiles, entry: FileEntry) -> _Rewritten:
-        """Of a file the rows of the set whose turn it is, for another table."""
+        """Write the rows that a file has of the written set as files of another table."""
         rows = self.keyed(self.of_others(self.read(storage, entry))[1])
         return _Rewritten(None, target.write_split(rows, entry.is_current))
 
@@ -553,14 +557,14 @@ def _entries(delta: DeltaTable) -> list[FileEntry]:
 
 
 def _parts(places: range) -> list[range]:
-    """Equal parts of at most ROWS_AT_ONCE."""
+    """Split a range into equal parts of at most ROWS_AT_ONCE."""
     count = -(-len(places) // ROWS_AT_ONCE)
     edges = [places.start + len(places) * number // count for number in range(count + 1)] if count else []
     return [range(start, end) for start, end in pairwise(edges)]
 
 
 def _small_neighbours(entries: list[FileEntry], storage: TableFiles) -> list[list[FileEntry]]:
-    """Groups of files, next to each other by their keys, that are small enough to be one."""
+    """Return groups of files, adjacent in key order, that are small enough to be merged."""
     groups: list[list[FileEntry]] = []
     size = COMPACT_SIZE
     for entry, _ in in_order(entries, storage):
@@ -578,7 +582,7 @@ def _add(file: WrittenFile, data_change: bool = True) -> AddAction:
 
 
 def _properties(positions: Mapping[str, VClock]) -> CommitProperties:
-    """No retries: whatever somebody else committed behind the version that was read, we have not seen."""
+    """Return commit properties without retries: a retry would ignore commits after the version that was read."""
     if not positions:
         return CommitProperties(max_commit_retries=0)
     transactions = chain.from_iterable(transactions_of(position, uuid) for uuid, position in positions.items())

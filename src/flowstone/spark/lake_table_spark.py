@@ -1,8 +1,8 @@
-"""The engine that merges on Spark, where the session has Delta's jars: `MERGE INTO`, distributed as any query.
+"""The engine that merges on Spark, for sessions with Delta's jars: `MERGE INTO`, distributed like any query.
 
-Merges and histories run there; what changes no rows (notes, positions) and what writes all of them anew (another
-format, compaction) is done as in the embedded engine, on the same tables. A commit of Spark carries one application
-transaction, the signature of the position; the vclock is in the commit's user metadata, where `position_in` finds it.
+Merges and histories run on Spark. Operations that change no rows (notes, positions) or rewrite all of them (another
+format, compaction) use the embedded engine, on the same tables. A commit of Spark carries one application transaction,
+the signature of the position; the vclock is in the commit's user metadata, where `position_in` finds it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The release of Delta's jars for Spark 4.2 that the tests run with; Spark's `spark.jars.packages` takes it so."""
+"""The Delta release for Spark 4.2 used in the tests, in the format of `spark.jars.packages`."""
 
 DELTA_CONF: Final = {
     "spark.sql.extensions": EXTENSION,
@@ -45,18 +45,18 @@ _SOURCE_KEY, _END_VERSION, _END_TIME = "_source_key", "_end_version", "_end_time
 
 
 def has_delta_jars(spark: SparkSession) -> bool:
-    """Whether the session was started with Delta's extension."""
+    """Return True if the session was started with Delta's extension."""
     return EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
 
 
 class SparkTable(EmbeddedTable):
-    """A `LakeTable` whose merges run on Spark."""
+    """A `LakeTable` that merges on Spark."""
 
     spark: SparkSession
 
     @classmethod
     def open_with(cls, spark: SparkSession, path: str, storage_options: Mapping[str, str]) -> SparkTable | None:
-        """The table at a path; None where none is."""
+        """Open the table at a path; None if there is none."""
         found = cls.open(path, storage_options)
         if found is None:
             return None
@@ -148,7 +148,7 @@ class SparkTable(EmbeddedTable):
 
 
 def state_source(schema: LakeSchema, changes: Changes) -> pa.Table:
-    """The changes as rows to merge: those of keys that are gone have nothing but the key."""
+    """Return the changes as rows to merge; a deleted key has only its key."""
     upserts = changes.upserts(schema, 0, len(changes.keys))
     gone = changes.keys.filter(changes.tuples.is_null())
     nullable = pa.schema([each.with_nullable(True) for each in upserts.schema])
@@ -157,7 +157,7 @@ def state_source(schema: LakeSchema, changes: Changes) -> pa.Table:
 
 
 def history_source(schema: LakeSchema, states: States) -> pa.Table:
-    """Rows that end what is current (by `_source_key`, without a tuple), and the states to add, which match nothing."""
+    """Return rows that end current states (by `_source_key`, without a tuple), and new states, which match nothing."""
     current, former = states.current(schema), states.former(schema)
     fields = [each.with_nullable(True) for each in schema.schema.remove_metadata()]
     fields = [each.remove_metadata() for each in fields]
@@ -194,7 +194,7 @@ def history_source(schema: LakeSchema, states: States) -> pa.Table:
 
 @contextmanager
 def _commit_settings(spark: SparkSession, position: VClock, uuid: str) -> Iterator[None]:
-    """Delta takes what a commit shall carry from the session."""
+    """Set the properties of the next commit: Delta reads them from the session."""
     settings = {
         f"{_CONF}write.txnAppId": application(uuid),
         f"{_CONF}write.txnVersion": str(position.signature),

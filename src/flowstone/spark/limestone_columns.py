@@ -1,8 +1,8 @@
-"""The columns of source `limestone`, in Arrow's words and in Spark's, and how chunks of entries fill them.
+"""The columns of source `limestone`, as Arrow and Spark types, and how chunks of entries fill them.
 
-Pure: chunks in, record batches out. What says that something happened is called as in all sources of changes
-(`_operation`, `_commit_version`, `_space`, `_replicaset_uuid`), as far as a log of Limestone knows it: it knows no
-times, no numbers of rows and no names.
+Pure: chunks in, record batches out. Columns that describe a change have the same names as in all sources of changes
+(`_operation`, `_commit_version`, `_space`, `_replicaset_uuid`). A Limestone log has no times, row numbers or names, so
+there are no columns for them.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ _PLACE: Final = np.dtype([("major", ">u8"), ("minor", ">u8"), ("number", ">u4"),
 
 
 class TooLarge(FlowstoneError):
-    """A number above 2^63-1 is to become a BIGINT."""
+    """A number above 2^63-1 does not fit into a BIGINT."""
 
 
 def table_name(storage_id: int) -> str:
-    """What a storage is called where names are needed: it has none."""
+    """Return the name to use for a storage, which has none of its own."""
     return f"storage_{storage_id}"
 
 
 @dataclass(frozen=True)
 class EntryContract:
-    """The columns of one query; `storages` limits the entries, where not all are wanted. Picklable."""
+    """The columns of one query; `storages` limits the entries to these storages. Picklable."""
 
     instance_uuid: str
     mode: Mode = "changes"
@@ -90,7 +90,7 @@ class EntryContract:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns, as Arrow has them. UnknownColumn where one is wanted that there is not."""
+        """The Arrow schema. Raises UnknownColumn if a wanted column does not exist."""
         number = pa.int64() if self.unsigned_as == "int64" else DECIMAL
         types: dict[str, tuple[pa.DataType, bool]] = {
             "_operation": (pa.string(), False),
@@ -114,20 +114,20 @@ class EntryContract:
 
     @property
     def spark_schema(self) -> str:
-        """The same in Spark's DDL."""
+        """The schema in Spark's DDL."""
         return ", ".join(
             f"`{each.name}` {_spark_type(each.type)}{'' if each.nullable else ' NOT NULL'}" for each in self.schema
         )
 
     def chosen(self, chunk: Chunk, rows: Rows) -> Rows:
-        """Those of the entries that are of a wanted storage."""
+        """Return the entries of the wanted storages."""
         return of_storages(chunk, rows, self.storages)
 
     def batch(self, chunk: Chunk, rows: Rows) -> pa.RecordBatch:
-        """The given entries, none of them a marker."""
+        """Return the given entries, none of them a marker, as a batch."""
         entries = _Entries(chunk, rows, self)
         children = [entries.column(name) for name in self.schema.names]
-        # By way of a struct, because a batch without columns still has rows to be counted.
+        # Built from a struct array, because a batch without columns must still have a row count.
         struct = pa.Array.from_buffers(pa.struct(self.schema), len(rows), [None], children=children)
         return pa.RecordBatch.from_struct_array(struct)
 
@@ -210,23 +210,24 @@ class _Entries:
 
 
 def key_column(chunk: Chunk, rows: Rows) -> pa.Array:
-    """Keys; null of entries about a whole storage."""
+    """Return the keys; null for entries about a whole storage."""
     is_point = IS_POINT[chunk.table[TYPE, rows].astype(np.uint8)]
     starts = np.where(is_point, chunk.table[KEY_AT, rows].astype(np.int64), -1)
     return span_column(chunk.buf, starts, chunk.table[KEY_END, rows].astype(np.int64))
 
 
 def decimals(values: NDArray[np.uint64]) -> pa.Array:
-    """Unsigned numbers of 64 bits as they are."""
+    """Return unsigned 64-bit numbers as decimals."""
     wide = np.zeros((len(values), 2), np.uint64)
     wide[:, 0] = values
     return pa.Array.from_buffers(DECIMAL, len(values), [None, pa.py_buffer(wide)])
 
 
 def place_column(chunk: Chunk, rows: Rows, number: int, *, is_compacted: bool = False) -> pa.Array:
-    """Bytes in the order in which entries of a key win: by version, then by file and offset.
+    """Return bytes that sort in the order in which entries of a key win: by version, then by file and offset.
 
-    What is compacted has lost all versions, and loses against any log."""
+    Compaction removes versions, so an entry of a compacted file loses against any log.
+    """
     places = np.zeros(len(rows), _PLACE)
     if not is_compacted:
         places["major"], places["minor"] = chunk.table[MAJOR, rows], chunk.table[MINOR, rows]
@@ -237,14 +238,14 @@ def place_column(chunk: Chunk, rows: Rows, number: int, *, is_compacted: bool = 
 
 
 def places_of(column: pa.Array) -> NDArray[Any]:
-    """What `place_column` made, as numbers."""
+    """Return the fields encoded by `place_column`."""
     _, offsets, data = column.buffers()
     first = int(np.frombuffer(offsets, np.int32, 1, 4 * column.offset)[0]) if len(column) else 0
     return np.frombuffer(data, _PLACE, len(column), first) if len(column) else np.zeros(0, _PLACE)
 
 
 def newest(table: pa.Table, keys: Iterable[str], place: str = "place") -> pa.Table:
-    """Of the rows with equal keys the one that wins, in no order."""
+    """Return the winning row of each key, in no particular order."""
     if not table.num_rows:
         return table
     places = places_of(table[place].combine_chunks())

@@ -1,8 +1,8 @@
-"""The rows of a Limestone directory as a compacted file, sorted by Spark: for directories that no machine holds alone.
+"""The rows of a Limestone directory as a compacted file, sorted by Spark: for directories too large for one machine.
 
-Executors read pieces of the log, a shuffle by ranges of keys brings those of a key together in the order of the file,
-and each task writes its range; the driver puts the ranges one behind the other. The file is the same, byte for byte, as
-the one that `limestone/compaction.py` writes in one process.
+Executors read pieces of the log, a shuffle by key ranges brings the entries of a key together in file order, and each
+task writes its range; the driver concatenates the ranges. The file is byte for byte the one that
+`limestone/compaction.py` writes in a single process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ENTRIES_DDL: Final = "sort BINARY, place BINARY, entry BINARY"
-"""`sort` is the storage and the key as they order in the file, `entry` the bytes of a put, null of a remove."""
+"""`sort` is the storage and the key in file order; `entry` has the bytes of a put, and is null for a remove."""
 
 RANGES_DDL: Final = "number INT, path STRING, storages MAP<BIGINT, BIGINT>, blob_ids ARRAY<BIGINT>"
 _RANGES: Final = pa.schema(
@@ -56,7 +56,7 @@ _STORAGE_SIZE: Final = 8
 
 @dataclass(frozen=True)
 class SortedRows:
-    """What was written: rows by storage, and the blobs that they name."""
+    """What was written: the number of rows by storage, and the blobs that they reference."""
 
     rows: dict[int, int] = field(default_factory=dict)
     blob_ids: frozenset[int] = frozenset()
@@ -67,7 +67,7 @@ class SortedRows:
 
 
 def writer(spark: SparkSession) -> Writer:
-    """What `compact_offline` and `execute` take as `write`."""
+    """Return the `write` argument of `compact_offline` and `execute`."""
 
     def write(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, path: str) -> Written:
         index = LimestoneIndex.open(disk, directory, durable=epoch)
@@ -80,8 +80,10 @@ def writer(spark: SparkSession) -> Writer:
 
 
 def write_sorted(spark: SparkSession, index: LimestoneIndex, epoch: int, path: str) -> SortedRows:
-    """The state at an epoch as a compacted file at a new path, durably. Executors write beside it, and need to reach
-    both that place and the directory."""
+    """Write the state at an epoch durably, as a compacted file at a new path.
+
+    Executors write beside this path. They need access to both that location and the data directory.
+    """
     size = slice_size(spark, sum(part.size for part in index.state_slices(epoch)))
     slices = index.state_slices(epoch, size=size)
     clears = index.clears(epoch, with_detached=epoch < index.horizon)
@@ -114,12 +116,12 @@ def _put_together(disk: Disk, path: str, ranges: Sequence[dict[str, Any]]) -> So
     return SortedRows(rows, frozenset(blob_ids))
 
 
-# --- what executors run -------------------------------------------------------------------------------------------
+# --- executor functions -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """Entries of slices, by number."""
+    """Reads the entries of a slice, by its number."""
 
     slices: Sequence[Slice]
     clears: Mapping[int, Version]
@@ -135,7 +137,10 @@ class _Reading:
 
 
 def entry_batch(chunk: Chunk, rows: Rows, part: Slice) -> pa.RecordBatch:
-    """Entries with what orders them. In an entry its storage stands right before its key, as it orders."""
+    """Return entries with their sort columns.
+
+    In an entry, the storage id directly precedes the key, so both together are the sort order.
+    """
     lines = {line: chunk.table[line, rows].astype(np.int64) for line in (AT, END, KEY_AT, KEY_END)}
     is_gone = chunk.table[TYPE, rows] == np.uint64(EntryType.REMOVE)
     columns = [
@@ -148,7 +153,7 @@ def entry_batch(chunk: Chunk, rows: Rows, part: Slice) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class _Sorting:
-    """All entries of a range of keys to a file of the rows that are left, in order; nothing where none is."""
+    """Writes the surviving rows of a key range to a file, in order; writes nothing if none survive."""
 
     path: str
 
@@ -161,7 +166,7 @@ class _Sorting:
             found = winners(batches)
             if not found.num_rows:
                 return
-            # A task that is tried again writes another file: the first one may still be being written.
+            # A retried task writes another file: its first attempt may still be writing.
             path = f"{self.path}.{context.partitionId()}.{context.taskAttemptId()}"
             data, offsets = rows_in_order(found)
             with production().disk.create(path) as file:
@@ -176,7 +181,7 @@ class _Sorting:
 
 
 def winners(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The rows that are left of entries, in the order of the file."""
+    """Return the surviving rows of entries, in file order."""
     schema = pa.schema([pa.field(name, pa.binary()) for name in ("sort", "place", "entry")])
     whole = pa.Table.from_batches([batch.cast(schema) for batch in batches], schema).combine_chunks()
     found = newest(whole, ("sort",))
@@ -185,7 +190,7 @@ def winners(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def rows_in_order(found: pa.Table) -> tuple[Bytes, Rows]:
-    """The bytes of the rows without their versions, and where each begins; the last is the end."""
+    """Return the bytes of the rows with zeroed versions, and their start offsets followed by the end."""
     column = found["entry"].combine_chunks()
     _, edges, buffer = column.buffers()
     offsets = np.frombuffer(edges, np.int32, len(column) + 1, 4 * column.offset).astype(np.int64)
@@ -196,7 +201,7 @@ def rows_in_order(found: pa.Table) -> tuple[Bytes, Rows]:
 
 
 def _numbers(data: Bytes, places: Rows) -> Rows:
-    """Numbers of 4 bytes, least significant first."""
+    """Return the 4-byte little-endian numbers at `places`."""
     found: Rows = np.zeros(len(places), np.int64)
     for place in range(4):
         found |= data[places + place].astype(np.int64) << (8 * place)
@@ -209,13 +214,13 @@ def _storages(found: pa.Table) -> dict[int, int]:
 
 
 def blob_ids_in(data: Bytes, offsets: Rows) -> NDArray[np.uint64]:
-    """The blobs that puts name."""
+    """Return the ids of the blobs that puts reference."""
     starts, ends = offsets[:-1], offsets[1:]
     chosen = data[starts] == EntryType.NORMAL_WITH_BLOB
     starts, ends = starts[chosen], ends[chosen]
     if not len(starts):
         return np.zeros(0, np.uint64)
-    # Type, two lengths, storage, key, version, value, how many, ids.
+    # Layout: type, two lengths, storage, key, version, value, number of blobs, blob ids.
     first = starts + 37 + _numbers(data, starts + 1) + _numbers(data, starts + 5)
     raw = span_column(data, first, ends)
     return np.frombuffer(raw.buffers()[2], np.uint64) if raw.nbytes else np.zeros(0, np.uint64)

@@ -1,8 +1,8 @@
-"""Entries of Limestone folded by Spark: states for a first load, a comparison or a restore, and batches of a mirror.
+"""Limestone entries folded by Spark: states for a first load, a comparison or a restore, and batches of a mirror.
 
-Executors read pieces of files and make tuples of entries; a shuffle brings those of a key together; of each key the
-highest write version wins, unless its storage was cleared later. In a batch of a mirror an entry may come late, with a
-lesser version than one that is in the lake: so those of earlier epochs that may win take part.
+Executors read pieces of files and convert entries to tuples; a shuffle brings the entries of a key together. For each
+key the highest write version wins, unless its storage was cleared later. In a batch of a mirror, an entry may arrive
+late, with a lower version than one in the lake; therefore entries of earlier epochs that may win are read as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROWS: Final = pa.schema(
         pa.field("epoch", pa.int64(), nullable=False),
     ]
 )
-"""Entries on their way: without a tuple where they take their key away. The greatest `place` wins."""
+"""Entries before folding; `tuple` is null for a remove. The greatest `place` wins."""
 
 KEYS: Final = ("space_id", "sort_key")
 SLICE_SIZE_MIN: Final = 512 * 1024
@@ -54,7 +54,7 @@ PARTITION_SIZE: Final = 64 << 20
 
 @dataclass(frozen=True)
 class Reading:
-    """Which entries are read: behind `start` up to `end`, of `storages` where they are named, not void by `clears`."""
+    """Selects entries after epoch `start` up to `end`, of `storages` if given, that no clear in `clears` made void."""
 
     start: int
     end: int
@@ -94,7 +94,7 @@ Work = Sequence[tuple[Slice, Reading]]
 def work_frame(
     spark: SparkSession, count: int, read: Callable[[int], Iterator[pa.RecordBatch]], schema: str
 ) -> DataFrame:
-    """What `read` gives of so many pieces of work, a partition each."""
+    """Return the batches that `read` yields for work items 0 to `count` - 1, one partition each."""
     numbers = [pa.record_batch({"number": pa.array([number], pa.int32())}) for number in range(count)]
     schema_of_plan = pa.schema([pa.field("number", pa.int32())])
     plan = spark.createDataFrame(pa.Table.from_batches(numbers, schema_of_plan))
@@ -109,7 +109,7 @@ def work_frame(
 
 
 def rows_frame(spark: SparkSession, work: Work) -> DataFrame:
-    """The entries of slices."""
+    """Return the entries of slices."""
     planned = list(work)
 
     def read(number: int) -> Iterator[pa.RecordBatch]:
@@ -120,20 +120,20 @@ def rows_frame(spark: SparkSession, work: Work) -> DataFrame:
 
 
 def slice_size(spark: SparkSession, whole: int) -> int:
-    """Bytes per slice, so that all cores have work."""
+    """Return the number of bytes per slice that gives all cores work."""
     cores = int(spark.sparkContext.defaultParallelism)
     return max(SLICE_SIZE_MIN, min(SLICE_SIZE, whole // (cores * SLICES_PER_CORE) + 1))
 
 
 def partitions(spark: SparkSession, size: int) -> int:
-    """Into how many tasks a shuffle of so many bytes goes."""
+    """Return the number of tasks for a shuffle of `size` bytes."""
     return max(int(spark.sparkContext.defaultParallelism), size // PARTITION_SIZE + 1)
 
 
 def state_work(
     spark: SparkSession, index: LimestoneIndex, epoch: int, storages: tuple[int, ...] | None = None
 ) -> list[tuple[Slice, Reading]]:
-    """Everything that makes the state at an epoch."""
+    """Return all slices that make up the state at an epoch."""
     size = slice_size(spark, sum(part.size for part in index.state_slices(epoch)))
     reading = Reading(-1, epoch, index.clears(epoch, with_detached=epoch < index.horizon), storages)
     return [(part, reading) for part in index.state_slices(epoch, size=size)]
@@ -142,14 +142,14 @@ def state_work(
 def state_frame(
     spark: SparkSession, index: LimestoneIndex, epoch: int, storages: tuple[int, ...] | None = None
 ) -> DataFrame:
-    """The state at a durable epoch, with the columns of STATE."""
+    """Return the state at a durable epoch, with the columns of STATE."""
     work = state_work(spark, index, epoch, storages)
     count = partitions(spark, sum(part.size for part, _ in work))
     return rows_frame(spark, work).repartition(count, *KEYS).mapInArrow(fold_state, spark_ddl(STATE))
 
 
 def fold_state(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In executors: the rows that are left of all entries of some keys."""
+    """In executors: yield the surviving rows of all entries of some keys."""
     with clear_errors():
         found = newest(_whole(batches), KEYS)
         found = found.filter(found["tuple"].is_valid()).select(STATE.names).cast(STATE)
@@ -164,7 +164,7 @@ def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def batch_work(index: LimestoneIndex, start: int, end: int, storages: tuple[int, ...], size: int) -> Work:
-    """What a batch has, and the entries of earlier epochs that may win against it."""
+    """Return the entries of a batch, and the entries of earlier epochs that may win against them."""
     clears = index.clears(end, with_detached=start < index.horizon)
     changed, rivals = Reading(start, end, clears, storages), Reading(-1, start, clears, storages)
     found = [(part, changed) for part in index.slices(start, end, size=size)]
@@ -172,17 +172,17 @@ def batch_work(index: LimestoneIndex, start: int, end: int, storages: tuple[int,
 
 
 def rows_here(disk: Disk, work: Work) -> Iterator[pa.RecordBatch]:
-    """The same without Spark."""
+    """Yield the rows of the work without Spark."""
     return (batch for part, reading in work for batch in reading.rows(disk, part))
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Of keys that a batch touches, and of all keys of `emptied` spaces, what they hold behind it."""
+    """The states after a batch of all touched keys, and of all keys of `emptied` spaces."""
 
     states: pa.Table
     counts: dict[int, int]
-    """How many changes each space had."""
+    """Number of changes per space."""
 
 
 def fold_batch(batches: Iterable[pa.RecordBatch], start: int, emptied: frozenset[int]) -> Folded:
@@ -204,7 +204,7 @@ Make = Callable[[Folded], Iterable[pa.RecordBatch]]
 
 
 def folding(start: int, emptied: frozenset[int], make: Make) -> Callable[[Iterable[pa.RecordBatch]], Any]:
-    """What executors run in a batch: `make` gives what is sent back."""
+    """Return the function that executors run in a batch; `make` builds the batches to send back."""
     return partial(_run_fold, start, emptied, make)
 
 

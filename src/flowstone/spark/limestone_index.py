@@ -1,10 +1,10 @@
-"""What a Limestone data directory holds, by epochs: which pieces of which files, and nothing of their keys and values.
+"""The contents of a Limestone data directory by epoch: which pieces of which files, without keys and values.
 
-The driver walks the log files once, by a compiled kernel, and then only what was appended; executors read the pieces.
-A directory is read while a master writes it: first the durable epoch, then the files, so whatever is durable is whole
-in them. What stands behind the first session that is not durable yet is walked anew at each refresh: a crash may have
-it marked or cut off. Files are known by their identity, so rotation, which gives them other names, moves nothing.
-Never changes a directory, and takes no lock.
+The driver walks the log files once with a compiled kernel, and then only what is appended; executors read the pieces. A
+directory may be read while a master writes it: the durable epoch is read before the files, so the files completely
+contain everything durable. The part of a file that starts with its first session that is not yet durable is walked
+again at each refresh, because a crash may invalidate or truncate it. Files are recognised by device and inode, so
+rotation, which renames them, changes nothing. Never changes a directory, and takes no lock.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ SLICE_SIZE: Final = 32 << 20
 """Bytes of a file that one task reads."""
 
 HEAD_SIZE: Final = 32
-"""Bytes at the beginning of a log by which it is known again: they have the epoch of its first session."""
+"""Bytes at the beginning of a log that identify it: they contain the epoch of its first session."""
 
 TRIES: Final = 200
-"""How often a directory may change under our eyes while it is looked at."""
+"""Number of attempts to read a directory that changes meanwhile."""
 
 PAUSE_SECONDS: Final = 0.02
-"""Between two looks."""
+"""Pause between two attempts."""
 
 NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
-"""Of directories of formats that had none."""
+"""Stands in for the UUID of directories whose format has none."""
 
 
 class NotALimestone(LimestoneError):
-    """A directory is no Limestone data directory."""
+    """A directory is not a Limestone data directory."""
 
 
 class EpochLost(LimestoneError):
-    """Epochs that are asked for are in no file any more: compaction has left one state of them."""
+    """Requested epochs are no longer in any file: compaction has reduced them to one state."""
 
 
 class NotDurable(LimestoneError):
-    """An epoch that is asked for is not durable, or not yet."""
+    """A requested epoch is not durable, or not yet."""
 
 
 class Place(NamedTuple):
-    """What executors have to know of a piece: where it is, in which session it begins, and a checksum of its bytes."""
+    """A piece as executors see it: its offsets, the session in which it begins, and a checksum of its bytes."""
 
     start: int
     end: int
@@ -67,10 +67,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Slice:
-    """Pieces of one file that one task reads. `number` is the file's place among all: of equal versions the last wins.
+    """Pieces of one file that one task reads. `number` ranks the files: of equal versions, that of the last file wins.
 
-    `is_compacted`: it is a compacted file, to whose entries those of any log are newer. Sessions behind epoch `limit`
-    are in another file, too, and count there."""
+    `is_compacted` marks a compacted file: entries of any log are newer than its entries. Sessions after epoch `limit`
+    are also in another file, and count there.
+    """
 
     directory: str
     name: str
@@ -85,7 +86,7 @@ class Slice:
 
 
 class LimestoneIndex:
-    """A directory, as of the last `refresh`. Epochs are numbers; `durable` is the newest that can be shown."""
+    """A directory as of the last `refresh`. Epochs are numbers; `durable` is the newest one that can be shown."""
 
     def __init__(self, disk: Disk, directory: str, *, durable: int | None = None) -> None:
         self._given = durable
@@ -97,7 +98,7 @@ class LimestoneIndex:
         self._logs: list[LogFile] = []
         self._compacted: LogFile | None = None
         self._pairs: dict[tuple[tuple[int, int], tuple[int, int]], bool] = {}
-        """Rotated files of which the one was seen to end with the other, or not."""
+        """Caches for pairs of rotated files whether the first ends with the contents of the second."""
         found = manifest.read(disk, directory) if os.path.isdir(directory) else None
         if found is None:
             raise NotALimestone(f"{directory} is no Limestone data directory", hint=f"it has no {names.MANIFEST}")
@@ -105,37 +106,37 @@ class LimestoneIndex:
 
     @classmethod
     def open(cls, disk: Disk, directory: str, *, durable: int | None = None) -> LimestoneIndex:
-        """`durable`: this epoch is taken for the durable one, whatever the epoch file says."""
+        """Open a directory. `durable` overrides the epoch file."""
         index = cls(disk, os.path.abspath(directory), durable=durable)
         index.refresh()
         return index
 
-    # --- looking --------------------------------------------------------------------------------------------------
+    # --- refresh --------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Takes in what came since. A directory that is rotated or compacted meanwhile is looked at again."""
+        """Add what was written since the last call. Retry if the directory is rotated or compacted meanwhile."""
         for left in reversed(range(TRIES)):
             try:
                 if self._is_taken_in():
                     return
             except FileNotFoundError:
-                pass  # it got another name
+                pass  # it was renamed
             except DamagedFile as error:
-                # A catalog is written in place, so half of one may be seen.
+                # A catalog is written in place, so a partial one may be read.
                 if not left or os.path.basename(error.path) not in (names.CATALOG, names.CATALOG_BACK):
                     raise
             time.sleep(PAUSE_SECONDS)
         raise LimestoneError(f"{self.directory} changes all the time", hint="try again")
 
     def _is_taken_in(self) -> bool:
-        """Looks once; False if compaction has changed something meanwhile."""
+        """Read the directory once; return False if rotation or compaction changed it meanwhile."""
         listed = catalog.read(self.disk, self.directory) or Catalog()
         durable = self._given
         if durable is None:
             durable = epoch_file.read(self.disk, self.directory).durable
         there = self._listed()
         logs, compacted = self._look(durable, list(there))
-        # Of a file that got another name while we looked we would have seen only its successor.
+        # If a file was renamed meanwhile, only its successor would have been read.
         if self._listed() != there or (catalog.read(self.disk, self.directory) or Catalog()) != listed:
             return False
         self.durable, self.catalog, self._logs, self._compacted = durable, listed, logs, compacted
@@ -143,7 +144,7 @@ class LimestoneIndex:
         return True
 
     def _listed(self) -> dict[str, tuple[int, int]]:
-        """The log files by name, and which file each is."""
+        """Return the log files by name, with the device and inode of each."""
         found: dict[str, tuple[int, int]] = {}
         for name in sorted(os.listdir(self.directory)):
             if names.is_pwal(name) and self._is_file(name):
@@ -159,7 +160,10 @@ class LimestoneIndex:
         return logs, self._walked(compacted, durable) if compacted is not None else None
 
     def _find_copies(self, logs: Sequence[LogFile]) -> None:
-        """Compaction copies sessions that are too new for it from the end of a rotated file to one of their own."""
+        """Set the limit of rotated files whose last sessions are in a file of their own.
+
+        Compaction copies sessions that are too new for it from the end of a rotated file to such a file.
+        """
         channels: dict[str, list[tuple[int, LogFile]]] = {}
         for each in logs:
             if names.is_detached(each.name) and (oldest := each.oldest) is not None:
@@ -175,7 +179,7 @@ class LimestoneIndex:
 
     def _ends_with(self, whole: LogFile, copy: LogFile) -> bool:
         pair = whole.identity, copy.identity
-        if pair not in self._pairs:  # nobody writes to files that were rotated
+        if pair not in self._pairs:  # rotated files never change
             self._pairs[pair] = self._are_copies(whole, copy)
         return self._pairs[pair]
 
@@ -204,7 +208,7 @@ class LimestoneIndex:
             stat = os.stat(path)
             found = self._files.get((stat.st_dev, stat.st_ino))
             size, head = file.size(), file.read_at(0, HEAD_SIZE)
-            # A log grows; a compacted file never does, and may have got the identity of the one before it.
+            # Logs grow; a compacted file never does, and may have the inode of its predecessor.
             is_compacted = name.startswith(names.COMPACTED)
             if found is None or is_compacted or size < found.at or head[: len(found.head)] != found.head:
                 found = LogFile((stat.st_dev, stat.st_ino), name)
@@ -213,7 +217,7 @@ class LimestoneIndex:
             found.head = head[: min(len(head), found.at)]
         return found
 
-    # --- what is there --------------------------------------------------------------------------------------------
+    # --- contents -------------------------------------------------------------------------------------------------
 
     @property
     def has_compacted(self) -> bool:
@@ -221,17 +225,17 @@ class LimestoneIndex:
 
     @property
     def horizon(self) -> int:
-        """The epoch up to which a compacted file has one state of everything; 0 where there is none."""
+        """The epoch up to which the compacted file holds a single state; 0 without a compacted file."""
         if self._compacted is None:
             return 0
         detached = [each.newest for each in self._logs if each.name in self.catalog.detached]
         known = max([self.catalog.max_epoch_id, *detached])
-        # Other tools make compacted files without saying of when.
+        # Other tools create compacted files without recording the epoch.
         return known or max(0, (self._oldest or self.durable + 1) - 1)
 
     @property
     def earliest(self) -> int:
-        """Changes of all epochs behind this one are there."""
+        """The epoch after which all changes are available."""
         if self._compacted is None:
             return 0
         there = {each.name for each in self._logs}
@@ -245,14 +249,14 @@ class LimestoneIndex:
 
     @property
     def has_unnumbered(self) -> str | None:
-        """A log file with sessions of epoch 0, as the original replica writes them; None where there is none."""
+        """The name of a log file with sessions of epoch 0, as the original replica writes them, or None."""
         for each in self._logs:
             if any(len(piece.epochs) and piece.epochs[0] == 0 for piece in each.pieces):
                 return each.name
         return None
 
     def storages(self, epoch: int) -> list[int]:
-        """The storages that had entries up to an epoch, in the order of their ids."""
+        """Return the storages with entries up to an epoch, in id order."""
         found: set[int] = set()
         for each in (*self._logs, *([self._compacted] if self._compacted else [])):
             for known in (each.storages, each.tail_storages):
@@ -260,19 +264,19 @@ class LimestoneIndex:
         return sorted(found)
 
     def input_names(self, epoch: int) -> list[str]:
-        """The log files that make the state at an epoch, with the compacted one."""
+        """Return the log files that, with the compacted one, make up the state at an epoch."""
         left_out = self.catalog.detached if self._compacted is not None and epoch >= self.horizon else ()
         return [each.name for each in self._logs if each.name not in left_out]
 
     @property
     def max_blob_id(self) -> int:
-        """The largest id that any entry has named which makes the state of now."""
+        """The largest blob id referenced by any entry of the current state's files."""
         wanted = self.input_names(self.durable)
         logs = [each for each in self._logs if each.name in wanted]
         return max((each.max_blob_id for each in (*logs, *([self._compacted] if self._compacted else []))), default=0)
 
     def check_changes(self, start: int, end: int) -> None:
-        """Raises where the changes behind `start` up to `end` are not all there."""
+        """Raise NotDurable or EpochLost unless all changes after `start` up to `end` are available."""
         if end > self.durable:
             raise NotDurable(
                 f"{self.directory}: epoch {end} is not durable, {self.durable} is", hint="was the directory set back?"
@@ -285,7 +289,7 @@ class LimestoneIndex:
             )
 
     def check_state(self, epoch: int) -> None:
-        """Raises where the state at an epoch cannot be shown."""
+        """Raise NotDurable or EpochLost unless the state at an epoch is available."""
         if epoch > self.durable:
             raise NotDurable(f"{self.directory}: epoch {epoch} is not durable, {self.durable} is")
         if epoch < self.horizon and self.earliest:
@@ -301,17 +305,18 @@ class LimestoneIndex:
             return False
         return True
 
-    # --- what is read ---------------------------------------------------------------------------------------------
+    # --- slices ---------------------------------------------------------------------------------------------------
 
     def slices(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[Slice]:
-        """Where the changes behind `start` up to `end` are; other epochs may be among them."""
+        """Return slices with the changes after `start` up to `end`; they may contain other epochs as well."""
         numbered = list(enumerate(self._logs))
         return [part for number, each in numbered for part in self._of_file(each, number, start, end, size)]
 
     def state_slices(self, epoch: int, *, size: int = SLICE_SIZE) -> list[Slice]:
-        """Where everything is that makes the state at an epoch: the compacted file, and the logs that it does not have.
+        """Return slices of the files that make up the state at an epoch: the compacted file and the logs newer than it.
 
-        Of an epoch before compaction, all logs."""
+        For an epoch before compaction, all logs are returned.
+        """
         self.check_state(epoch)
         wanted = self.input_names(epoch)
         found: list[Slice] = []
@@ -324,7 +329,10 @@ class LimestoneIndex:
         return found
 
     def rivals(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[Slice]:
-        """Where entries up to `start` may be with greater versions than some behind it up to `end`: none, mostly."""
+        """Return slices with entries up to `start` that may have greater versions than later entries up to `end`.
+
+        There are usually none.
+        """
         lesser = (piece.least_between(start, until) for piece, until in self._pieces(start, end))
         least = min((version for version in lesser if version is not None), default=None)
         if least is None:
@@ -346,9 +354,10 @@ class LimestoneIndex:
         return Slice(self.directory, file.name, number, tuple(places), is_compacted, file.limit)
 
     def clears(self, epoch: int, *, behind: int = -1, with_detached: bool = False) -> dict[int, Version]:
-        """Per storage, with what version it was emptied last, up to an epoch.
+        """Return for each storage the version of its last clear up to an epoch.
 
-        Without those in files that compaction has taken in, unless they are asked for."""
+        Clears in files that compaction has taken in are included only with `with_detached`.
+        """
         left_out = self.catalog.detached if self._compacted is not None and not with_detached else ()
         found: dict[int, Version] = {}
         for each in self._logs:
@@ -358,20 +367,23 @@ class LimestoneIndex:
         return found
 
     def _pieces(self, start: int, end: int) -> Iterator[tuple[Piece, int]]:
-        """Pieces with such epochs, and up to which they count in each."""
+        """Yield the pieces with epochs after `start` up to `end`, each with the last epoch that counts in it."""
         for each in self._logs:
             for piece in each.pieces_between(start, end):
                 yield piece, min(end, each.limit)
 
     def row_count(self, start: int, end: int) -> int:
-        """Entries behind `start` up to `end`."""
+        """Return the number of entries after `start` up to `end`."""
         return sum(piece.count_between(start, until) for piece, until in self._pieces(start, end))
 
     def size_between(self, start: int, end: int) -> int:
         return sum(piece.end - piece.start for piece, _ in self._pieces(start, end))
 
     def cut(self, start: int, *, max_rows: int | None = None, max_bytes: int | None = None) -> int:
-        """The epoch at which a batch that begins behind `start` ends: the durable one, or less, but a whole epoch."""
+        """Return the last epoch of a batch that begins after `start`: the durable one or an earlier one.
+
+        A batch always has whole epochs.
+        """
         pieces = [piece for piece, _ in self._pieces(start, self.durable)]
         if not pieces or (max_rows is None and max_bytes is None):
             return max(start, self.durable)
@@ -393,7 +405,7 @@ class LimestoneIndex:
 
 
 def _sizes(piece: Piece) -> NDArray[np.int64]:
-    """Bytes of each epoch of a piece, about."""
+    """Return the approximate number of bytes of each epoch of a piece."""
     return piece.counts * ((piece.end - piece.start) // max(1, int(piece.counts.sum())))
 
 
@@ -402,7 +414,7 @@ def _place(piece: Piece) -> Place:
 
 
 def _parts(places: Sequence[Place], size: int) -> Iterator[list[Place]]:
-    """Pieces of a file in parts of about that size."""
+    """Split the pieces of a file into parts of about `size` bytes."""
     taken = 0
     marked: list[tuple[int, Place]] = []
     for place in places:
@@ -413,12 +425,12 @@ def _parts(places: Sequence[Place], size: int) -> Iterator[list[Place]]:
 
 
 def is_limestone(directory: str) -> bool:
-    """Whether a directory looks like a Limestone data directory."""
+    """Return True if a directory looks like a Limestone data directory."""
     return os.path.isfile(os.path.join(directory, names.MANIFEST))
 
 
 def parse_epoch(text: str) -> int:
-    """An epoch as users write it."""
+    """Parse an epoch from an option."""
     if not (text.strip().isascii() and text.strip().isdigit()):
         raise FlowstoneError(f"{text!r} is no epoch", hint="an epoch is a whole number")
     return int(text)

@@ -1,7 +1,7 @@
-"""Entries of Limestone to other bytes, by compiled passes: tuples of MessagePack, and shares of keys.
+"""Compiled passes over Limestone entries: conversion to MessagePack tuples, and assignment of keys to shares.
 
-Output buffers are the caller's and large enough, as each kernel says. Numbers of rows choose among the entries of a
-table of `limestone/entry_table.py`, whose offsets are into the walked buffer.
+The caller provides output buffers of the size that each kernel documents. Row numbers refer to the entries of a table
+of `limestone/entry_table.py`, whose offsets point into the walked buffer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flowstone.limestone.entry_table import (
 )
 
 TUPLE_ROOM: Final = 40
-"""Bytes of a tuple beside its key, its value and its blobs, at most."""
+"""Upper limit of a tuple's bytes besides its key, its value and its blobs."""
 
 BLOB_ROOM: Final = 9
 
@@ -39,7 +39,7 @@ _SHIFT: Final = np.uint64(32)
 
 @inlined
 def _put_bytes(out: Bytes, at: int, buf: Bytes, start: int, end: int) -> int:
-    """A value of type bin."""
+    """Write a value of type bin."""
     size = end - start
     if size < 0x100:
         at = poke(out, poke(out, at, 0xC4), size)
@@ -52,7 +52,7 @@ def _put_bytes(out: Bytes, at: int, buf: Bytes, start: int, end: int) -> int:
 
 @inlined
 def _put_word(out: Bytes, at: int, value: np.uint64) -> int:
-    """An unsigned number of 64 bits."""
+    """Write an unsigned 64-bit number."""
     if value <= _LOW:
         return put_uint(out, at, number(value))
     at = poke(out, at, 0xCF)
@@ -63,9 +63,10 @@ def _put_word(out: Bytes, at: int, value: np.uint64) -> int:
 
 @kernel
 def entry_tuples(buf: Bytes, table: Table, rows: Cells, out: Bytes, ends: Cells) -> int:
-    """Tuples `[key, value, major, minor without its top bit, that bit, blob ids]`; the size of all.
+    """Encode tuples `[key, value, major, minor without its top bit, that bit, blob ids]`; return their total size.
 
-    `ends` gets where each ends. `out` has TUPLE_ROOM bytes per row, the keys and values, and BLOB_ROOM per blob.
+    `ends` receives the end offset of each tuple. `out` has TUPLE_ROOM bytes per row, the size of the keys and values,
+    and BLOB_ROOM per blob.
     """
     at = 0
     for place in range(rows.shape[0]):
@@ -93,7 +94,7 @@ def entry_tuples(buf: Bytes, table: Table, rows: Cells, out: Bytes, ends: Cells)
 
 @kernel
 def key_shares(buf: Bytes, table: Table, rows: Cells, shares: int, out: Cells) -> int:
-    """Which of so many shares each entry's storage and key belong to: the same for equal ones."""
+    """Assign each entry to one of `shares` shares by its storage and key; equal keys get the same share."""
     for place in range(rows.shape[0]):
         row = rows[place]
         found = table[STORAGE_ID, row] * _MIX

@@ -1,7 +1,7 @@
-"""A Limestone directory as the log that a mirror follows: durable epochs as settled positions, storages as spaces.
+"""A Limestone directory as the log that a mirror follows: durable epochs are settled positions, storages are spaces.
 
-Beside `ArchiveIndex` the other thing that `DirectorySource` can be of. There is no snapshot file: the state at the
-durable epoch stands for one, and is made of the log itself.
+The counterpart of `ArchiveIndex` for `DirectorySource`. There is no snapshot file: the state at the durable epoch,
+built from the log itself, takes its place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowstone.spark.limestone_spaces import epoch_of, position_of, space_id_of,
 
 
 class LimestoneLog:
-    """An index that speaks of positions."""
+    """A `LimestoneIndex` addressed by positions instead of epochs."""
 
     def __init__(self, index: LimestoneIndex) -> None:
         self.entries = index
@@ -41,7 +41,7 @@ class LimestoneLog:
 
     @property
     def snapshots(self) -> tuple[SnapshotFile, ...]:
-        """The state of now."""
+        """The current state."""
         return (SnapshotFile(self.directory, self.settled, self.entries.size_between(-1, self.entries.durable)),)
 
     def cut(
@@ -52,7 +52,7 @@ class LimestoneLog:
         max_bytes: int | None = None,
         at_definitions: bool = False,
     ) -> VClock:
-        """As that of an archive. A batch does not go over what compaction has done: there versions begin anew."""
+        """As `ArchiveIndex.cut`. A batch never crosses the compaction horizon, because versions start over there."""
         at, index = epoch_of(start), self.entries
         try:
             index.check_changes(at, max(at, index.durable))
@@ -68,13 +68,13 @@ class LimestoneLog:
         return tracker_of(tuple(self.entries.storages(epoch_of(position))))
 
     def emptied(self, start: VClock, end: VClock) -> set[int]:
-        """The spaces whose storages are cleared or removed behind `start` up to `end`."""
+        """Return the spaces whose storages are cleared or removed after `start` up to `end`."""
         at = epoch_of(start)
         clears = self.entries.clears(epoch_of(end), behind=at, with_detached=at < self.entries.horizon)
         return {space_id_of(storage_id) for storage_id in clears}
 
     def time_at(self, position: VClock) -> int:
-        """Nobody knows: the log has no times."""
+        """Return 0: the log has no times."""
         return 0
 
     def time_of(self, snapshot: SnapshotFile) -> int:

@@ -1,7 +1,7 @@
-"""A batch of a mirror from a Limestone directory: the states of touched keys, as `mirror_batch` gives them to tables.
+"""A batch of a mirror from a Limestone directory: the states of touched keys, in the form of `mirror_batch`.
 
-What a table has already is not left out here: a key's state at the end of a batch follows from the log alone, so tables
-that are ahead after a crash become what they are once more.
+Rows that a table already has are not skipped: the state of a key at the end of a batch follows from the log alone, so
+applying a batch again to a table that is ahead after a crash gives the same rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def folded(
     spark: SparkSession, log: LimestoneLog, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
 ) -> pa.Table:
-    """What a batch does to tables, in the columns of FOLDED_SCHEMA. A small one is folded by the driver itself."""
+    """Return the effect of a batch on tables, with the columns of FOLDED_SCHEMA. The driver itself folds small ones."""
     storages = tuple(sorted(map(storage_id_of, targets)))
     begin, until, index = epoch_of(start), epoch_of(end), log.entries
     work = batch_work(index, begin, until, storages, slice_size(spark, index.size_between(begin, until)))
@@ -54,12 +54,12 @@ def folded(
 
 
 def loaded(spark: SparkSession, log: LimestoneLog, position: VClock, spaces: Collection[int]) -> DataFrame:
-    """The state at a position: space id, sort key, tuple."""
+    """Return the state at a position: space id, sort key, tuple."""
     return state_frame(spark, log.entries, epoch_of(position), tuple(sorted(map(storage_id_of, spaces))))
 
 
 def truncations(log: LimestoneLog, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
-    """Which of the spaces are emptied between two positions."""
+    """Return the spaces that are emptied between two positions."""
     epoch = epoch_of(end)
     return {space_id: Truncation(epoch, epoch, 0) for space_id in sorted(log.emptied(start, end)) if space_id in spaces}
 

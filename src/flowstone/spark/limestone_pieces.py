@@ -1,7 +1,7 @@
-"""A Limestone log file as pieces of entries: where they are, which epochs and versions they have, and no keys.
+"""A Limestone log file as pieces of entries: their offsets, epochs and versions, without keys.
 
-What is durable is walked once and kept. What stands behind the first session that is not durable yet is walked anew
-each time: a crash may have it marked or cut off, whoever took it back may write something else there.
+Durable entries are walked once and kept. The part of a file that starts with its first session that is not yet durable
+is walked again each time: a crash may invalidate or truncate it, and recovery may write other entries in its place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flowstone.spark.limestone_walk import OUTSIDE, VALID, VOID, Chunk, Session,
 from flowstone.xlog.columns import span_column
 
 SMALL_PIECE: Final = 1 << 20
-"""A piece below this is walked again with what is appended to it, so that they do not become many."""
+"""A piece below this size is walked again with the entries appended to it, which limits the number of pieces."""
 
 NO_LIMIT: Final = (1 << 63) - 1
 
@@ -32,7 +32,7 @@ EMPTYING: Final = (EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE)
 
 
 class Clear(NamedTuple):
-    """A storage was emptied: entries of it with a lesser version do not count."""
+    """A storage was emptied: its entries with a lower version do not count."""
 
     epoch: int
     storage_id: int
@@ -41,9 +41,9 @@ class Clear(NamedTuple):
 
 @dataclass(frozen=True)
 class Piece:
-    """Entries of a file between two offsets, and what is known of those that count.
+    """Entries of a file between two offsets, and a summary of the entries that count.
 
-    `epochs` has the epochs ascending, `counts` how many entries each has, `least` and `greatest` are their versions.
+    `epochs` ascend, `counts` has the number of entries of each epoch, `least` and `greatest` their versions.
     """
 
     start: int
@@ -63,7 +63,7 @@ class Piece:
         return min(map(_version, self.least[:, chosen].T), default=None)
 
     def reaches(self, version: Version, end: int) -> bool:
-        """Whether any entry of epochs up to `end` has this version or a greater one."""
+        """Return True if any entry of epochs up to `end` has this version or a greater one."""
         majors, minors = self.greatest[:, self.epochs <= end]
         major, minor = map(np.uint64, version)
         return bool(((majors > major) | ((majors == major) & (minors >= minor))).any())
@@ -75,14 +75,14 @@ class Piece:
 
 @dataclass
 class LogFile:
-    """One file as far as it was walked: `sound` is for good, `tail` only until the next look."""
+    """One file as far as it was walked: `sound` is final, `tail` is valid only until the next walk."""
 
     identity: tuple[int, int]
     name: str
     sound: list[Piece] = field(default_factory=list)
     tail: list[Piece] = field(default_factory=list)
     clears: dict[Clear, None] = field(default_factory=dict)
-    """In their order, each once: a small piece is walked again."""
+    """In order and without duplicates: a small piece is walked again."""
     tail_clears: dict[Clear, None] = field(default_factory=dict)
     storages: dict[int, int] = field(default_factory=dict)
     tail_storages: dict[int, int] = field(default_factory=dict)
@@ -90,11 +90,11 @@ class LogFile:
     size: int = 0
     changed_at: int = 0
     max_blob_id: int = 0
-    """The largest id that an entry has named which counts."""
+    """The largest blob id referenced by an entry that counts."""
     limit: int = NO_LIMIT
-    """Sessions of later epochs were copied to another file, when compaction took in those up to here."""
+    """The last epoch that counts here: compaction copied sessions of later epochs to another file."""
     last_begin: tuple[int, int] = (0, OUTSIDE)
-    """Where the last session begins that was seen, and whether it counts."""
+    """The offset of the last begin marker, and the state of its session."""
     _session_behind: Session = field(default_factory=Session)
 
     @property
@@ -114,7 +114,7 @@ class LogFile:
         return min(found, self.limit)
 
     def is_walked(self, size: int, changed_at: int) -> bool:
-        """Whether there is nothing to look at, if the file has this size and was changed then."""
+        """Return True if a file of this size and modification time has nothing new."""
         return bool(self.sound) and not self.tail and self.size == size == self.at and self.changed_at == changed_at
 
     @property
@@ -122,7 +122,10 @@ class LogFile:
         return self.sound[-1].end if self.sound else 0
 
     def take_last_small(self) -> tuple[int, Session]:
-        """Where the walk goes on: behind what is sound, or with its last piece again where that is small."""
+        """Return where the walk resumes, and the session there.
+
+        The walk resumes after the sound pieces. If the last one is small, it is removed and walked again.
+        """
         if self.sound and self.sound[-1].end - self.sound[-1].start < SMALL_PIECE:
             last = self.sound.pop()
             self._session_behind = last.session
@@ -131,7 +134,7 @@ class LogFile:
 
 
 class Walk:
-    """One look at one file: what is new of it becomes pieces."""
+    """One walk over one file, which turns new entries into pieces."""
 
     def __init__(self, file: LogFile, durable: int, path: str) -> None:
         self._file = file
@@ -150,7 +153,7 @@ class Walk:
             if is_sound:
                 undurable = (chunk.states == VALID) & (chunk.epochs > self._durable)
                 if undurable.any():
-                    # From its marker on: an entry of such a session stands behind one.
+                    # Starts at the session's begin marker, which precedes its entries.
                     count = int(np.argmax(undurable))
                     self._add(chunk.cut(count), is_sound=True)
                     whole, is_sound = _behind(chunk, count), False
@@ -165,7 +168,10 @@ class Walk:
             self._file.last_begin = chunk.base + int(chunk.table[AT, last]), int(chunk.states[last])
 
     def _doubt_void(self) -> None:
-        """The last session of a file may be void only until it is whole: a replica that is told late writes it so."""
+        """Move an invalidated last session to the tail, because it may become valid.
+
+        A replica writes a session whose epoch is already durable as invalidated until the session is complete.
+        """
         file = self._file
         at, state = file.last_begin
         while state == VOID and file.sound and file.sound[-1].end > at:
@@ -195,7 +201,7 @@ class Walk:
             clears[Clear(int(chunk.epochs[row]), int(chunk.table[STORAGE_ID, row]), version)] = None
 
     def _check_tail(self, chunk: Chunk, read_at: ReadAt, size: int) -> None:
-        """A tail that is no whole entry is one that is being written, or that a crash cut short, or damage."""
+        """Raise DamagedFile unless an incomplete last entry can be one being written, or one cut short by a crash."""
         epoch, state = chunk.session
         if self._file.name in (names.COMPACTED, names.COMPACTED_PREVIOUS):
             raise DamagedFile(self._path, chunk.end, "no whole entry is there", hint="restore it from a backup")
@@ -213,7 +219,7 @@ class Walk:
 
 
 def _behind(chunk: Chunk, count: int) -> Chunk:
-    """All but its first entries."""
+    """Return the chunk without its first `count` entries."""
     before = chunk.cut(count).session if count else chunk.before
     return Chunk(
         chunk.buf,
@@ -231,11 +237,11 @@ def _behind(chunk: Chunk, count: int) -> Chunk:
 def _by_epoch(
     chunk: Chunk, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
-    """Epochs, how many of the entries each has, and their least and greatest versions."""
+    """Return the epochs of the entries, the number of entries of each, and their least and greatest versions."""
     epochs, versions = chunk.epochs[rows].astype(np.int64), chunk.table[MAJOR : MINOR + 1, rows]
     if not len(epochs):
         return epochs, epochs, versions, versions
-    # Sessions are runs of one epoch; runs of the same epoch are then put together.
+    # Sessions are runs of one epoch; runs of the same epoch are merged below.
     firsts = np.flatnonzero(np.append(True, epochs[1:] != epochs[:-1]))
     counts = np.diff(np.append(firsts, len(epochs)))
     least, greatest = (_extremes(versions, firsts, counts, each) for each in (np.minimum, np.maximum))
@@ -252,7 +258,7 @@ def _by_epoch(
 def _extremes(
     versions: NDArray[np.uint64], firsts: NDArray[np.int64], counts: NDArray[np.int64], which: np.ufunc
 ) -> NDArray[np.uint64]:
-    """Of each run the least or the greatest version."""
+    """Return the least or greatest version of each run."""
     majors, minors = versions
     found = which.reduceat(majors, firsts)
     worst = np.uint64(0) if which is np.maximum else np.iinfo(np.uint64).max
@@ -270,7 +276,7 @@ def _max_blob_id(chunk: Chunk, rows: NDArray[np.int64]) -> int:
 
 
 def _first_epochs(chunk: Chunk, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Storages, and the first epoch that each has here."""
+    """Yield each storage with its first epoch here."""
     storage_ids, epochs = chunk.table[STORAGE_ID, rows], chunk.epochs[rows]
     if not len(rows):
         return

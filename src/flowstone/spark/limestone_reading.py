@@ -1,7 +1,7 @@
-"""What executors read of a Limestone directory: pieces that the driver has planned, checked, as chunks of entries.
+"""Reading of planned pieces of a Limestone directory in executors, as checked chunks of entries.
 
-A file may have been rotated since: then it is looked for under its new name. Each piece is compared with its checksum,
-so bytes that are not those of the plan are never taken for them.
+A file that was rotated since planning is found under its new name. Each piece is verified by its checksum, so other
+bytes are never mistaken for the planned ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IS_POINT[[EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB, EntryType.REMOVE]] = Tru
 
 
 def chunks_of(disk: Disk, part: Slice) -> Iterator[Chunk]:
-    """The entries of a slice, whether they count or not."""
+    """Yield all entries of a slice, whether they count or not."""
     with _open(disk, part) as file:
         for place in part.places:
             data = _bytes(file, place)
@@ -44,7 +44,7 @@ def _reading(data: bytes, start: int) -> ReadAt:
 
 
 def _bytes(file: File, place: Place) -> bytes | None:
-    """None where they are not those of the plan."""
+    """Return the bytes of a piece, or None if they differ from the plan."""
     size = place.end - place.start
     if file.size() < place.end:
         return None
@@ -64,7 +64,7 @@ def _open(disk: Disk, part: Slice) -> File:
 
 
 def _names(part: Slice) -> Iterator[str]:
-    """Under which names the file may be found: its own, and those that rotation gives."""
+    """Yield the possible names of the file: its own, and those that rotation may have given it."""
     yield part.name
     if part.is_compacted:
         yield names.COMPACTED_PREVIOUS
@@ -81,7 +81,7 @@ def _gone(part: Slice) -> EpochLost:
 
 
 def counted(chunk: Chunk, start: int, end: int) -> Rows:
-    """Numbers of the entries of sessions behind `start` up to `end`, which is durable."""
+    """Return the numbers of the entries in valid sessions after `start` up to `end`; `end` is durable."""
     chosen = (chunk.states == VALID) & (chunk.epochs <= np.uint64(end)) & ~chunk.is_marker
     if start >= 0:
         chosen &= chunk.epochs > np.uint64(start)
@@ -89,13 +89,13 @@ def counted(chunk: Chunk, start: int, end: int) -> Rows:
 
 
 def points(chunk: Chunk, rows: Rows) -> Rows:
-    """Those of the entries that are about one key."""
+    """Return the entries that are about one key."""
     is_point: NDArray[np.bool_] = IS_POINT[chunk.table[TYPE, rows].astype(np.uint8)]
     return rows[is_point]
 
 
 def surviving(chunk: Chunk, rows: Rows, clears: Mapping[int, Version], *, is_compacted: bool = False) -> Rows:
-    """Those of the entries that no clearing of their storage has made void."""
+    """Return the entries that no clear of their storage made void."""
     if not clears or not len(rows):
         return rows
     storage_ids, majors, minors = (chunk.table[line, rows] for line in (STORAGE_ID, MAJOR, MINOR))

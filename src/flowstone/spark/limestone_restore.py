@@ -1,7 +1,7 @@
-"""The state of a Limestone directory at a durable epoch as files: a data directory that opens, Delta tables, Parquet.
+"""The state of a Limestone directory at a durable epoch as files: a usable data directory, Delta tables, or Parquet.
 
-As `restore.py` does it for archives: made beside its destination, which gets its name when all is whole. The data
-directory has a compacted file, the blobs that its rows name, and an identity of its own.
+As in `restore.py` for archives, the output is built beside its destination and renamed when it is complete. The data
+directory has a compacted file, the blobs that its rows reference, and an instance UUID of its own.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def restore(
     formats: Sequence[Format] = ("limestone",),
     tell: Tell = lambda what: None,
 ) -> Restored:
-    """Writes the state at a durable `epoch` into the directory `out`, which is new or empty.
+    """Write the state at a durable `epoch` into the directory `out`, which must be new or empty.
 
-    One format goes into `out` itself, several into a directory each. NotDurable and EpochLost where there is no such
-    state. If anything goes wrong nothing remains.
+    A single format is written to `out` itself, several formats each to a directory in it. Raises NotDurable or
+    EpochLost if the state is not available. On failure nothing is left behind.
     """
     begun = time.monotonic()
     check_output(out)
@@ -75,7 +75,7 @@ def restore(
 
 @dataclass
 class _Job:
-    """One restore."""
+    """A single restore."""
 
     spark: SparkSession
     index: LimestoneIndex
@@ -87,7 +87,7 @@ class _Job:
 
     @contextmanager
     def prepared(self, formats: Sequence[Format]) -> Iterator[None]:
-        """Where tables are wanted, the state lies on the disks of executors until the block ends."""
+        """Keep the state on the disks of executors until the block ends, if tables are wanted."""
         from pyspark import StorageLevel
 
         if set(formats) == {"limestone"}:

@@ -1,8 +1,8 @@
-"""A Limestone directory as one of two sides: its state at a durable epoch, as tuples of storages.
+"""A Limestone directory as one side of a comparison: its state at a durable epoch, as tuples of storages.
 
-Write versions are not compared: compaction takes them away, and two directories with the same rows may have been
-compacted at different times. A directory has no identity that another one shares, so whose it is does not count between
-two of them: they are compared at one epoch.
+Write versions are not compared: compaction removes them, and two directories with the same rows may have been compacted
+at different times. Directories share no identity, so their UUIDs are not compared either: two directories are compared
+at the same epoch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NOTE = "write versions are not compared: compaction takes them away"
 
 @dataclass
 class LimestoneSide:
-    """A directory that a master or a replica may write at the same time."""
+    """A directory that a master or a replica may be writing."""
 
     directory: str
     index: LimestoneIndex = field(init=False)
@@ -67,7 +67,7 @@ class LimestoneSide:
         self.index.refresh()
 
     def choose(self, replicaset_uuid: str) -> None:
-        """There is one only."""
+        """Do nothing: there is only one."""
 
     def can_show(self, position: VClock) -> bool:
         return self.index.can_show(epoch_of(position))
@@ -94,4 +94,4 @@ class LimestoneSide:
         return View(tracker_of(storages).schema, spaces, frozenset(), {}, (NOTE,), uncompared=uncompared, make=make)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is open."""

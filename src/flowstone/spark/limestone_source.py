@@ -1,7 +1,7 @@
 """Source `limestone`: durable changes of a Limestone data directory, as a batch or as a stream, and its states.
 
-Imports pyspark. Readers are built in one process and used in others: only in that which plans they have the directory
-open. The directory is read, never changed or locked: a master or a replica may write it at the same time.
+Imports pyspark. Readers are created in one process and used in others: only the planning process opens the directory.
+The directory is read, never changed or locked: a master or a replica may write it at the same time.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 SLICE_SIZE_MIN: Final = 512 * 1024
 SLICES_WANTED: Final = 16
-"""Of a small batch there are so many partitions, as long as they have something to do."""
+"""Number of partitions of a small batch, as long as each has enough work."""
 
 
 @dataclass
 class ChangesOfFile(InputPartition):
-    """What one task reads of changes: behind `start` up to `end`."""
+    """The changes that one task reads: after epoch `start` up to `end`."""
 
     part: Slice
     start: int
@@ -41,7 +41,7 @@ class ChangesOfFile(InputPartition):
 
 @dataclass
 class StateOfKeys(InputPartition):
-    """What one task reads of a state."""
+    """The part of a state that one task reads."""
 
     share: StateShare
 
@@ -51,14 +51,14 @@ class LimestoneSource(DataSource):
 
     `path` is the directory. Options:
 
-    - `mode`: changes (default) or state; `asOf` with it: a durable epoch, by default the newest.
-    - `storage`: ids of storages, with commas between them; without it all.
-    - `columns`: names with commas between them, in the order that is wanted.
-    - `unsignedAs`: int64 (default) or decimal, for ids and majors of versions; minors are decimals always.
-    - `startingOffsets`: earliest (default), latest, or an epoch, behind which it begins; of a stream also snapshot: its
-      first batch is the state at the durable epoch. `endingOffsets`, of a batch: latest or an epoch.
-    - `maxRowsPerTrigger`, `maxBytesPerTrigger`: how much a batch of a stream has; whole epochs in any case.
-    - `failOnDataLoss`: true (default): epochs that compaction has taken away end the query; false: it goes on behind.
+    - `mode`: changes (default) or state; `asOf` for a state: a durable epoch, by default the newest.
+    - `storage`: storage ids, separated by commas; default: all.
+    - `columns`: column names, separated by commas, in the desired order.
+    - `unsignedAs`: int64 (default) or decimal, for ids and major versions; minor versions are always decimals.
+    - `startingOffsets`: earliest (default), latest, or an epoch after which to begin; for a stream also snapshot: its
+      first batch is the state at the durable epoch. `endingOffsets`, for a batch: latest or an epoch.
+    - `maxRowsPerTrigger`, `maxBytesPerTrigger`: size of a stream's batch; always whole epochs.
+    - `failOnDataLoss`: true (default): the query fails if compaction removed epochs; false: it continues after them.
     """
 
     @classmethod
@@ -82,7 +82,7 @@ class LimestoneSource(DataSource):
 
 
 class LimestoneReader(DataSourceReader):
-    """The changes between two epochs, or the state at one."""
+    """Reads the changes between two epochs, or the state at one."""
 
     def __init__(self, options: LimestoneOptions) -> None:
         self._options = options
@@ -117,21 +117,21 @@ class LimestoneReader(DataSourceReader):
 
 def contract_of(options: LimestoneOptions, index: LimestoneIndex) -> EntryContract:
     contract = EntryContract(index.instance_uuid, options.mode, options.wanted, options.unsigned_as, options.storages)
-    _ = contract.schema  # a column that is not there is told before a query starts
+    _ = contract.schema  # report an unknown column before a query starts
     return contract
 
 
 def parts_between(index: LimestoneIndex, start: int, end: int, contract: EntryContract) -> list[InputPartition]:
-    """The tasks that together have each change behind `start` up to `end` once."""
+    """Return tasks that together read each change after `start` up to `end` once."""
     size = max(SLICE_SIZE_MIN, min(SLICE_SIZE, index.size_between(start, end) // SLICES_WANTED))
     return [ChangesOfFile(part, start, end, contract) for part in index.slices(start, end, size=size)]
 
 
 def read_part(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """What executors run."""
+    """In executors: yield the batches of one partition."""
     disk = production().disk
     with clear_errors():
-        if type(partition) is InputPartition:  # where a plan has no tasks, Spark makes one of nothing
+        if type(partition) is InputPartition:  # for a plan without tasks, Spark creates an empty one
             return
         if isinstance(partition, StateOfKeys):
             yield from read_state(disk, partition.share)

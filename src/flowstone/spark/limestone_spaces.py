@@ -1,7 +1,7 @@
-"""Storages of Limestone as spaces, and entries as tuples: so that lakes, mirrors and comparisons need know one thing.
+"""Limestone storages as spaces and entries as tuples, so that lakes, mirrors and comparisons handle only one model.
 
 Pure. A storage has no name and no fields of its own; as a space it is called `storage_<id>`, its primary key is the
-entry's key, and its fields are the same for all. Epochs are positions: the only component of their vclocks.
+entry's key, and all spaces have the same fields. An epoch is a position: the only component of its vclock.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ FIELDS: Final = (
     ("version_is_long", "boolean"),
     ("blob_ids", "array"),
 )
-"""Minors are without their top bit, which says that a transaction was a long one."""
+"""Minor versions lack their top bit, which marks a long transaction."""
 
 VERSION_FIELDS: Final = (2, 3, 4)
-"""Compaction takes versions away: whether two states are the same does not depend on them."""
+"""Fields that are not compared between states, because compaction removes versions."""
 
 STORAGE_MAX: Final = (1 << 63) - 1 - FIRST_USER_SPACE_ID
 EPOCHS: Final = 1
-"""The component of a vclock that is the epoch."""
+"""The component of a vclock that holds the epoch."""
 
 
 class StorageTooLarge(LimestoneError):
-    """The id of a storage is beyond those that tables can have."""
+    """A storage id is too large for a table."""
 
 
 def space_id_of(storage_id: int) -> int:
@@ -72,7 +72,7 @@ def epoch_of(position: VClock) -> int:
 
 @lru_cache(maxsize=8)
 def tracker_of(storages: tuple[int, ...]) -> SchemaTracker:
-    """The definitions of storages as spaces. Not to be changed."""
+    """Return the definitions of storages as spaces. The result is cached: do not modify it."""
     tracker = SchemaTracker()
     for storage_id in storages:
         space_id = space_id_of(storage_id)
@@ -89,19 +89,19 @@ def _apply(tracker: SchemaTracker, table_id: int, row: tuple[object, ...]) -> No
 
 @lru_cache(maxsize=1)
 def any_space() -> SpaceDefinition:
-    """One of them: but for ids and names they are all alike."""
+    """Return one of the spaces: they differ only in ids and names."""
     space = tracker_of((0,)).schema.get(FIRST_USER_SPACE_ID)
     assert space is not None
     return space
 
 
 def check_storages(storages: Iterable[int]) -> tuple[int, ...]:
-    """Those that can all have tables."""
+    """Return the storages; raise StorageTooLarge if one of them cannot have a table."""
     return tuple(storage_id for storage_id in storages if space_id_of(storage_id))
 
 
 def tuple_column(chunk: Chunk, rows: Rows) -> pa.Array:
-    """Tuples of entries about keys, as MessagePack; of a remove, one with an empty value."""
+    """Return entries about keys as MessagePack tuples; the value of a remove is empty."""
     table = np.ascontiguousarray(chunk.table)
     sizes = [table[end, rows] - table[start, rows] for start, end in ((KEY_AT, KEY_END), (VALUE_AT, VALUE_END))]
     room = (
@@ -114,5 +114,5 @@ def tuple_column(chunk: Chunk, rows: Rows) -> pa.Array:
 
 
 def sort_key_column(tuples: pa.Array) -> pa.Array:
-    """Their keys as bytes that order."""
+    """Return the keys of tuples as bytes that sort in key order."""
     return sort_keys(any_space(), tuples)

@@ -1,8 +1,8 @@
 """The state of a Limestone directory at a durable epoch, for readers that cannot run jobs: each task folds some keys.
 
-Keys are shared out by a hash, and each task reads everything, but keeps only its own. Jobs that have a session shuffle
-instead (`limestone_fold.py`). Per key the entry of the highest write version counts, unless its storage was cleared
-later (`docs/spec/limestone.md#winning-entry`).
+Keys are assigned to tasks by a hash; each task reads everything and keeps only its own keys. Jobs that have a session
+shuffle instead (`limestone_fold.py`). For each key the entry with the highest write version wins, unless its storage
+was cleared later (`docs/spec/limestone.md#winning-entry`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ SHARE_SIZE: Final = 32 << 20
 
 SHARES_MAX: Final = 8
 FOLD_ROWS: Final = 1 << 20
-"""So many entries are gathered before those that have lost are let go."""
+"""Number of entries to gather before superseded ones are discarded."""
 
 STORAGE, KEY, PLACE, GONE = "#storage", "#key", "place", "#gone"
-"""Columns beside those of the contract: what is folded by, and which entry takes its key away."""
+"""Columns besides those of the contract: the grouping key, the winning order, and whether an entry removes its key."""
 
 
 @dataclass(frozen=True)
 class StateShare:
-    """What one task reads, and which keys are its own: those of share `number` of `count`."""
+    """The input of one task, which keeps the keys of share `number` of `count`."""
 
     slices: tuple[Slice, ...]
     clears: Mapping[int, Version]
@@ -50,7 +50,7 @@ class StateShare:
 
 
 def plan_state(index: LimestoneIndex, epoch: int, contract: EntryContract) -> list[StateShare]:
-    """The tasks that together have each row of the state once."""
+    """Return tasks that together read each row of the state once."""
     slices = tuple(index.state_slices(epoch))
     clears = index.clears(epoch, with_detached=epoch < index.horizon)
     count = max(1, min(SHARES_MAX, sum(part.size for part in slices) // SHARE_SIZE))
@@ -58,7 +58,7 @@ def plan_state(index: LimestoneIndex, epoch: int, contract: EntryContract) -> li
 
 
 def read_state(disk: Disk, share: StateShare) -> Iterator[pa.RecordBatch]:
-    """The rows of one share. Where the contract is one of changes, each replaces nothing at the state's epoch."""
+    """Yield the rows of one share. With a contract of changes, each row is a `replace` at the epoch of the state."""
     held: list[pa.Table] = []
     count = 0
     for part in share.slices:
@@ -69,7 +69,7 @@ def read_state(disk: Disk, share: StateShare) -> Iterator[pa.RecordBatch]:
                 count += len(rows)
             if count >= FOLD_ROWS:
                 held = [newest(pa.concat_tables(held).combine_chunks(), (STORAGE, KEY), PLACE)]
-                count = held[0].num_rows // 2  # so that it is not done all the time where keys are many
+                count = held[0].num_rows // 2  # avoids folding too often if there are many distinct keys
     if not held:
         return
     state = newest(pa.concat_tables(held).combine_chunks(), (STORAGE, KEY), PLACE)
@@ -98,7 +98,7 @@ def _own(chunk: Chunk, share: StateShare, *, is_compacted: bool) -> Rows:
 def _folding(chunk: Chunk, rows: Rows, contract: EntryContract, part: Slice) -> pa.Table:
     batch = contract.batch(chunk, rows)
     gone = chunk.table[TYPE, rows] == np.uint64(EntryType.REMOVE)
-    # What a remove has not is null, which a state's columns do not allow before it is left out.
+    # A remove has nulls, which the state's columns do not allow until removes are filtered out.
     schema = pa.schema([each.with_nullable(True) for each in batch.schema])
     found = pa.Table.from_arrays(batch.columns, schema=schema)
     found = found.append_column(STORAGE, pa.array(chunk.table[STORAGE_ID, rows].view(np.int64)))

@@ -1,8 +1,8 @@
 """Source `limestone` as a stream: the changes of each epoch once it is durable. The offset is the durable epoch.
 
-Imports pyspark. A batch has whole epochs, and can be read again as long as the log has them: compaction leaves what it
-has replaced until somebody deletes it, and rotation only gives files other names. What is not there any more, or an
-epoch that was taken back, is an error that says so, never a gap.
+Imports pyspark. A batch has whole epochs, and can be read again as long as the log has them: compaction keeps the files
+it has replaced until someone deletes them, and rotation only renames files. Missing epochs, and epochs that are no
+longer durable, raise an error; they never become a silent gap.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flowstone.spark.options import LimestoneOptions, WrongOption
 
 
 class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets are `{"<instance UUID>": epoch}`: all up to that epoch was delivered. `{}` is before everything."""
+    """Offsets are `{"<instance UUID>": epoch}`: everything up to this epoch was delivered. `{}` precedes everything."""
 
     def __init__(self, options: LimestoneOptions) -> None:
         self._options = options
@@ -96,7 +96,7 @@ class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return read_part(partition)
 
     def _first(self, index: LimestoneIndex, until: int) -> int:
-        """Behind which epoch a stream begins whose first batch ends at `until`."""
+        """Return the epoch after which a stream begins whose first batch ends at `until`."""
         starting = self._options.starting
         if isinstance(starting, int):
             return starting
@@ -118,7 +118,7 @@ class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 def _epoch_in(offset: Mapping[str, Any], index: LimestoneIndex) -> int | None:
-    """None: nothing was delivered yet."""
+    """Return the epoch of an offset; None if nothing was delivered yet."""
     if not offset:
         return None
     ((uuid, epoch),) = offset.items() if len(offset) == 1 else ((None, None),)

@@ -1,8 +1,8 @@
-"""Entries of a Limestone log file in chunks of numbers, each with the session that it stands in.
+"""Entries of a Limestone log file in chunks of numbers, each with its session.
 
-The compiled walk of `limestone/entry_table.py` over windows of a file, and what markers say of the entries behind them,
-by whole arrays (`docs/spec/limestone.md#scanner`). Never decides what is durable: who walks compares epochs. Stops
-where no whole entry is; whether that is a tail that is still being written or damage, `stopped` helps to tell.
+Runs the compiled walk of `limestone/entry_table.py` over windows of a file, and applies markers to the entries that
+follow them on whole arrays (`docs/spec/limestone.md#scanner`). Never decides what is durable: callers compare epochs.
+Stops at the first incomplete entry; `stopped` helps to tell a tail that is still being written from damage.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from flowstone.limestone.errors import DamagedFile
 Mask = NDArray[np.bool_]
 
 WINDOW_SIZE: Final = 4 << 20
-"""What is read at once; an entry that is longer is read whole."""
+"""Bytes to read at once; a longer entry is read completely."""
 
 ENTRIES_AT_ONCE: Final = 1 << 16
 ENTRY_SIZE_MIN: Final = 9
-"""That of a marker."""
+"""The size of a marker."""
 
 OUTSIDE, VALID, VOID = 0, 1, 2
-"""What a marker begins: nothing; a session that counts if its epoch is durable; one that never does."""
+"""What a marker begins: no session; a session that counts if its epoch is durable; a session that never counts."""
 
 _WRONG: Final = 3
 _STATES: Final = np.zeros(256, np.uint8)
@@ -40,7 +40,7 @@ _END: Final = np.uint64(entries.EntryType.MARKER_END)
 
 
 class Session(NamedTuple):
-    """Where a walk stands: in a session of this epoch, or in none."""
+    """The session at a point of a walk: its epoch and its state."""
 
     epoch: int = 0
     state: int = OUTSIDE
@@ -48,11 +48,11 @@ class Session(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole entries that follow each other. `base` is where `buf` begins in the file, `end` where the entries end.
+    """Consecutive whole entries. `base` is the file offset of `buf`, `end` the file offset after the last entry.
 
-    `epochs` and `states` are those of the session that each entry stands in; of a marker, the one that it begins.
-    `before` and `session` are in front of the first entry and behind the last. `stopped`: the walk ends here, because
-    the rest is no entry (OTHER) or not a whole one (NEED).
+    `epochs` and `states` are those of each entry's session; for a marker, of the session that it begins. `before` and
+    `session` are the sessions before the first entry and after the last. `stopped`: the walk ends here, because the
+    rest is no entry (OTHER) or an incomplete one (NEED).
     """
 
     buf: Bytes
@@ -75,7 +75,7 @@ class Chunk:
         return found
 
     def cut(self, count: int) -> Chunk:
-        """Its first entries alone."""
+        """Return the chunk with only its first `count` entries."""
         if count >= self.table.shape[1]:
             return self
         end = self.base + int(self.table[AT, count])
@@ -101,9 +101,9 @@ def walk(
     *,
     window: int = WINDOW_SIZE,
 ) -> Iterator[Chunk]:
-    """The entries between two offsets, of which the first begins one; `path` is for the messages only.
+    """Yield the entries between two offsets; an entry begins at `start`. `path` is used in messages only.
 
-    DamagedFile where an entry stands in no session. The last chunk may have no entries, and says why.
+    Raises DamagedFile if an entry is outside of a session. The last chunk may be empty and only carry `stopped`.
     """
     at, wanted = start, window
     while at < end:
@@ -129,7 +129,7 @@ def walk(
 
 
 def _needed(data: bytes, stop: int) -> int:
-    """How many bytes the entry that is cut off takes, as far as one can see."""
+    """Return the size of the incomplete entry, as far as it can be determined."""
     return max(1, entries.extent(data, stop)) if stop < len(data) else 0
 
 
@@ -143,7 +143,7 @@ def _chunk(buf: Bytes, base: int, table: Table, before: Session, end: int, stopp
         epochs = np.full(count, before.epoch, np.uint64)
     else:
         own = _STATES[types[places]]
-        # An end marker closes what is open; it has the epoch, too, which then says nothing.
+        # An end marker closes the session; its epoch has no meaning here.
         lengths = np.diff(np.concatenate(([0], places, [count])))
         states = np.repeat(np.concatenate(([np.uint8(before.state)], own)).astype(np.uint8), lengths)
         epochs = np.repeat(np.concatenate(([np.uint64(before.epoch)], table[MAJOR, places])), lengths)
@@ -161,7 +161,7 @@ def _check(
     base: int,
     path: str,
 ) -> None:
-    """Nothing but a begin marker may stand outside of a session."""
+    """Raise DamagedFile if anything but a begin marker is outside of a session."""
     former = np.concatenate(([np.uint8(before.state)], states[:-1])) if len(states) else states
     wrong = (former == OUTSIDE) & (~is_marker | (types == _END)) | (states == _WRONG)
     if wrong.any():

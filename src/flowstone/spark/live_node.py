@@ -1,6 +1,6 @@
-"""A live server as its client: who of a replica set's members answers, what its spaces are, and its errors in words.
+"""Client access to a live server: find a member that answers, read its spaces, and explain its errors.
 
-Calls wait: Spark's workers have no event loop. What is read in bulk is in `live_snapshot` and `index_scan`.
+Calls block, because Spark's workers have no event loop. Bulk reads are in `live_snapshot` and `index_scan`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOGIN: Final = (errors.NoSuchUser, errors.CredsMismatch)
 
 
 class CannotUse(FlowstoneError):
-    """A server cannot be reached, does not let us in, or does not let us do what we want there."""
+    """A server is unreachable, rejects the login, or denies the operation."""
 
 
 class UnknownSpaceThere(FlowstoneError):
@@ -45,7 +45,7 @@ class UnknownSpaceThere(FlowstoneError):
 
 @dataclass(frozen=True)
 class Definitions:
-    """What a server's spaces are, as far as the user may see them. `replicaset_uuid` is empty where that is hidden."""
+    """The spaces of a server that the user may see. `replicaset_uuid` is empty if the user may not read it."""
 
     address: str
     user: str | None
@@ -65,12 +65,12 @@ class Definitions:
 
 
 def definitions(members: Sequence[Uri]) -> Definitions:
-    """Of the first of `members` that answers."""
+    """Return the definitions of the first of `members` that answers."""
     return at_first(members, _definitions)
 
 
 def at_first(members: Sequence[Uri], work: Callable[[Connection, Uri], Awaitable[T]]) -> T:
-    """What `work` makes of a connection to the first of `members` that can be reached; its errors in words."""
+    """Return the result of `work` on a connection to the first of `members` that can be reached; explain its errors."""
     return asyncio.run(_at_first(members, work))
 
 
@@ -84,7 +84,7 @@ async def _at_first(members: Sequence[Uri], work: Callable[[Connection, Uri], Aw
 
 
 async def connect(members: Sequence[Uri]) -> tuple[Connection, Uri]:
-    """A connection to the first of `members` that answers, and which that is."""
+    """Return a connection to the first of `members` that answers, and its URI."""
     failures = []
     for uri in members:
         try:
@@ -97,12 +97,12 @@ async def connect(members: Sequence[Uri]) -> tuple[Connection, Uri]:
 
 
 def unreachable(failures: Sequence[FlowstoneError]) -> CannotUse:
-    """Of all members that were tried, each with its reason."""
+    """Return an error that lists all members tried, each with its reason."""
     return CannotUse("; ".join(error.message for error in failures), hint=failures[0].hint or "see whether it is up")
 
 
 def explained(error: FlowstoneError, uri: Uri, what: str) -> FlowstoneError:
-    """An error of the server at `uri` as whoever runs the query can use it; `what` we wanted to do to it."""
+    """Return an error of the server at `uri` with advice for the user; `what` names the attempted operation."""
     if isinstance(error, (CannotUse, UnknownSpaceThere)):
         return error
     if isinstance(error, ConnectionFailed | ConnectionLost):
@@ -130,7 +130,7 @@ def select_body(
     limit: int = NO_LIMIT,
     raw_key: bytes | None = None,
 ) -> bytes:
-    """The body of a SELECT by the primary key; `raw_key` is a key as MessagePack."""
+    """Return the body of a SELECT by the primary key; `raw_key` is a key as MessagePack."""
     values = {
         Key.SPACE_ID.value: space_id,
         Key.INDEX_ID.value: 0,
@@ -169,7 +169,7 @@ async def _rows(connection: Connection, space_id: int) -> tuple[tuple[Any, ...],
 
 
 async def _replicaset_uuid(connection: Connection) -> str:
-    """Only who may read `_schema` is told."""
+    """Return the replica set UUID; empty if the user may not read `_schema`."""
     for name in REPLICASET_KEYS:
         try:
             answer = await connection.request(RequestType.SELECT, select_body(SCHEMA_ID, (name,)))

@@ -1,7 +1,7 @@
-"""A snapshot of a live server, as it comes: FETCH_SNAPSHOT as an iterator of slabs, with a bound on what waits.
+"""A snapshot of a live server: FETCH_SNAPSHOT as an iterator of slabs, with a bounded queue.
 
-The connection has a thread of its own, so that rows come in while others are decoded. Nothing is kept anywhere: who
-stops early, or meets an error, has no snapshot.
+The connection has a thread of its own, so rows are received while others are decoded. Nothing is stored: if the
+iteration stops early or fails, there is no snapshot.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from flowstone.spark.live_node import CannotUse, explained, unreachable
 from flowstone.xlog.reader import Slab
 
 CHUNK_SIZE: Final = 512 * 1024
-"""Bytes that are decoded together: servers send row by row, and what comes of one read is little."""
+"""Bytes to decode together: servers send row by row, and a single read returns little."""
 
 QUEUE_SIZE_MAX: Final = 16 * 1024 * 1024
-"""Bytes that may wait to be decoded before the server has to."""
+"""Bytes that may be queued for decoding before the receiver stops reading."""
 
 
 _OFFSETS: Final = [
@@ -51,9 +51,9 @@ _OFFSETS: Final = [
 
 
 def snapshot_slabs(members: Sequence[Uri]) -> Iterator[Slab]:
-    """The rows of a snapshot of the first of `members` that can be reached, in the server's order.
+    """Yield the rows of a snapshot of the first of `members` that can be reached, in the server's order.
 
-    All of it is of one moment. Who goes on to the next member does so before the first row only.
+    All rows are from one moment. Another member is tried only before the first row.
     """
     thread = LoopThread("flowstone-snapshot")
     try:
@@ -85,11 +85,11 @@ async def _begin(members: Sequence[Uri]) -> _Receiver:
 
 
 def merged(slabs: Sequence[Slab]) -> Slab:
-    """The rows of all, in one table."""
+    """Return the rows of all slabs as one slab."""
     if len(slabs) == 1:
         return slabs[0]
     payload = b"".join(slab.payload for slab in slabs)
-    # One column too many, so that kernels see tables of the layout that those of files have.
+    # One extra column gives kernels the same table layout as for files.
     cells: Cells = np.empty((scan.LINES, sum(map(len, slabs)) + 1), np.int64)
     row = at = 0
     for slab in slabs:
@@ -104,7 +104,7 @@ def merged(slabs: Sequence[Slab]) -> Slab:
 
 
 class _Receiver:
-    """The sink of an applier that takes one snapshot, as nobody, and is then of no more use."""
+    """The sink of an applier that fetches a single snapshot anonymously."""
 
     is_anonymous = True
     replica_id = 0
@@ -127,10 +127,10 @@ class _Receiver:
     def vclock(self) -> VClock:
         return VClock()
 
-    # --- for who wants the snapshot ---
+    # --- for the reader ---
 
     async def begin(self) -> None:
-        """Returns when the server has let us in."""
+        """Log in to the server and start to fetch."""
         self._applier.start(pause_at=(ApplierState.READY,))
         try:
             await self._applier.resume_to(ApplierState.READY, is_patient=False)
@@ -141,7 +141,10 @@ class _Receiver:
         self._fetching = asyncio.get_running_loop().create_task(self._fetch())
 
     async def take(self) -> list[Slab]:
-        """What has come since, once that is enough; nothing when all was taken. Raises what ended it before."""
+        """Return the slabs received since the last call, once there are enough; an empty list at the end.
+
+        Raises the error that ended the snapshot early.
+        """
         assert self._fetching is not None
         while self._size < CHUNK_SIZE and not self._fetching.done():
             self._moved.clear()
@@ -180,10 +183,10 @@ class _Receiver:
     # --- for the applier ---
 
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
-        """Where it stands is nobody's question here."""
+        """Ignore the position of the snapshot."""
 
     async def meta(self, row: Row) -> None:
-        """Terms and promotions are none of its business."""
+        """Ignore terms and promotions."""
 
     async def snapshot_rows(self, slab: Slab) -> None:
         self._slabs.append(slab)
@@ -200,13 +203,13 @@ class _Receiver:
         raise _only_a_snapshot()
 
     async def end_join(self, vclock: VClock) -> None:
-        """It is whole."""
+        """Do nothing: the snapshot is complete."""
 
     async def apply(self, slab: Slab) -> None:
         raise _only_a_snapshot()
 
     def raft(self, source_id: int, row: Row) -> None:
-        """Elections are none of its business."""
+        """Ignore elections."""
 
 
 def _only_a_snapshot() -> LocalProtocolError:

@@ -1,7 +1,7 @@
-"""The directories that a query of source `xlog` names: by replica set, each with one or several logs of it.
+"""The directories that a query of source `xlog` names, grouped by replica set.
 
-Several directories may be of one replica set: archives that follow each other, or the logs of several members. Then
-each batch is read from that which has its rows. Knows nothing of Spark.
+Several directories may belong to one replica set: successive archives, or the logs of several members. Each batch is
+then read from the directory that has its rows. Knows nothing of Spark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ReplicaSetLogs:
 
     @property
     def settled(self) -> VClock:
-        """The furthest that any of them is."""
+        """The furthest settled position of all directories."""
         return self.furthest.settled
 
     @property
@@ -44,19 +44,19 @@ class ReplicaSetLogs:
         return min((index.earliest for index in self.indexes), key=lambda vclock: vclock.signature)
 
     def behind(self, at: Position) -> ArchiveIndex:
-        """The one that gets furthest from a position; the first where none has what is behind it."""
+        """Return the directory that gets furthest from a position; the first one if none has the next rows."""
         if at.chunk is not None:
             return self.with_snapshot(at.vclock)
         return max(self.indexes, key=lambda index: index.cut_before_gap(at.vclock).signature)
 
     def between(self, start: VClock, end: VClock) -> ArchiveIndex:
-        """One that has all rows between two positions; else the first of those that are settled there."""
+        """Return a directory with all rows between two positions, else the first one that is settled there."""
         settled = [index for index in self.indexes if end <= index.settled]
         whole = [index for index in settled if index.first_gap(start, end) is None]
         return (whole or settled or self.indexes)[0]
 
     def with_snapshot(self, vclock: VClock) -> ArchiveIndex:
-        """The one that has the snapshot of a position; chunks of others are cut otherwise."""
+        """Return the directory with the snapshot of a position; chunks of other snapshots have other boundaries."""
         found = [index for index in self.indexes if any(each.vclock == vclock for each in index.snapshots)]
         return (found or self.indexes)[0]
 
@@ -67,13 +67,13 @@ class ReplicaSetLogs:
         return max(snapshots, key=lambda vclock: vclock.signature)
 
     def resolve(self, as_of: AsOf | None) -> tuple[ArchiveIndex, VClock]:
-        """The settled position of a moment, and who has the state there. Without a moment, that of now."""
+        """Return the settled position of a moment (by default now), and a directory that has the state there."""
         if as_of is None:
             index = self.furthest
             index.snapshot_at(index.settled)
             return index, index.settled
         refused: list[DataLoss | NotSettled] = []
-        # Who may only have stopped earlier is asked last, and not at all if another is ahead of it.
+        # A directory that may have ended before the moment comes last, and is skipped if another one is ahead of it.
         asked = [each for each in self.indexes if each.doubt(as_of) is None or each is self.furthest]
         for index in sorted(asked, key=lambda each: each.doubt(as_of) is not None):
             try:
@@ -85,7 +85,7 @@ class ReplicaSetLogs:
         raise refused[0]
 
     def offset_of(self, given: Starting, option: str) -> VClock:
-        """The position that `startingOffsets` or `endingOffsets` names."""
+        """Return the position that `startingOffsets` or `endingOffsets` names."""
         if isinstance(given, str):
             return self.settled if given == "latest" else self.earliest
         position = given.get(self.replicaset_uuid, given.get(None))
@@ -96,7 +96,7 @@ class ReplicaSetLogs:
 
 @dataclass(frozen=True)
 class LogDirectories:
-    """All of a query, by UUID."""
+    """All directories of a query, by replica set UUID."""
 
     sets: dict[str, ReplicaSetLogs]
 
@@ -124,7 +124,7 @@ class LogDirectories:
 
 
 def contracts_of_stream(directories: LogDirectories, options: XlogOptions) -> dict[str, ChangeContract]:
-    """The columns of a stream: those as of where it goes on, if that is known, else those of now."""
+    """Return the columns of a stream: those at the position where it resumes, if known, else the current ones."""
     at = options.schema_at
     offset = position_of(at.checkpoint) if at is not None and at.checkpoint is not None else Offset()
     found = {}
@@ -140,7 +140,7 @@ def contracts_of_stream(directories: LogDirectories, options: XlogOptions) -> di
 
 
 def contracts_of_batch(directories: LogDirectories, options: XlogOptions) -> dict[str, ChangeContract]:
-    """The columns of a batch: those at its end; rows of former formats show what of them is still there."""
+    """Return the columns of a batch: those at its end. Rows of former formats show the fields that still exist."""
     found = {}
     for logs in directories:
         ending = options.changes.ending
@@ -184,7 +184,7 @@ def _contract(
 
 
 def check_alike(schemas: Mapping[str, pa.Schema]) -> None:
-    """All replica sets of a query have the same columns."""
+    """Raise WrongOption unless all replica sets of a query have the same columns."""
     first_uuid, first = next(iter(schemas.items()))
     for uuid, schema in schemas.items():
         if schema != first:

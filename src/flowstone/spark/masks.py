@@ -1,8 +1,8 @@
-"""Masks: fields of a space whose values leave the source only as a digest, a placeholder, or not at all.
+"""Masks replace the values of chosen fields with a digest, a placeholder or null before rows reach the lake.
 
-Pure: tuples in, masked tuples out, many at once. A masked tuple is what the lake holds, in its typed column and in
-`_tuple` alike, so that nothing there gives the value away. Who folds operations needs the exact tuples: those stay with
-the mirror (`mirror_batch.py`), never in the lake.
+Pure: tuples in, masked tuples out, many at once. The lake holds only masked tuples, in the typed columns and in
+`_tuple` alike, so nothing in the lake reveals a value. Folding operations needs the exact tuples: the mirror keeps
+those itself (`mirror_batch.py`), never in the lake.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _FORM: Final = "write it as SPACE.FIELD=KIND, as users.email=sha256"
 
 
 class WrongMask(FlowstoneError):
-    """A mask cannot be understood, or not be applied to the space it names."""
+    """A mask cannot be parsed, or cannot be applied to the space it names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What becomes of one field of one space."""
+    """How one field of one space is masked."""
 
     space: str
     field: str
@@ -51,7 +51,7 @@ class Mask:
 
 
 def parse_mask(text: str) -> Mask:
-    """`users.email=sha256`; the space's name goes up to the last dot before the `=`."""
+    """Parse a mask such as `users.email=sha256`. The space name ends at the last dot before the `=`."""
     place, equals, kind = text.rpartition("=")
     space, dot, field = place.rpartition(".")
     if not (equals and dot and space and field):
@@ -59,18 +59,18 @@ def parse_mask(text: str) -> Mask:
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, 1)
         raise WrongMask(f"no mask is called {kind!r}", hint=f"{near[0]}?" if near else f"there are {', '.join(KINDS)}")
-    return Mask(space, field, kind)  # type: ignore[arg-type]  # it is one of the names
+    return Mask(space, field, kind)  # type: ignore[arg-type]  # checked against KINDS above
 
 
 @dataclass(frozen=True, slots=True)
 class SpaceMask:
-    """The masks of one space, by field number. Picklable: executors get it with their part of the work."""
+    """The masks of one space, by field number. Picklable: it is sent to executors with their tasks."""
 
     fields: tuple[tuple[int, MaskKind], ...]
     salt: str | None = None
 
     def definition(self, space: SpaceDefinition) -> SpaceDefinition:
-        """The space as its masked tuples are: a digest and a placeholder are strings, and what is null may be so."""
+        """Return the definition of masked tuples: digests and placeholders are strings, masked fields are nullable."""
         kinds = dict(self.fields)
         fields = tuple(
             msgspec.structs.replace(
@@ -86,7 +86,7 @@ class SpaceMask:
         return msgspec.structs.replace(space, fields=fields)
 
     def tuples(self, exact: pa.Array) -> pa.Array:
-        """Tuples with the masked values in place of their own; null stays null, and so does a nil in a tuple."""
+        """Return the tuples with masked values. Null stays null, and so does a nil inside a tuple."""
         if isinstance(exact, pa.ChunkedArray):
             exact = exact.combine_chunks()
         if not len(exact) or not self.fields:
@@ -105,7 +105,7 @@ class SpaceMask:
             for number, kind in enumerate(kinds):
                 begin, stop = begins[number][row], stops[number][row]
                 if begin < 0:
-                    break  # fields are ascending: what lies behind this one is not there either
+                    break  # fields are in ascending order, so later ones are missing too
                 begin, stop = begin - first[row], stop - first[row]
                 pieces += [text[at:begin], self._masked(text[begin:stop], kind)]
                 at = stop
@@ -119,10 +119,10 @@ class SpaceMask:
 
 
 def digest(value: bytes, salt: str | None) -> str:
-    """The SHA-256 of a MessagePack value, in hexadecimal digits; with a salt, the HMAC under it.
+    """Return the SHA-256 of a MessagePack value in hexadecimal; with a salt, the HMAC-SHA-256 keyed with it.
 
-    Of a string its UTF-8 bytes, of a binary its bytes, of anything else its JSON text (a UUID or a decimal without
-    quotes): what another system that has the value can compute as well.
+    The input is the UTF-8 bytes of a string, the bytes of a binary, and the JSON text of anything else (a UUID or a
+    decimal without quotes), so another system that has the value can compute the same digest.
     """
     plain = unpack(value)
     if isinstance(plain, bytes):
@@ -154,7 +154,10 @@ class Masking:
         return bool(self.masks)
 
     def of(self, space: SpaceDefinition) -> SpaceMask | None:
-        """The masks of a space; None: it has none. WrongMask where one cannot be applied: nothing goes on unmasked."""
+        """Return the masks of a space, or None if it has none.
+
+        Raise WrongMask if a mask cannot be applied, so that no value is ever mirrored unmasked.
+        """
         fields: dict[int, MaskKind] = {}
         key = {part.field for part in space.primary_key.parts} if space.primary_key is not None else set()
         for mask in self.masks:
@@ -176,9 +179,9 @@ class Masking:
         return SpaceMask(tuple(sorted(fields.items())), self.salt) if fields else None
 
     def follow(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
-        """Refuses an alter behind which other values would be masked than before.
+        """Raise WrongMask if an alter would change which values are masked.
 
-        Values stay at the number of their field, whatever it is called: names alone may have been exchanged.
+        Values keep their field number whatever the field is called, so an alter may just have swapped the names.
         """
         before, after = self.of(was), self.of(now)
         if before == after and (before is None or was.name == now.name):
@@ -197,7 +200,7 @@ class Masking:
 
     @property
     def fingerprint(self) -> str:
-        """Equal where masks and salt are: tables of a lake are all of one. It does not tell the salt."""
+        """Equal for equal masks and salt; all tables of a lake share it. It does not reveal the salt."""
         text = "\n".join(sorted(map(str, self.masks)))
         if not text:
             return ""
@@ -209,7 +212,7 @@ def _name_of(space: SpaceDefinition, number: int) -> str:
 
 
 def _fields(tuples: pa.Array, numbers: Sequence[int]) -> tuple[Starts, Cells]:
-    """Where the fields of the given numbers begin and end in the buffer of the tuples; -1 where there is none."""
+    """Return the start and end of the numbered fields in the buffer of the tuples; -1 where a tuple lacks the field."""
     count = len(tuples)
     data = tuples.buffers()[2]
     buf = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(1, np.uint8)

@@ -1,8 +1,8 @@
-"""Where two sides can be compared: the position at which both are shown, or what one of them lacks for it.
+"""Find the position at which two sides can be compared, or the rows that one side lacks to reach it.
 
-Two sides of one replica set meet at the newest settled position that either had in the beginning. Who has not come
-there in time lacks rows: that is a difference, and they are named. Sides of different replica sets have no position in
-common, and are compared as they are.
+Two sides of one replica set meet at the newest settled position that either had at the start. A side that does not
+reach this position in time lacks rows, which are reported as a difference. Sides of different replica sets share no
+position and are compared as they are.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ POLL_SECONDS: Final = 0.2
 COMMON: Final = "common"
 
 Rows = tuple[tuple[int, int, int], ...]
-"""Replica id, first and last LSN each."""
+"""Ranges of rows: replica id, first LSN, last LSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """At which position each side is shown, and which rows it lacks that the other has."""
+    """The position at which each side is shown, and the rows that it lacks and the other side has."""
 
     a: VClock
     b: VClock
@@ -48,9 +48,10 @@ def meet(
     monotonic: Callable[[], float],
     tell: Callable[[str], None] = lambda text: None,
 ) -> Meeting:
-    """Refreshes both sides until they can be shown at one position, for at most `wait` seconds.
+    """Refresh both sides until they can be shown at one position, for at most `wait` seconds.
 
-    `at` is that position, or `common`: the newest that both have now, so that rows behind it are no difference.
+    `at` fixes the position. With `common` it is the newest position that both sides have now, so later rows do not
+    count as differences. Raise SideError if a side cannot show the position.
     """
     ends_at = monotonic() + wait
     for side in (a, b):
@@ -60,7 +61,7 @@ def meet(
         if other.has_past:
             side.choose(other.replicaset_uuid)
     is_one_set = bool(a.replicaset_uuid) and a.replicaset_uuid == b.replicaset_uuid
-    # A master and its replica have epochs in common, and no UUID.
+    # A Limestone master and its replica share epochs but have no UUID.
     is_one_set = is_one_set or a.kind == b.kind == "limestone"
     if not is_one_set:
         if at is not None:
@@ -92,7 +93,7 @@ def meet(
 
 
 def _shown_by_both(a: Side, b: Side, target: VClock) -> VClock:
-    """At or behind `target`; who has no past decides where."""
+    """Return `target`, moved forward to the reach of a side that can only be shown at its reach."""
     for side in (a, b):
         if not side.has_past:
             target = target.merged(side.reach)
@@ -100,7 +101,10 @@ def _shown_by_both(a: Side, b: Side, target: VClock) -> VClock:
 
 
 def _late(a: Side, b: Side, position: VClock) -> Meeting:
-    """One did not come to `position`. What both have is compared all the same, at one position if there is one."""
+    """Return the meeting of sides of which one did not reach `position` in time.
+
+    The rows that both have are still compared, at one position if both sides can show it.
+    """
     lacks_a, lacks_b = missing_rows(a.reach, position), missing_rows(b.reach, position)
     common = a.reach.common(b.reach)
     if a.can_show(common) and b.can_show(common):

@@ -1,8 +1,9 @@
-"""The mirror: settled changes of replica sets into the tables of a lake, batch after batch, exactly once.
+"""The mirror writes the settled changes of replica sets to the tables of a lake, batch by batch, exactly once.
 
-A loop of Spark jobs. A batch lies between two settled positions with one schema in force; its changes are folded by
-executors and committed table by table, then the progress is saved. Each table carries the vclock it holds, so whatever
-is killed between two commits, the next run leaves out what is there. Nothing here reads rows; `mirror_batch.py` does.
+It is a loop of Spark jobs. A batch lies between two settled positions with one schema in force. Executors fold its
+changes, the driver commits them table by table and then saves the progress. Each table records its vclock, so after
+a crash between two commits the next run skips the changes that are already there. This module never reads rows;
+`mirror_batch.py` does.
 """
 
 from __future__ import annotations
@@ -55,30 +56,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXTENSIONS_MAX: Final = 1000
-"""So many definitions that change no table a batch may have."""
+"""How often a batch may be extended past a definition that changes no table."""
 
 PROGRESS_SECONDS: Final = 1.0
-"""Between two events of progress while nothing else happens."""
+"""Interval between two progress events while nothing else happens."""
 
 BATCH_BYTES: Final = 64 << 20
-"""Of the log, compressed, in a batch: the driver holds what is folded of it."""
+"""Limit on the compressed log bytes of a batch: the driver holds the folded result in memory."""
 
 KEEP_HOURS: Final = 168
-"""How long former versions can be read unless somebody says otherwise: a week, as Delta's own default."""
+"""Default retention of old table versions: a week, the same as Delta's default."""
 
 VACUUM_SECONDS: Final = 24 * 3600.0
-"""The most between two vacuums of all tables: of one that nothing changes any more, files become old all the same."""
+"""Longest interval between two vacuums: files expire even in a table that no longer changes."""
 
 FIRST_VACUUM_SECONDS: Final = 3600.0
-"""Until the first one, so that it delays no beginning."""
+"""Delay before the first vacuum, so that it does not slow down the start."""
 
 COLLECT_SECONDS: Final = 5.0
-"""Between two collections of a spool."""
+"""Interval between two garbage collections of a spool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the lake is, and the directory of the mirror itself: the log on its way, and tuples that masks hide."""
+    """The path of the lake, and the mirror's own directory for spooled logs and exact tuples of masked spaces."""
 
     lake: str
     spool: str | None = None
@@ -86,7 +87,7 @@ class Place:
 
     @classmethod
     def of(cls, lake: str, spool: str | None, *, is_masked: bool, has_live: bool) -> Place:
-        """Checked for what is going to lie there."""
+        """Return the place. Raise WrongPlace if spool and lake do not suit the sources and the masks."""
         if spool is None and is_masked:
             raise WrongPlace(
                 "--mask needs --spool: the exact tuples have to be somewhere, and not in the lake",
@@ -108,7 +109,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class MirrorOptions:
-    """What `flowstone mirror` can be told; see there."""
+    """The options of `flowstone mirror`, which documents them."""
 
     choice: Choice = field(default_factory=Choice)
     masking: Masking = field(default_factory=Masking)
@@ -127,12 +128,12 @@ class MirrorOptions:
 
     @property
     def keep_hours(self) -> int | None:
-        """Delta counts whole hours: rather one too many than files removed that somebody reads."""
+        """The retention in whole hours, as Delta counts it; rounded up so that no file is removed too early."""
         return None if self.vacuum_after is None else math.ceil(self.vacuum_after / 3600)
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the tables of a lake have in common for good."""
+        """The settings that all tables of a lake share and that never change."""
         columns = ";".join(f"{space}={','.join(names)}" for space, names in sorted(self.choice.columns.items()))
         return {
             "history": str(self.history).lower(),
@@ -146,7 +147,7 @@ class MirrorOptions:
 
 @dataclass
 class _Stream:
-    """One replica set on its way into the lake. `position` None: nothing of it is there yet."""
+    """One replica set being mirrored. `position` is None until its first rows are in the lake."""
 
     source: MirrorSource
     position: VClock | None = None
@@ -160,7 +161,7 @@ class _Stream:
 
     @property
     def is_done(self) -> bool:
-        """What waits for a quorum is not waited for: it may never get one."""
+        """True once the target is mirrored. Rows that still wait for a quorum do not count: they may never get one."""
         if self.target is None or self.position is None:
             return False
         is_received = self.target <= self.source.received
@@ -168,7 +169,10 @@ class _Stream:
 
 
 class Mirror:
-    """Made, `run`, and told to `stop` by anybody. A source is the members of a replica set, or a directory."""
+    """Mirrors its sources to a lake while `run` runs; any thread may call `stop`.
+
+    A source is the members of a replica set, or a directory.
+    """
 
     def __init__(
         self,
@@ -193,11 +197,11 @@ class Mirror:
         self._touched: set[str] = set()
 
     def stop(self) -> None:
-        """Ends `run` behind the batch that is under way. May be called in a signal handler."""
+        """End `run` after the current batch. Safe to call from a signal handler."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Until `stop`, or, with `once`, until everything is there that the sources had when they were asked first."""
+        """Mirror until `stop` is called; with `once`, until the lake has all rows that the sources had at the start."""
         begun = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(lake_lock(self._place.lake))
@@ -253,7 +257,10 @@ class Mirror:
                 stream.target = stream.source.target()
 
     def _make_directories(self, origins: Sequence[Origin], stack: ExitStack) -> Lake | None:
-        """Make the mirror's own directories, private as the spool holds `_user`; return the lake of exact tuples."""
+        """Create the mirror's own directories and return the lake of exact tuples, or None if it needs none.
+
+        The directories are private because the spool holds `_user`.
+        """
         live = [each.replicaset_uuid for each in origins if not isinstance(each.source, DirectorySource)]
         is_masked = bool(self._options.masking)
         if not (live or is_masked):
@@ -266,7 +273,10 @@ class Mirror:
         return Lake.open(exact, spark=self._spark, several_sets=len(self._places) > 1) if is_masked else None
 
     def _batch_job(self, stack: ExitStack) -> BatchJob:
-        """With a server of slices where executors may need one: it listens where they find the driver, too."""
+        """Return the job runner, with a slice server if executors may need one.
+
+        The server listens on the address at which executors reach the driver unless an address is configured.
+        """
         context = self._spark.sparkContext
         transport, server = self._options.transport, None
         if transport == "auto" and is_one_process(context.master or ""):
@@ -318,14 +328,14 @@ class Mirror:
                 return
             self._keep_house()
             if has_moved and self._is_behind():
-                continue  # there is more already
+                continue  # more rows are already settled
             self._rest(begun, has_moved=has_moved)
 
     def _is_behind(self) -> bool:
         return any(each.position is not None and each.position != each.source.index.settled for each in self._streams)
 
     def _rest(self, begun: float, *, has_moved: bool) -> None:
-        """Until the next batch may begin, and there is something for it."""
+        """Wait for new rows, or, after a batch, for the rest of the trigger interval."""
         if not has_moved:
             self._meter.idle()
             self._report()
@@ -347,7 +357,7 @@ class Mirror:
         self._tell(self._meter.progress(now, positions, known))
 
     def _turn(self, stream: _Stream) -> bool:
-        """One batch, or the snapshot; whether there was anything to do."""
+        """Load the snapshot or mirror one batch. Return True if there was anything to do."""
         index = stream.source.index
         if stream.position is None:
             self._begin(stream, index, first_snapshot(index, is_history=self._options.history))
@@ -366,7 +376,7 @@ class Mirror:
         return True
 
     def _plan(self, stream: _Stream, index: Log) -> VClock:
-        """The end of the next batch: definitions that mean nothing to the tables do not end it."""
+        """Return the end of the next batch. Definitions that do not affect the tables do not end a batch."""
         start = stream.position
         assert start is not None
         end = index.cut(start, max_rows=self._options.max_rows, max_bytes=BATCH_BYTES, at_definitions=True)
@@ -383,14 +393,17 @@ class Mirror:
         return end
 
     def _means_something(self, stream: _Stream, index: Log, start: VClock, end: VClock) -> bool:
-        """Whether tables have to follow definitions or truncations of a stretch with at most one such transaction."""
+        """Return True if a definition or truncation between `start` and `end` affects the tables.
+
+        The range holds at most one such transaction.
+        """
         after = self._options.choice.spaces_of(index.schema_at(end).schema, stream.spaces)
         return bool(changes_between(stream.spaces, after)) or bool(truncations(index, start, end, stream.spaces))
 
     # --- snapshots ---
 
     def _begin(self, stream: _Stream, index: Log, snapshot: SnapshotFile | None) -> None:
-        """Tables become the state of a snapshot; without one, of nothing: the log is there from its beginning on."""
+        """Replace the tables with the state of a snapshot. Without one they start empty: the log is complete."""
         position = snapshot.vclock if snapshot is not None else index.earliest
         self._tell(events.Snapshot(stream.uuid, position.to_mapping()))
         begun = time.monotonic()
@@ -463,14 +476,14 @@ class Mirror:
         self._report(force=now - begun > PROGRESS_SECONDS)
 
     def _check_masks(self, changes: Changes) -> None:
-        """What was masked stays so, or nothing goes on."""
+        """Raise WrongMask if a change of definitions would unmask a value."""
         for was, now in (*changes.renamed, *changes.altered):
             self._options.masking.follow(was, now)
 
     def _load_late(
         self, stream: _Stream, index: Log, created: Sequence[SpaceDefinition], start: VClock, end: VClock
     ) -> None:
-        """Refuses a space that has rows already and is chosen only now, by a new name: they are not in the lake."""
+        """Raise OtherSettings if a rename adds a space that already has rows: those rows are not in the lake."""
         before = index.schema_at(start).schema
         for space in created:
             was = before.get(space.id)
@@ -492,7 +505,10 @@ class Mirror:
     # --- house-keeping ---
 
     def _keep_house(self, *, is_end: bool = False) -> None:
-        """Compacts and vacuums what is due; at the end of `once` all of it: the next run may be as short."""
+        """Compact and vacuum the tables that are due.
+
+        At the end of a run with `once` all of them are due, because the next run may be just as short.
+        """
         now = time.monotonic()
         every, hours = self._options.compact_every, self._options.keep_hours
         if every is not None and (is_end or now - self._compacted_at >= every):
@@ -509,7 +525,7 @@ def key_parts(space: SpaceDefinition) -> tuple[object, ...]:
 
 
 def _snapshot_behind(index: Log, position: VClock, loss: DataLoss) -> SnapshotFile:
-    """The newest snapshot, which stands for what is lost."""
+    """Return the newest settled snapshot, which replaces the lost rows. Raise DataLoss if none is after `position`."""
     settled = [each for each in index.snapshots if each.vclock <= index.settled and position <= each.vclock]
     if not settled or settled[-1].vclock == position:
         raise DataLoss(loss.message, hint="no snapshot stands behind them yet: take one, and start the mirror again")

@@ -1,8 +1,8 @@
-"""One batch of a mirror as a Spark job: changes of the log, shuffled by key, folded to the states that tables take.
+"""Run one batch of a mirror as a Spark job: shuffle the changes of the log by key and fold them into table states.
 
-The driver says per space what its table holds (`Target`); executors look the old tuples up where operations need them,
-each table at one version, and send back one row per key (or per change, for a history) and how many changes it took.
-What was in a table before is left out by the table's own vclock, so a batch may be done again, whole or in part.
+The driver describes each table (`Target`). Executors look up old tuples where operations need them, each table at one
+version, and return one row per key (or per change, for a history) and the number of changes. Changes that a table
+already has are skipped by the table's vclock, so a batch may be repeated in full or in part.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ FOLDED_SCHEMA: Final = pa.schema(
         pa.field("lsn", pa.int64()),
     ]
 )
-"""What executors send back. A row without a `sort_key` tells, in `lsn`, how many changes the space had."""
+"""The rows that executors return. In a row without a `sort_key`, `lsn` is the number of changes of the space."""
 
 DRIVER_ROWS: Final = 1000
-"""Fewer rows than this are folded by the driver itself: a job would take longer, however little it has to do."""
+"""Batches with fewer rows are folded by the driver: even the smallest Spark job would take longer."""
 
 SHUFFLE_ROWS: Final = 20_000
-"""Fewer rows than this are folded by one task: a shuffle would take longer."""
+"""Batches with fewer rows are folded by one task: a shuffle would take longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What executors need to know of a space that has a table.
+    """What executors need to know about a space that has a table.
 
-    Changes at or below `applied` are in the tuples that `old` has (None: there are none); states at or below `shown`
-    are in the lake's table. Both are one, unless masks keep the exact tuples out of the lake: then `applied` may be
-    behind `shown`, never ahead. `truncated` is the transaction's version and the LSN of the last truncation in the
-    batch: what came before it is gone. `rules` are those of the server that logged an UPSERT.
+    The tuples in `old` (None if there are none) include all changes up to `applied`; the table in the lake includes
+    all states up to `shown`. The two are equal unless masks keep the exact tuples out of the lake: then `applied` may
+    lag `shown`, never lead it. `truncated` is the transaction version and the LSN of the last truncation in the
+    batch, which discards all earlier changes. `rules` are the UPSERT rules of the server that wrote the log.
     """
 
     space: SpaceDefinition
@@ -83,29 +83,29 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a batch does to one table: `states` as `fold` gives them; `masked` tuples in their order."""
+    """The effect of a batch on one table: `states` as `fold` returns them, and `masked` tuples in the same order."""
 
     states: pa.Table
     masked: pa.ChunkedArray
     change_count: int
     newest: int | None
-    """Commit time of the newest change, in microseconds since 1970."""
+    """Commit time of the newest change, in microseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """How jobs are run."""
+    """Runs the Spark jobs of a mirror."""
 
     spark: SparkSession
     partitions: int
     transport: Transport = "file"
     server: SliceServer | None = None
-    """Where executors get slices that are not sent along."""
+    """Serves the slices that are not sent with the task."""
 
     def run(
         self, index: Log, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
     ) -> dict[int, Folded]:
-        """The changes behind `start` up to `end`, folded, by space. `row_count` is about how many there are."""
+        """Return the changes after `start` up to `end`, folded, by space. `row_count` is their approximate number."""
         if not targets:
             return {}
         if isinstance(index, LimestoneLog):
@@ -128,7 +128,7 @@ class BatchJob:
         return self.fold(frame, targets, row_count)
 
     def load(self, index: Log, snapshot: SnapshotFile, spaces: Collection[int]) -> SliceRows | DataFrame:
-        """The rows of a snapshot: space id, sort key, tuple."""
+        """Return the rows of a snapshot: space id, sort key, tuple."""
         if isinstance(index, LimestoneLog):
             from flowstone.spark import limestone_mirror
 
@@ -167,7 +167,7 @@ def _fold_here(
 
 
 def fold_partition(targets: Mapping[int, Target], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All changes of some keys, in record batches of `FOLDED_SCHEMA`: what executors run."""
+    """Fold all changes of some keys into record batches of `FOLDED_SCHEMA`. Runs in executors."""
     with clear_errors():
         gathered = [batch for batch in batches if batch.num_rows]
         if not gathered:
@@ -206,7 +206,7 @@ def _fold_space(target: Target, changes: pa.Table) -> Iterator[pa.RecordBatch]:
 
 
 def _old(target: Target, changes: pa.Table) -> pa.Table | None:
-    """The tuples that operations begin from."""
+    """Return the tuples that operations apply to."""
     if target.old is None or target.truncated is not None:
         return None
     keys = keys_needing_old(changes, last_only=not target.every_state)
@@ -221,7 +221,7 @@ def _tally(space_id: int, changes: pa.Table) -> pa.RecordBatch:
 
 
 def by_space(found: pa.Table) -> dict[int, Folded]:
-    """What executors sent, apart by space."""
+    """Split the rows that executors returned by space."""
     found = found.cast(pa.schema([each.with_nullable(True) for each in FOLDED_SCHEMA]))
     result: dict[int, Folded] = {}
     for space_id in sorted(pc.unique(found["space_id"]).to_pylist()):
@@ -238,12 +238,12 @@ def by_space(found: pa.Table) -> dict[int, Folded]:
     return result
 
 
-# --- beside the changes -------------------------------------------------------------------------------------------
+# --- truncations, key changes, masks ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """The last time that a space is emptied in a batch: version and time of the transaction, and the row's LSN."""
+    """The last truncation of a space in a batch: version and time of the transaction, and the LSN of the row."""
 
     version: int
     lsn: int
@@ -264,9 +264,10 @@ _KEY_COLUMNS: Final = ("_lsn", "_space_id", "_tuple_msgpack", "_key_msgpack")
 
 
 def truncations(index: Log, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
-    """Which of the spaces are emptied between two positions. Read by the driver: only few runs of a log have any.
+    """Return the last truncation of each space that is emptied between two positions.
 
-    One that is dropped and made again in a transaction, or whose primary key is, is emptied, too.
+    A space is also emptied if one transaction drops and recreates it or its primary key. The driver reads the log
+    itself, because few runs of it have truncations.
     """
     if isinstance(index, LimestoneLog):
         from flowstone.spark import limestone_mirror
@@ -290,15 +291,18 @@ def truncations(index: Log, start: VClock, end: VClock, spaces: Collection[int])
 
 
 def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
-    """The space that loses its rows with a row of `_space`, or with the one of `_index` that is its primary key."""
+    """Return the space that loses its rows when this row of `_space` or `_index` is deleted, or None.
+
+    Of `_index` only the row of the primary key counts.
+    """
     return key[0] if system_space == SPACE_ID or key[1] == 0 else None
 
 
 def has_two_keys(index: Log, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
-    """Whether rows that count have keys of different definitions, in a transaction that alters the primary key.
+    """Return True if a transaction that alters the primary key also changes rows under another definition of the key.
 
-    Where it does not empty the space, the rows of the table have the former key, so any change is one too many. Else
-    what comes behind that and before the new key is. Read by the driver.
+    If the transaction does not empty the space, the rows of the table have the former key, so any change conflicts.
+    Otherwise only changes between the truncation and the new key conflict. The driver reads the log itself.
     """
     assert not isinstance(index, LimestoneLog), "storages keep their keys"
     contract = ChangeContract(index.replicaset_uuid, wanted=_KEY_COLUMNS, show_system=True, only=(space_id, INDEX_ID))
@@ -317,7 +321,7 @@ def has_two_keys(index: Log, start: VClock, end: VClock, space_id: int, emptied:
 
 
 def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of `BatchJob.load` with masked tuples."""
+    """Mask the tuples of rows from `BatchJob.load`."""
     with clear_errors():
         for batch in batches:
             space_ids, keys, tuples = batch.columns
@@ -333,7 +337,7 @@ def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch])
 
 
 def behind(vclock: VClock, replica_ids: pa.ChunkedArray, lsns: pa.ChunkedArray) -> pa.Array:
-    """Which rows are later than a position."""
+    """Return a mask of the rows that are after `vclock`."""
     origins = replica_ids.to_numpy().astype(np.int64)
     limits = np.zeros(int(origins.max()) + 1 if len(origins) else 1, np.int64)
     for replica_id, lsn in vclock:

@@ -1,7 +1,8 @@
-"""Which spaces a mirror has tables of, with which columns, and what a change of definitions means for the tables.
+"""Choose the spaces and columns that a mirror has tables for, and derive table changes from schema changes.
 
-Pure. A space is mirrored if it is a user's, keeps its data in the log (it is neither temporary nor local nor a view),
-has a primary key, and is chosen. Once it has a table, it is known by its id: a new name is one of the table, too.
+Pure. A space is mirrored if it is a user space, keeps its data in the log (it is neither temporary nor local nor a
+view), has a primary key, and is chosen. Once a space has a table, its id identifies it: renaming the space renames
+the table.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ Spaces = Mapping[int, SpaceDefinition]
 
 
 class WrongChoice(FlowstoneError):
-    """What was chosen cannot be, or contradicts itself."""
+    """The choice of spaces or columns is impossible or contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Names or ids of spaces, all where there are none; those left out; columns by the space's name, else all."""
+    """The chosen spaces by name or id (none: all), the excluded spaces, and the chosen columns by space name."""
 
     spaces: tuple[int | str, ...] = ()
     excluded: tuple[int | str, ...] = ()
@@ -36,7 +37,7 @@ class Choice:
 
     @classmethod
     def parse(cls, spaces: Sequence[str], excluded: Sequence[str], columns: Sequence[str]) -> Choice:
-        """As they are written on the command line; columns as `users=id,name`."""
+        """Parse the choice as written on the command line; columns as `users=id,name`."""
         both = [name for name in spaces if name in excluded]
         if both:
             raise WrongChoice(f"space {both[0]!r} is both chosen and excluded", hint="leave one of them out")
@@ -52,13 +53,13 @@ class Choice:
         return cls(tuple(map(_space, spaces)), tuple(map(_space, excluded)), found)
 
     def takes(self, space: SpaceDefinition) -> bool:
-        """Whether the space is chosen, and one that can have a table."""
+        """Return True if the space is chosen and can have a table."""
         if not _can_have_table(space) or space.id in self.excluded or space.name in self.excluded:
             return False
         return not self.spaces or space.id in self.spaces or space.name in self.spaces
 
     def columns_of(self, space: SpaceDefinition) -> tuple[str, ...] | None:
-        """Names of its typed columns; None: all. UnknownColumn where the space has none of that name."""
+        """Return the names of the typed columns, or None for all. Raise UnknownColumn if the space lacks a field."""
         wanted = self.columns.get(space.name)
         for name in wanted or ():
             if name not in space.field_names:
@@ -67,7 +68,7 @@ class Choice:
         return wanted
 
     def check(self, schema: Schema) -> None:
-        """Raises UnknownSpace for a chosen space that is not there, and why one that is there cannot be mirrored."""
+        """Raise UnknownSpace if a chosen space does not exist, and WrongChoice if it cannot be mirrored."""
         for name in (*self.spaces, *self.columns):
             space = schema.space(name)
             if space.primary_key is None or space.is_local or space.is_temporary or space.is_view:
@@ -86,10 +87,10 @@ class Choice:
                 raise UnknownSpace(f"space {name!r} is one of the server's own", hint="only users' spaces are mirrored")
 
     def check_excluded(self, schemas: Sequence[Schema], accepted: Collection[str] = ()) -> None:
-        """Raise WrongChoice for an excluded name that no space has: a misspelled one would be mirrored.
+        """Raise WrongChoice for an excluded name that no space has: a misspelled space would be mirrored.
 
-        `schemas` are those of all sources. `accepted` are names that were checked when the lake was begun; a space
-        that has been dropped since then does not keep the mirror from starting again.
+        `schemas` are those of all sources. `accepted` are names that were checked when the lake was created; a space
+        that has been dropped since then does not keep the mirror from restarting.
         """
         for name in self.excluded:
             if str(name) in accepted or any(schema.get(name) is not None for schema in schemas):
@@ -100,7 +101,7 @@ class Choice:
             raise WrongChoice(f"--exclude {name}: there is no such space", hint=hint)
 
     def spaces_of(self, schema: Schema, known: Spaces) -> dict[int, SpaceDefinition]:
-        """What is mirrored where `schema` holds and `known` was mirrored before."""
+        """Return the mirrored spaces under `schema`; spaces in `known` are already mirrored and stay chosen."""
         found: dict[int, SpaceDefinition] = {}
         for space in schema:
             is_known = space.id in known and space.primary_key is not None
@@ -113,7 +114,7 @@ _PATTERN: Final = re.compile(r"[*?\[\]%]")
 
 
 def _can_have_table(space: SpaceDefinition) -> bool:
-    """Return True for a user's space that keeps its data in the log and has a primary key."""
+    """Return True for a user space that keeps its data in the log and has a primary key."""
     if space.id < FIRST_USER_SPACE_ID or space.is_local or space.is_temporary or space.is_view:
         return False
     return space.primary_key is not None
@@ -125,7 +126,7 @@ def _space(text: str) -> int | str:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What changed between two positions, by what it means for the tables."""
+    """The changes of definitions between two positions, grouped by their effect on tables."""
 
     dropped: tuple[SpaceDefinition, ...] = ()
     renamed: tuple[tuple[SpaceDefinition, SpaceDefinition], ...] = ()
@@ -137,7 +138,7 @@ class Changes:
 
 
 def changes_between(before: Spaces, after: Spaces) -> Changes:
-    """The difference of what is mirrored. A space under another id is another space."""
+    """Return the difference between two sets of mirrored spaces. A different id means a different space."""
     both = [(before[space_id], after[space_id]) for space_id in sorted(before.keys() & after.keys())]
     return Changes(
         tuple(before[space_id] for space_id in sorted(before.keys() - after.keys())),

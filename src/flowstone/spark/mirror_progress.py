@@ -1,7 +1,7 @@
-"""What a mirror tells whoever watches it: one message per event, and how fast and how far behind each table is.
+"""The events of a mirror, and the meter that computes the rate and the lag of its tables.
 
 Pure: times are arguments. As JSON each event is an object with its kind in `event`; `docs/reference/mirror.md`
-tells the fields.
+describes the fields.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from flowstone.node.archive_manifest import Lsns
 from flowstone.replication.vclock import VClock
 
 RATE_SECONDS: Final = 10.0
-"""Rates are those of the last so many seconds."""
+"""Window over which rates are averaged."""
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
-    """`str` of one is a sentence for a person."""
+    """An event of a mirror. Its `str` is a sentence for people."""
 
 
 class Opened(Event, frozen=True):
-    """The lake is ours. `positions` is empty where it is a new one."""
+    """The lake is open. `positions` is empty for a new lake."""
 
     lake: str
     positions: dict[str, Lsns]
@@ -38,7 +38,7 @@ class Opened(Event, frozen=True):
 
 
 class Source(Event, frozen=True):
-    """What a source says about itself: that it connects, waits, changes from one member to another."""
+    """A status message of a source: it connects, waits, or switches to another member."""
 
     replicaset_uuid: str
     message: str
@@ -48,7 +48,7 @@ class Source(Event, frozen=True):
 
 
 class Snapshot(Event, frozen=True):
-    """The state at `position` is being loaded, or (`rows` is there) was loaded."""
+    """The snapshot at `position` is being loaded or, if `rows` is set, has been loaded."""
 
     replicaset_uuid: str
     position: Lsns
@@ -61,7 +61,7 @@ class Snapshot(Event, frozen=True):
 
 
 class Table(Event, frozen=True):
-    """A table followed a definition: `what` is created, altered, renamed, dropped, truncated, replaced."""
+    """A table followed a definition. `what` is created, altered, renamed, dropped, truncated or replaced."""
 
     table: str
     what: str
@@ -72,7 +72,7 @@ class Table(Event, frozen=True):
 
 
 class Lost(Event, frozen=True, tag="data_loss"):
-    """Rows are gone for good; with --no-fail-on-data-loss a snapshot stands for them."""
+    """Rows are lost for good; with --no-fail-on-data-loss a snapshot replaces them."""
 
     replicaset_uuid: str
     message: str
@@ -82,7 +82,7 @@ class Lost(Event, frozen=True, tag="data_loss"):
 
 
 class TableProgress(msgspec.Struct, frozen=True):
-    """`changes` since the start."""
+    """The progress of one table. `changes` counts from the start of the mirror."""
 
     changes: int
     changes_per_second: float
@@ -90,10 +90,10 @@ class TableProgress(msgspec.Struct, frozen=True):
 
 
 class Progress(Event, frozen=True):
-    """Where the mirror is: about every second, and behind each batch where batches take longer.
+    """The progress of the mirror, sent about every second, and after each batch if batches take longer.
 
-    `lag` is how old the newest change was when it was in the lake, or, where nothing waits, 0; None while nobody knows.
-    `lag_lsn` is how many rows of the log are known and not in the lake yet.
+    `lag` is the age of the newest change when it was committed to the lake, 0 if no rows are pending, and None while it
+    is unknown. `lag_lsn` is the number of known log rows that are not in the lake yet.
     """
 
     positions: dict[str, Lsns]
@@ -115,7 +115,7 @@ class Progress(Event, frozen=True):
 
 
 class CaughtUp(Event, frozen=True, tag="caught_up"):
-    """All that the sources had when they were asked first is in the lake."""
+    """The lake has all rows that the sources had at the start."""
 
     positions: dict[str, Lsns]
 
@@ -124,7 +124,7 @@ class CaughtUp(Event, frozen=True, tag="caught_up"):
 
 
 class Stopped(Event, frozen=True):
-    """The end, in good order."""
+    """The mirror stopped without an error."""
 
     positions: dict[str, Lsns]
     changes: int
@@ -138,7 +138,7 @@ class Stopped(Event, frozen=True):
 
 
 class _Rate:
-    """Amounts of the last seconds."""
+    """A total, and its rate over the last `RATE_SECONDS`."""
 
     def __init__(self, begun: float) -> None:
         self.total = 0
@@ -158,7 +158,7 @@ class _Rate:
 
 @dataclass
 class Meter:
-    """Counts what goes into the lake. `begun` and `now` are of one monotonic clock."""
+    """Counts the changes written to the lake. `begun` and `now` come from the same monotonic clock."""
 
     begun: float
     batches: int = 0
@@ -172,16 +172,16 @@ class Meter:
         self._all = _Rate(self.begun)
 
     def batch(self, now: float, seconds: float, lag: float | None) -> None:
-        """A batch is in the lake; its newest change is `lag` seconds old."""
+        """Record a committed batch that took `seconds`; its newest change is `lag` seconds old."""
         self.batches += 1
         self.batch_seconds, self.lag = seconds, lag
 
     def idle(self) -> None:
-        """Nothing waits."""
+        """Record that no rows are pending."""
         self.lag = 0.0 if self.lag is not None else None
 
     def table(self, now: float, name: str, changes: int, version: int | None) -> None:
-        """Changes of a batch that went into a table."""
+        """Record the changes that a batch wrote to a table."""
         self._all.add(now, changes)
         self._tables.setdefault(name, _Rate(self.begun)).add(now, changes)
         if version is not None:
@@ -192,7 +192,7 @@ class Meter:
         return self._all.total
 
     def progress(self, now: float, positions: dict[str, VClock], known: dict[str, VClock]) -> Progress:
-        """`known` is how far the sources are, as they have told."""
+        """Return the current progress. `known` has the newest settled position of each source."""
         tables = {
             name: TableProgress(rate.total, round(rate.per_second(now), 1), self._versions.get(name))
             for name, rate in sorted(self._tables.items())
@@ -211,10 +211,10 @@ class Meter:
 
 
 def counted(count: int, word: str, ending: str = "s") -> str:
-    """As `1 batch`, and `2,000 batches`."""
+    """Return a count with its noun, such as `1 batch` or `2,000 batches`."""
     return f"{count:,} {word}{'' if count == 1 else ending}"
 
 
 def lsns(positions: dict[str, VClock]) -> dict[str, Lsns]:
-    """Positions as events have them."""
+    """Return positions in the form that events use."""
     return {uuid: vclock.to_mapping() for uuid, vclock in sorted(positions.items())}

@@ -1,6 +1,7 @@
-"""Where a mirror takes the log from: a directory that is there, or a live replica set by way of a spool.
+"""The sources of a mirror: an existing directory of logs, or a live replica set through a spool.
 
-Both are an `ArchiveIndex` that grows. The mirror asks how far it is, waits for more, and says what is in the lake.
+Each source provides a growing log index. The mirror asks for its position, waits for more rows, and reports which
+rows are in the lake.
 """
 
 from __future__ import annotations
@@ -32,50 +33,50 @@ NEWEST_VERSION: Final = (2, 11)
 
 
 Log = ArchiveIndex | LimestoneLog
-"""What a mirror follows."""
+"""The log index that a mirror follows."""
 
 
 class MirrorBusy(FlowstoneError):
-    """Another mirror has the lake or the spool."""
+    """Another mirror holds the lock of the lake or the spool."""
 
 
 class MirrorSource(Protocol):
-    """A log and who it is of."""
+    """A log and the replica set it belongs to."""
 
     name: str
     replicaset_uuid: str
 
     @property
     def index(self) -> Log:
-        """What is there now. Cheap: asked for at every turn."""
+        """The log as of this call. Cheap: the mirror reads it in every iteration."""
         ...
 
     @property
     def received(self) -> VClock:
-        """What has come, settled or not."""
+        """The position of the newest received row, settled or not."""
         ...
 
     def wait(self, seconds: float) -> None:
-        """Until there may be more, at most so long."""
+        """Wait until there may be more rows, for at most `seconds`."""
         ...
 
     def target(self) -> VClock:
-        """Where the source is now: what `--once` goes up to."""
+        """Return the current position of the source, at which `--once` stops."""
         ...
 
     def check(self) -> None:
-        """Raises what ended it."""
+        """Raise the error that ended the source, if any."""
         ...
 
     def collect(self, position: VClock) -> None:
-        """Everything up to `position` is in the lake."""
+        """Note that all rows up to `position` are in the lake, so the source may drop them."""
         ...
 
     def close(self) -> None: ...
 
 
 class DirectorySource:
-    """An archive, the directory of a server's own logs, or that of a Limestone. It is read, never written."""
+    """An archive, a log directory of a server, or a Limestone directory. It is only read, never written."""
 
     def __init__(self, directory: str) -> None:
         self.name = directory
@@ -112,7 +113,7 @@ class DirectorySource:
 
 
 class LiveSource:
-    """A replica set by any of its members; the spool below `directory` has what is not in the lake yet."""
+    """A replica set, followed through any member; the spool in `directory` holds rows that are not in the lake yet."""
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class LiveSource:
         self.replicaset_uuid = replicaset_uuid
 
         def tell(event: ArchiveEvent) -> None:
-            # The mirror tells where it is and that it has stopped: its spool is its own business.
+            # The mirror reports its own progress and stop; those of its spool would only repeat them.
             if not isinstance(event, (ArchiveProgress, ArchiveStopped)):
                 on_event(str(event))
 
@@ -150,7 +151,7 @@ class LiveSource:
                 f"another mirror has the spool {directory}", hint="stop it, or give this one another lake and --spool"
             ) from error
         except FlowstoneError:
-            if is_new:  # half a snapshot is of no use, and may have what a mask is to hide
+            if is_new:  # a partial snapshot is useless, and may hold values that a mask must hide
                 shutil.rmtree(directory, ignore_errors=True)
             raise
 
@@ -179,7 +180,7 @@ class LiveSource:
 
 
 def server_version(index: Log) -> tuple[int, ...]:
-    """Of the server whose log it is: what UPSERT does depends on it."""
+    """Return the version of the server that wrote the log; the semantics of UPSERT depend on it."""
     names = [name for name in index.disk.list_directory(index.directory) if name.endswith((".xlog", ".snap"))]
     if not names:
         return NEWEST_VERSION

@@ -1,6 +1,6 @@
-"""How a mirror starts: everything that can refuse it is asked before anything is made, and needs no Spark.
+"""The checks before a mirror starts. All of them run before any file is created, and none needs Spark.
 
-A start that is refused leaves nothing behind: no lake, no spool, and above all no tuple that a mask was to hide.
+A rejected start leaves no lake, no spool, and above all no tuple that a mask must hide.
 """
 
 from __future__ import annotations
@@ -30,20 +30,24 @@ if TYPE_CHECKING:
     from flowstone.spark.mirror import MirrorOptions
 
 Source = Sequence[Uri] | str | DirectorySource
-"""The members of a replica set, or a directory, which may be open already."""
+"""The members of a replica set, or a directory, which may already be open."""
 
 
 class WrongPlace(FlowstoneError):
-    """The lake and the spool cannot be where they were said to be."""
+    """The sources, the lake, the spool or the catalog cannot be used as given."""
 
 
 class OtherSettings(FlowstoneError):
-    """The lake was begun with other settings than these."""
+    """The settings do not match those that the lake was created with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A source that has said who it is. `definitions` are those of a live one; None: it is away, and is waited for."""
+    """A source whose replica set is known.
+
+    `definitions` are those of a live source. They are None for a directory, and for a live source that is unreachable:
+    the mirror waits for it.
+    """
 
     source: Sequence[Uri] | DirectorySource
     replicaset_uuid: str
@@ -56,9 +60,10 @@ class Origin:
 
 
 def check_start(sources: Sequence[Source], lake: str, options: MirrorOptions) -> list[Source]:
-    """Raises what would stop a mirror of these sources; returns them, with directories open.
+    """Raise the error that would stop a mirror of these sources; return the sources, with directories open.
 
-    How far a lake in an object store is, and so whether a source may be away, only the mirror itself can find out.
+    A lake in an object store is not checked here: only the mirror itself can read its progress, which decides whether a
+    source may be unreachable.
     """
     if not is_local(lake):
         return list(sources)
@@ -72,7 +77,7 @@ def check_start(sources: Sequence[Source], lake: str, options: MirrorOptions) ->
 def origins_of(
     sources: Sequence[Source], lake: str, options: MirrorOptions, saved: Mapping[str, Saved]
 ) -> list[Origin]:
-    """Who the sources are; raises where they, or the options, do not go together with what is saved in the lake."""
+    """Identify the sources. Raise an error if they or the options do not match the progress saved in the lake."""
     for each in saved.values():
         _check_settings(each.settings, options.settings, lake)
     origins: list[Origin] = []
@@ -95,7 +100,7 @@ def origins_of(
 
 
 def origin_of(source: Source, known: Sequence[str]) -> Origin:
-    """The replica set that answers; while nobody does, the only one that the lake knows."""
+    """Identify the replica set of a source. If no member answers, it is the only replica set known to the lake."""
     if isinstance(source, str):
         source = DirectorySource(source)
     if isinstance(source, DirectorySource):
@@ -110,10 +115,10 @@ def origin_of(source: Source, known: Sequence[str]) -> Origin:
 
 
 def _check_excluded(origins: Sequence[Origin], lake: str, options: MirrorOptions, saved: Mapping[str, Saved]) -> None:
-    """Check that every excluded space exists in a source, or did when the lake was begun, and has no table yet.
+    """Check that every excluded space exists in a source, or did when the lake was created, and has no table yet.
 
-    Names cannot be checked while a source is away, nor for a lake whose settings do not have them: it was begun by a
-    release that did not save them, and the space may have been dropped since.
+    Names cannot be checked while a source is unreachable, nor for a lake whose settings lack them: an older release
+    that did not save them created it, and the space may have been dropped since.
     """
     excluded = options.choice.excluded
     if not excluded:
@@ -139,14 +144,14 @@ def _check_excluded(origins: Sequence[Origin], lake: str, options: MirrorOptions
 
 
 def _schemas_in(index: Log, *, is_history: bool) -> tuple[Schema, Schema]:
-    """Return the definitions that a first load begins with, and the newest ones."""
+    """Return the definitions that a first load starts with, and the newest ones."""
     snapshot = first_snapshot(index, is_history=is_history)
     first = index.schema_at(snapshot.vclock if snapshot is not None else index.earliest).schema
     return first, index.schema_at(index.settled).schema
 
 
 def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
-    """Choice and masks fit the spaces that a first load is going to have."""
+    """Check that the choice and the masks fit the spaces of the first load."""
     if isinstance(origin.source, DirectorySource):
         index = origin.source.index
         if options.history and isinstance(index, LimestoneLog):
@@ -160,7 +165,7 @@ def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
         newest = first = schema_of(origin.definitions)
     options.choice.check(newest)
     for mask in options.masking.masks:
-        # A name that is written wrongly would hide nothing, and nobody would see it.
+        # A misspelled name would silently mask nothing.
         if newest.get(mask.space) is None:
             raise WrongMask(f"there is no space {mask.space!r} to mask", hint="mask what is there, by its name")
     for space in options.choice.spaces_of(first, {}).values():
@@ -184,14 +189,17 @@ def _check_settings(settings: Mapping[str, str], ours: Mapping[str, str], lake: 
 
 
 def schema_of(rows: Sequence[DefinitionRow]) -> Schema:
-    """What rows of `_space` and `_index` define."""
+    """Return the schema that rows of `_space` and `_index` define."""
     tracker = SchemaTracker()
     Definitions({}, "", "", tuple(rows)).apply_to(tracker)
     return tracker.schema
 
 
 def first_snapshot(index: Log, *, is_history: bool) -> SnapshotFile | None:
-    """The newest that is settled, or for a history the oldest; None where the log begins with nothing."""
+    """Return the newest settled snapshot, or for a history the oldest; None if the log is complete without one.
+
+    Raise DataLoss if the log starts later and there is no snapshot.
+    """
     settled = [each for each in index.snapshots if each.vclock <= index.settled]
     if not settled:
         if index.earliest:
@@ -207,7 +215,7 @@ def first_snapshot(index: Log, *, is_history: bool) -> SnapshotFile | None:
 
 
 def is_local(path: str) -> bool:
-    """Whether a lake is in the local file system."""
+    """Return True if a lake is in the local file system."""
     return "://" not in path or path.startswith("file://")
 
 
@@ -217,7 +225,7 @@ def local_path(path: str) -> str:
 
 @contextmanager
 def lake_lock(lake: str) -> Iterator[None]:
-    """One mirror per lake: on this machine by a lock, elsewhere by what the tables themselves carry."""
+    """Allow one mirror per lake. A local lake is locked; elsewhere only the state in the tables protects it."""
     if not is_local(lake):
         yield
         return
@@ -235,9 +243,9 @@ def lake_lock(lake: str) -> Iterator[None]:
 
 @contextmanager
 def made(*directories: str, is_private: bool = False) -> Iterator[None]:
-    """Directories that are there, the outer ones first; an error takes away those of them that are new and empty.
+    """Create missing directories, outer ones first. An error in the block removes those that are new and empty.
 
-    What is private only its owner may read; one that somebody else has made stays as it is.
+    Only the owner may read private directories. Existing directories keep their mode.
     """
     new = [each for each in directories if not os.path.isdir(each)]
     for each in new:
@@ -246,6 +254,6 @@ def made(*directories: str, is_private: bool = False) -> Iterator[None]:
         yield
     except BaseException:
         for each in reversed(new):
-            with suppress(OSError):  # it is in use, or gone already
+            with suppress(OSError):  # in use, or already gone
                 os.rmdir(each)
         raise

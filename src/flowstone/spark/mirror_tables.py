@@ -1,8 +1,8 @@
-"""The tables of a mirror: how they follow the definitions of their spaces, and what a batch commits to each.
+"""The tables of a mirror: they follow the definitions of their spaces and take the commits of batches.
 
-Where masks hide fields, a table of the lake has a twin in a lake of the mirror's own (`exact`) with the tuples as they
-are: operations are folded over those. The twin is committed last, so it may be behind its table after a crash, never
-ahead, and what it is behind by is folded again and left out where it is shown already.
+If masks hide fields, a table of the lake has a twin with the exact tuples in a private lake of the mirror (`exact`):
+operations are folded over the exact tuples. The twin is committed last, so after a crash it may lag its table but
+never lead it. The missing changes are folded again and skipped in the table that already has them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LOADED_DDL = "space_id BIGINT, sort_key BINARY, tuple BINARY"
 
 Pair = tuple[SpaceDefinition, SpaceDefinition]
-"""A space as it was and as it is."""
+"""The former and the current definition of a space."""
 
 
 def check_catalog(spark: SparkSession, schema: str) -> None:
-    """Raise WrongPlace unless Spark's catalog has `schema`: tables cannot be registered in one that does not exist."""
+    """Raise WrongPlace unless Spark's catalog has `schema`: tables can only be registered in an existing schema."""
     from pyspark.errors import PySparkException
 
     try:
@@ -57,7 +57,7 @@ def check_catalog(spark: SparkSession, schema: str) -> None:
 
 
 class MirrorTables:
-    """Tables by the names of their spaces, in the lake, and in `exact` where masks hide something of them."""
+    """Tables by the names of their spaces, in the lake and, for masked spaces, also in `exact`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class MirrorTables:
         self._open: dict[tuple[bool, str], LakeTable] = {}
 
     def _table(self, name: str, *, exact: bool = False) -> LakeTable:
-        """The table that is there; it is opened once, and stands at what this mirror committed last."""
+        """Return an existing table. It is opened once and stays at the last commit of this mirror."""
         found = self._open.get((exact, name))
         if found is None:
             lake = self._exact if exact else self._lake
@@ -96,14 +96,14 @@ class MirrorTables:
         return self._table(space.name, exact=True) if self._masking.of(space) is not None else None
 
     def _shown(self, space: SpaceDefinition) -> SpaceDefinition:
-        """The definition that the lake's table goes by."""
+        """Return the definition of the table in the lake, with masks applied."""
         mask = self._masking.of(space)
         return space if mask is None else mask.definition(space)
 
     # --- definitions ---
 
     def drop(self, spaces: Iterable[SpaceDefinition], uuid: str, position: VClock, time_us: int) -> None:
-        """Spaces that are gone: their tables stay, marked."""
+        """Mark the tables of dropped spaces. The tables stay."""
         moment = Moment(position.signature, at(time_us))
         for space in spaces:
             done = self._table(space.name).drop(position, uuid, moment)
@@ -114,7 +114,7 @@ class MirrorTables:
             self._note(done, space.name, "dropped")
 
     def rename(self, pairs: Iterable[Pair], uuid: str, position: VClock) -> None:
-        """Spaces under another name. `position` is the one before the batch: rows of the batch come behind."""
+        """Rename tables. `position` is the one before the batch, because the rows of the batch follow."""
         for was, now in in_order(pairs):
             if (self._masking.of(was) is None) != (self._masking.of(now) is None) or self._masking.of(was) is not None:
                 self._refuse_rename(was, now)
@@ -125,9 +125,9 @@ class MirrorTables:
             self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
 
     def leave(self, pairs: Iterable[Pair], spaces: Spaces, uuid: str, position: VClock, time_us: int) -> None:
-        """Marks what a snapshot, whose tables are there, does not have: `pairs` under their former names, and others.
+        """Mark the tables that a loaded snapshot does not have: `pairs` under their former names, and leftovers.
 
-        Others are from a snapshot before it, where a mirror was killed before it could note that it was there.
+        Leftovers are tables of an earlier snapshot whose mirror was killed before it saved its progress.
         """
         taken = {space.name for space in spaces.values()}
         for was, now in pairs:
@@ -141,7 +141,7 @@ class MirrorTables:
             for name, table in lake.tables().items() if lake is not None else ():
                 if name in taken or uuid not in table.schema.sets or uuid in table.schema.dropped:
                     continue
-                if table.drop(position, uuid, moment).is_replay:  # the same snapshot, with other spaces chosen
+                if table.drop(position, uuid, moment).is_replay:  # same snapshot, other choice of spaces
                     table.mark(replace(table.schema, dropped=(*table.schema.dropped, uuid)))
                 self._forget(name)
                 self._unregister(name)
@@ -149,7 +149,7 @@ class MirrorTables:
                     self._tell(events.Table(name, "dropped"))
 
     def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
-        """Masks go by names: under another one nobody said what is to be hidden."""
+        """Raise LakeError: masks refer to names, so the masks for the new name are unknown."""
         raise LakeError(
             f"space {was.name!r} is now called {now.name!r}, and masks are given for one of the names",
             hint="begin a new lake with masks for the new name",
@@ -162,7 +162,7 @@ class MirrorTables:
         position: VClock,
         folded: Mapping[int, Folded],
     ) -> dict[int, int]:
-        """Tables for new spaces, with the rows that came in the same transaction; the version of each by space."""
+        """Create tables for new spaces, with the rows of the same transaction. Return table versions by space."""
         versions: dict[int, int] = {}
         for space in spaces:
             found = folded.get(space.id)
@@ -187,14 +187,14 @@ class MirrorTables:
         return versions
 
     def _shown_states(self, space: SpaceDefinition, folded: Folded | None) -> pa.Table:
-        """States with the tuples that the lake's table has."""
+        """Return the states with the tuples of the table in the lake, masked if the space has masks."""
         states = folded.states if folded is not None else EMPTY
         if self._masking.of(space) is not None and folded is not None:
             states = states.set_column(states.schema.get_field_index("tuple"), "tuple", folded.masked)
         return states
 
     def load(self, frame: ArrowRows, spaces: Spaces, uuid: str, position: VClock, time_us: int) -> int:
-        """Tables become exactly the rows of a frame (space id, sort key, exact tuple); how many rows there are."""
+        """Replace the tables with the rows of a frame (space id, sort key, exact tuple). Return the number of rows."""
         masks = {space.id: mask for space in spaces.values() if (mask := self._masking.of(space)) is not None}
         columns = {space.name: list(names) for space in spaces.values() if (names := self._choice.columns_of(space))}
         shown: ArrowRows = frame.mapInArrow(partial(mask_rows, masks), LOADED_DDL) if masks else frame
@@ -227,9 +227,9 @@ class MirrorTables:
             self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._catalog_name(name)} USING delta LOCATION '{place}'")
 
     def _unregister(self, name: str) -> None:
-        """Takes the name out of the catalog; the files of a table with a place of its own stay.
+        """Remove the table from the catalog; its files stay, as the table has an explicit location.
 
-        A table that still has the rows of another replica set stays there.
+        A table that still has rows of another replica set stays in the catalog.
         """
         if self._catalog is None:
             return
@@ -251,7 +251,7 @@ class MirrorTables:
         *,
         created: Collection[SpaceDefinition] = (),
     ) -> dict[int, Target]:
-        """What executors have to know of each table."""
+        """Return what executors need to know about each table."""
         new = {space.id for space in created}
         found: dict[int, Target] = {}
         for space_id, space in spaces.items():
@@ -283,7 +283,7 @@ class MirrorTables:
         truncation: Truncation | None = None,
         is_altered: bool = False,
     ) -> int | None:
-        """What a batch does to one table, in one commit; its version behind it, or None where there was nothing."""
+        """Apply a batch to one table in one commit. Return the new version, or None if there was nothing to commit."""
         if truncation is None and not is_altered and (folded is None or not folded.states.num_rows):
             return None
         table = self._table(space.name)
@@ -333,7 +333,7 @@ class MirrorTables:
             table.compact()
 
     def vacuum(self, keep_hours: int) -> None:
-        """All tables, also those of spaces that are gone or have another name."""
+        """Vacuum all tables, including those of dropped and renamed spaces."""
         opened = {table.path: table for table in self._open.values()}
         for lake in (self._lake, self._exact):
             for table in lake.all_tables() if lake is not None else ():
@@ -357,7 +357,7 @@ EMPTY = pa.table(
 
 
 def in_order(pairs: Iterable[Pair]) -> list[Pair]:
-    """Renamed spaces in an order in which each new name is free when its turn comes."""
+    """Return the renames in an order in which each new name is free. Raise LakeError if names are swapped."""
     ordered: list[Pair] = []
     waiting = list(pairs)
     while waiting:
@@ -375,7 +375,7 @@ def in_order(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def last_states(states: pa.Table) -> pa.Table:
-    """Of each key the last of its states, which stand together in the order of time."""
+    """Return the last state of each key. The states of a key are adjacent and in order of time."""
     if not states.num_rows:
         return states
     codes = pc.dictionary_encode(states["sort_key"].combine_chunks()).indices.to_numpy()
@@ -383,5 +383,5 @@ def last_states(states: pa.Table) -> pa.Table:
 
 
 def at(time_us: int) -> datetime:
-    """A moment from microseconds since 1970."""
+    """Convert microseconds since the epoch to a datetime."""
     return EPOCH + timedelta(microseconds=time_us)

@@ -1,8 +1,8 @@
 """Offsets of streams: settled positions, one per replica set, as the JSON that Spark keeps in its checkpoint.
 
-Pure. The form is `{"<replica set UUID>": {"<replica id>": lsn}}`, beside it `stamps` and `snapshots` where there is
-something to say. Spark compares texts, so equal offsets have equal texts. `{}` is before everything: no row, no
-snapshot.
+Pure. The form is `{"<replica set UUID>": {"<replica id>": lsn}}`, with `stamps` and `snapshots` beside the UUIDs if
+they are not empty. Spark compares offsets as text, so equal offsets have equal texts. `{}` is the position before
+any row or snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.replication.vclock import VClock, VClockError
 
 STAMPS, SNAPSHOTS = "stamps", "snapshots"
-"""Keys beside the UUIDs: greatest commit time so far, in microseconds; chunks of the snapshot handed out so far."""
+"""Keys beside the UUIDs: the greatest commit time so far, in microseconds; the snapshot chunks delivered so far."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FORM: Final = 'write it as {"1": 500}, or {"<replica set UUID>": {"1": 500}} for several replica sets'
@@ -26,15 +26,15 @@ Named = Literal["earliest", "latest", "snapshot"]
 
 
 class WrongOffset(FlowstoneError):
-    """Something is not an offset, or not one of this stream."""
+    """A value is not an offset, or not an offset of this stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a stream is in the log of one replica set: all up to `vclock` was delivered.
+    """The position of a stream in the log of one replica set: all rows up to `vclock` were delivered.
 
-    `stamp` is the greatest commit time so far, from which times of later transactions go on. `chunk`: of the snapshot
-    of `vclock` so many chunks were delivered, and nothing behind it; None: it was delivered whole.
+    `stamp` is the greatest commit time so far; later transactions never get an earlier one. `chunk` is the number of
+    chunks delivered so far if the stream is inside the snapshot at `vclock`, else None.
     """
 
     vclock: VClock
@@ -52,15 +52,15 @@ class Offset:
         return iter(sorted(self.positions.items()))
 
     def get(self, replicaset_uuid: str) -> Position | None:
-        """None: nothing of that replica set was delivered yet."""
+        """Return the position in a replica set, or None if nothing of it was delivered yet."""
         return self.positions.get(replicaset_uuid)
 
     def moved(self, replicaset_uuid: str, position: Position) -> Offset:
-        """This offset with another position of one replica set."""
+        """Return this offset with a new position for one replica set."""
         return Offset({**self.positions, replicaset_uuid: position})
 
     def to_json(self) -> dict[str, Any]:
-        """What a reader hands to Spark; the order of its keys depends on nothing but the offset."""
+        """Return the JSON that a reader passes to Spark. The order of keys depends only on the offset."""
         found: dict[str, Any] = {uuid: _lsns(position.vclock) for uuid, position in self}
         stamps = {uuid: position.stamp for uuid, position in self if position.stamp}
         chunks = {uuid: position.chunk for uuid, position in self if position.chunk is not None}
@@ -68,7 +68,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, value: object) -> Offset:
-        """The offset that Spark hands back."""
+        """Parse the JSON that Spark passes back. Raise WrongOffset if it is malformed."""
         members = _mapping(value)
         stamps = _numbers(members.pop(STAMPS, {}), STAMPS)
         chunks = _numbers(members.pop(SNAPSHOTS, {}), SNAPSHOTS)
@@ -82,11 +82,14 @@ class Offset:
 
 
 INITIAL: Final = Offset()
-"""Before everything: what `initialOffset` gives, always."""
+"""The offset before any row. `initialOffset` always returns it."""
 
 
 def parse_offsets(text: str) -> Named | dict[str | None, VClock]:
-    """`startingOffsets` and `endingOffsets`: a name, or vclocks by replica set; None is the only one there is."""
+    """Parse `startingOffsets` or `endingOffsets`: a name, or vclocks by replica set UUID.
+
+    The key None stands for the only replica set of the source.
+    """
     text = text.strip()
     for name in ("earliest", "latest", "snapshot"):
         if text.lower() == name:

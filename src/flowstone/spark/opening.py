@@ -1,6 +1,7 @@
-"""Which kind of side a name means.
+"""Open the side that a name stands for.
 
-A directory is an archive, one of logs, one of Limestone or a lake, by what is in it; a URL is a lake, all else a node.
+The content of a directory decides whether it is an archive, a log directory, a Limestone directory or a lake. A URL is
+a lake; anything else is the address of a node.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def open_side(
     salt: str | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Side:
-    """The side that `text` names. `login` gives an address of a node its user; `salt` is that of a lake's masks."""
+    """Open the side that `text` names. `login` adds the user to a node address; `salt` is the one of a lake's masks."""
     if os.path.isdir(text):
         return _directory(text, salt)
     if "://" in text:
@@ -60,6 +61,6 @@ def _directory(path: str, salt: str | None) -> Side:
 
 
 def _lake(path: str, storage_options: Mapping[str, str] | None, salt: str | None) -> Side:
-    from flowstone.spark.lake_side import LakeSide  # deltalake is needed by who has a lake
+    from flowstone.spark.lake_side import LakeSide  # only lakes need deltalake
 
     return LakeSide(path, dict(storage_options or {}), salt)

@@ -1,8 +1,7 @@
-"""Options of the data sources, under the names that Kafka's users expect: read, checked, and explained when wrong.
+"""Parse and check the options of the data sources, which have the names that Kafka users expect.
 
-Pure. Spark hands options over as texts, with names in any case. Whatever is wrong is one error, before anything is
-opened, connected or written. What can only be known at the source (is there such a space, such a column) is checked
-there.
+Pure. Spark passes options as text, with names in any case. A wrong option raises WrongOption before anything is
+opened, connected or written. Checks that need the source, such as whether a space or a column exists, happen there.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 class WrongOption(FlowstoneError):
-    """An option of a data source is missing, unknown, or has a value that it cannot have."""
+    """An option of a data source is missing, unknown, or has an invalid value."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """A moment of the past: one of a time (seconds since 1970), a position, or an LSN of the log's only originator."""
+    """A moment in the past: a time (seconds since the epoch), a position, or an LSN of the log's only originator."""
 
     time: float | None = None
     vclock: VClock | None = None
@@ -42,7 +41,7 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class SchemaAt:
-    """Where a stream goes on, so that its columns are those of there: by a checkpoint's directory, or by positions."""
+    """Where a stream resumes, which decides its columns: the directory of a checkpoint, or positions."""
 
     checkpoint: str | None = None
     positions: dict[str | None, VClock] = field(default_factory=dict)
@@ -50,7 +49,7 @@ class SchemaAt:
 
 @dataclass(frozen=True, slots=True)
 class ChangeOptions:
-    """What every source of changes knows."""
+    """The options that all change sources share."""
 
     space: int | str | None = None
     wanted: tuple[str, ...] | None = None
@@ -67,7 +66,7 @@ class ChangeOptions:
 
 @dataclass(frozen=True, slots=True)
 class XlogOptions:
-    """Source `xlog`: the directories, and what of them."""
+    """The options of source `xlog`."""
 
     paths: tuple[str, ...]
     changes: ChangeOptions
@@ -78,7 +77,7 @@ class XlogOptions:
 
 @dataclass(frozen=True, slots=True)
 class TarantoolOptions:
-    """Source `tarantool`: the members of each replica set, and for streams where promises are kept."""
+    """The options of source `tarantool`. `members` has one tuple per replica set; `spool_location` is for streams."""
 
     members: tuple[tuple[Uri, ...], ...]
     changes: ChangeOptions
@@ -91,7 +90,7 @@ class TarantoolOptions:
 
 @dataclass(frozen=True, slots=True)
 class LimestoneOptions:
-    """Source `limestone`: the directory, and what of it. Epochs are numbers."""
+    """The options of source `limestone`. Offsets are epoch numbers."""
 
     path: str
     mode: Literal["changes", "state"] = "changes"
@@ -108,7 +107,7 @@ class LimestoneOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriterOptions:
-    """Writer `tarantool`."""
+    """The options of writer `tarantool`."""
 
     uri: Uri
     space: int | str
@@ -138,7 +137,7 @@ LIMESTONE_OPTIONS: Final = tuple(
     ).split()
 )
 WRITER_OPTIONS: Final = ("uri", "space", "onConflict", "checkpointLocation")
-"""The last is Spark's own, who passes it on to the writers of streams."""
+"""`checkpointLocation` is Spark's own option, which it also passes to stream writers."""
 
 _SIZES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)b?", re.ASCII)
@@ -148,13 +147,13 @@ _SECONDS: Final = re.compile(r"\d+\.\d+", re.ASCII)
 _OF_CHANGES: Final = tuple(
     "images startingOffsets endingOffsets failOnDataLoss transport transportAddress register".split()
 )
-"""What a batch of `tarantool`, which is a state, has no use for."""
+"""Options that a batch query of `tarantool` rejects: it reads a state, not changes."""
 
 _STREAM_ONLY: Final = ("maxRowsPerTrigger", "maxBytesPerTrigger", "schemaAt", "spoolLocation")
 
 
 def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) -> XlogOptions:
-    """The options of source `xlog`; `streaming` is None where that is not known yet, as when a schema is asked for."""
+    """Parse the options of source `xlog`. `streaming` is None if not known yet, as when Spark asks for the schema."""
     options = _Options(given, XLOG_OPTIONS, "xlog", streaming)
     mode: Literal["changes", "state"] = options.choice("mode", "changes", ("changes", "state"))
     as_of = options.read("asOf", parse_as_of)
@@ -176,7 +175,7 @@ def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) ->
 
 
 def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = False) -> TarantoolOptions:
-    """The options of source `tarantool`: `uri` has members of a replica set behind `,`, replica sets behind `;`."""
+    """Parse the options of source `tarantool`. In `uri`, `,` separates members and `;` separates replica sets."""
     options = _Options(given, TARANTOOL_OPTIONS, "tarantool", streaming)
     members = options.read("uri", _members) or ()
     if not members:
@@ -202,7 +201,7 @@ def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = Fals
 
 
 def limestone_options(given: Mapping[str, str], *, streaming: bool | None = False) -> LimestoneOptions:
-    """The options of source `limestone`."""
+    """Parse the options of source `limestone`."""
     options = _Options(given, LIMESTONE_OPTIONS, "limestone", streaming)
     mode: Literal["changes", "state"] = options.choice("mode", "changes", ("changes", "state"))
     as_of = options.read("asOf", _number)
@@ -241,7 +240,7 @@ def limestone_options(given: Mapping[str, str], *, streaming: bool | None = Fals
 
 
 def writer_options(given: Mapping[str, str]) -> WriterOptions:
-    """The options of writer `tarantool`."""
+    """Parse the options of writer `tarantool`."""
     options = _Options(given, WRITER_OPTIONS, "tarantool", False)
     space = options.space()
     if space is None:
@@ -277,7 +276,7 @@ def _changes(options: _Options) -> ChangeOptions:
 
 
 class _Options:
-    """Texts by name, in any case; every one that is given must be known."""
+    """The given options by name, which is case-insensitive. Unknown names raise WrongOption."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...], source: str, streaming: bool | None) -> None:
         names = {name.lower(): name for name in known}
@@ -297,7 +296,7 @@ class _Options:
                 raise WrongOption(f"{name} is given to {what}", hint=hint)
 
     def read(self, name: str, reader: Callable[[str], T]) -> T | None:
-        """The value, None where it is not given; what the reader refuses is told with the option's name."""
+        """Return the value parsed by `reader`, or None if not given. Errors of the reader name the option."""
         if name not in self._values:
             return None
         try:
@@ -327,7 +326,7 @@ class _Options:
         return bool(self.choice(name, str(default).lower(), ("true", "false")) == "true")
 
     def space(self) -> int | str | None:
-        """A number is an id, anything else a name; a name of digits in quotes."""
+        """Return the space: a number is an id, anything else a name. Quotes turn digits into a name."""
         text = self._values.get("space")
         if text is None:
             return None
@@ -412,7 +411,7 @@ def _schema_at(text: str) -> SchemaAt:
 
 
 def parse_as_of(text: str) -> AsOf:
-    """A moment as users write it; ValueError says how it can be written."""
+    """Parse a moment as users write it. The text of the ValueError lists the accepted forms."""
     text = text.strip()
     if _NUMBER.fullmatch(text):
         return AsOf(lsn=int(text))

@@ -1,9 +1,9 @@
 """The state of a space at a settled moment, for readers that cannot run jobs: each task folds a share of the keys.
 
-A snapshot has the tuples of a space in the order of its primary key, so a slice of it is a range of keys: its task
-takes the changes of that range from the log, and passes on what has none. Where a snapshot is in no order, or there is
-little of it beside the changes, keys are shared out by a hash, and each task reads everything. Jobs that have a
-session use `state.py`, which shuffles instead.
+A snapshot has the tuples of a space in the order of its primary key, so a slice of it is a range of keys. A task takes
+the changes of its range from the log and passes unchanged tuples through. If the snapshot is not ordered, or is small
+compared to the changes, keys are divided by a hash and each task reads everything. Jobs that have a session use
+`state.py`, which shuffles instead.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ SLICE_SIZE: Final = 16 * 1024 * 1024
 """Bytes of a snapshot per task."""
 
 SHARE_SIZE: Final = 32 * 1024 * 1024
-"""Bytes of logs per task, where each of them reads all."""
+"""Bytes of logs per task if each task reads everything."""
 
 SHARES_MAX: Final = 8
 
 
 @dataclass(frozen=True)
 class StatePart:
-    """What one task reads, and which keys are its own: from `low` on and below `high`, or by hash one of so many."""
+    """The input of one task, and its keys: the half-open range from `low` to `high`, or one of several hash shares."""
 
     snapshot: tuple[Slice, ...]
     changes: tuple[Slice, ...]
@@ -67,11 +67,11 @@ class StatePart:
     share: tuple[int, int] = (0, 1)
 
 
-# --- what the driver plans ----------------------------------------------------------------------------------------
+# --- planning, in the driver --------------------------------------------------------------------------------------
 
 
 def state_contracts(directories: LogDirectories, options: XlogOptions) -> dict[str, StateContract]:
-    """The columns, by replica set: those of the space at its moment."""
+    """Return the columns by replica set, as the space has them at the requested moment."""
     found = {}
     for logs in directories:
         index, position = logs.resolve(options.as_of)
@@ -81,7 +81,7 @@ def state_contracts(directories: LogDirectories, options: XlogOptions) -> dict[s
 
 
 def plan_state(directories: LogDirectories, options: XlogOptions) -> list[StatePart]:
-    """The tasks that together have each tuple of the space once."""
+    """Return the tasks, which together read each tuple of the space once."""
     state_contracts(directories, options)
     return [part for logs in directories for part in _planned(*logs.resolve(options.as_of), options)]
 
@@ -108,7 +108,7 @@ def _planned(index: ArchiveIndex, position: VClock, options: XlogOptions) -> lis
     changes = tuple(index.slices(snapshot.vclock, position, spaces=(space.id,)))
     with LogFile.open(index.disk, snapshot.path) as log:
         rules = upsert_rules(version_of(log.meta.version))
-    # What was truncated, or made anew, has nothing of the snapshot.
+    # A space that was truncated or recreated keeps nothing of the snapshot.
     slices = index.snapshot_slices(snapshot, size=SLICE_SIZE) if plan.void == BEFORE_ALL else []
     firsts = [_first_row(index.disk, part, space) for part in slices]
     chosen = _holding(firsts, space.id)
@@ -138,7 +138,7 @@ def _plan_of(index: ArchiveIndex, snapshot: SnapshotFile, position: VClock, spac
 
 
 def _first_row(disk: Disk, part: Slice, space: SpaceDefinition) -> tuple[int, bytes | None]:
-    """The space of the first row of a slice, and, if it is `space`, its key."""
+    """Return the space id of the first row of a slice and, if it is `space`, the key of the row."""
     with LogFile.open(disk, part.path) as log:
         chunk = next(log.chunks(part.offset, part.end))
         slab = replace(chunk, blocks=chunk.blocks[:1]).decode()
@@ -151,7 +151,7 @@ def _first_row(disk: Disk, part: Slice, space: SpaceDefinition) -> tuple[int, by
 
 
 def _holding(firsts: Sequence[tuple[int, bytes | None]], space_id: int) -> slice:
-    """The slices that can have rows of a space: it may begin in the one before those that begin with it."""
+    """Return the slices that can have rows of a space: it may begin in the slice before those that begin with it."""
     ids = [each for each, _ in firsts]
     if ids != sorted(ids):
         return slice(None)
@@ -163,7 +163,7 @@ def _holding(firsts: Sequence[tuple[int, bytes | None]], space_id: int) -> slice
 def _ranges(
     space: SpaceDefinition, firsts: Sequence[tuple[int, bytes | None]]
 ) -> list[tuple[bytes | None, bytes | None]]:
-    """The keys of each slice; none where slices are not in the order of keys."""
+    """Return the key range of each slice, or an empty list if the slices are not in key order."""
     key = space.primary_key
     edges = [edge for _, edge in firsts[1:]]
     if key is None or key.type.lower() != "tree" or None in edges or not firsts:
@@ -174,11 +174,11 @@ def _ranges(
     return list(zip([None, *known], [*known, None], strict=True))
 
 
-# --- what executors do --------------------------------------------------------------------------------------------
+# --- reading, in executors ----------------------------------------------------------------------------------------
 
 
 def read_state(disk: Disk, part: StatePart, *, show_secrets: bool = False) -> Iterator[pa.RecordBatch]:
-    """The tuples of a task's keys, in the columns of its contract."""
+    """Yield the tuples of the task's keys, in the columns of its contract."""
     space = part.contract.space
     assert space is not None
     is_hidden = space.id in USER_SPACES and not show_secrets
@@ -212,7 +212,7 @@ def _tuples(disk: Disk, part: StatePart, space: SpaceDefinition) -> Iterator[pa.
 
 
 def _in_stages(part: StatePart, changes: pa.Table, state: pa.Table) -> pa.Array:
-    """The tuples of a space whose primary key was altered on the way, from one alteration to the next."""
+    """Return the tuples of a space whose primary key was altered, folded from one alteration to the next."""
     plan = part.plan
     edges: list[Place | None] = [*plan.rekeyed, None]
     before: Place | None = None
@@ -238,7 +238,7 @@ def _empty_old() -> pa.Table:
 
 
 def _changes(disk: Disk, part: StatePart, space: SpaceDefinition) -> pa.Table:
-    """The changes of the task's keys that count."""
+    """Return the changes of the task's keys, without truncations and void changes."""
     contract = ChangeContract("", wanted=RAW_COLUMNS, show_system=True, only=(space.id,), keeps_truncate=True)
     found: list[pa.RecordBatch] = []
     for each in part.changes:
@@ -262,7 +262,7 @@ def _snapshot_rows(disk: Disk, part: StatePart, space: SpaceDefinition) -> Itera
 
 
 def _between(rows: pa.Table | pa.RecordBatch, before: Place | None, until: Place | None) -> pa.Array:
-    """Which rows stand behind one place, and not behind another."""
+    """Return a mask of the rows after place `before`, up to and including place `until`."""
     versions, lsns = _numbers(rows["_commit_version"]), _numbers(rows["_lsn"])
     inside = np.ones(len(versions), np.bool_)
     if before is not None:
@@ -278,7 +278,7 @@ def _numbers(column: pa.Array | pa.ChunkedArray) -> Cells:
 
 
 def _own(keys: pa.Array, part: StatePart) -> pa.Array:
-    """Which keys are the task's."""
+    """Return a mask of the keys that belong to the task."""
     number, count = part.share
     if count > 1:
         out: Cells = np.empty(len(keys), np.int64)
@@ -297,7 +297,7 @@ def _own(keys: pa.Array, part: StatePart) -> pa.Array:
 
 @kernel
 def hash_keys(buf: Bytes, edges: Cells, out: Cells) -> None:
-    """A number for each key, the same wherever it is computed."""
+    """Compute a hash of each key that is the same on every machine."""
     for row in range(out.shape[0]):
         out[row] = checksum(buf, int(edges[row]), int(edges[row + 1]))
 

@@ -1,6 +1,6 @@
-"""What a Spark session needs to know before it can use the data sources: their classes, settings, and a Python.
+"""Prepare a Spark session for the data sources: register their classes, apply settings, choose the workers' Python.
 
-Works with classic sessions and with Spark Connect, where the server has its own Python and only settings can be made.
+Works with classic sessions and with Spark Connect, where the server has its own Python and only settings apply.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PYTHON_ENVIRONMENT: Final = "PYSPARK_PYTHON"
 
 
 class CannotRegister(FlowstoneError):
-    """The session does not take the data sources."""
+    """The session rejects a setting that the data sources need."""
 
 
 def register_sources(spark: SparkSession) -> None:
@@ -41,7 +41,7 @@ def register_sources(spark: SparkSession) -> None:
 
 
 def _is_connect(spark: SparkSession) -> bool:
-    """Told by its module: importing the class takes packages that classic sessions do without."""
+    """Decide by module name: importing the class needs packages that classic sessions do without."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -60,13 +60,16 @@ def _set(spark: SparkSession, name: str, value: str) -> None:
 
 
 def _choose_python(spark: SparkSession) -> None:
-    """Spark's workers run the system's python3 unless told otherwise, which rarely has what this Python has."""
+    """Let local workers run this Python unless another is configured; warn about a cluster.
+
+    The default, the system's python3, rarely has the packages that this Python has.
+    """
     context = spark.sparkContext
     named = context.getConf().get(PYTHON_CONF)
     if os.environ.get(PYTHON_ENVIRONMENT) or context.pythonExec == sys.executable:
         return
     if named:
-        context.pythonExec = named  # Spark itself looks at this setting only in spark-submit
+        context.pythonExec = named  # Spark itself reads this setting only in spark-submit
         return
     if str(context.master).startswith(("local", "local-cluster")):
         context.pythonExec = sys.executable

@@ -1,7 +1,7 @@
-"""The state of a settled moment as files: a `.snap` that a Tarantool starts from, Delta tables, or Parquet.
+"""Write the state of a settled moment to files: a `.snap` that Tarantool starts from, Delta tables, or Parquet.
 
-Executors rebuild the state in the order of a snapshot and encode it to blocks; the driver writes the system spaces,
-appends the blocks as they are, and syncs. Everything is made beside its destination and gets its name when it is whole.
+Executors rebuild the state in snapshot order and encode it to blocks; the driver writes the system spaces, appends the
+blocks unchanged, and syncs. The output is written next to its destination and renamed once it is complete.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Format = Literal["snap", "delta", "parquet", "limestone"]
-"""The last is for what was a Limestone directory: see `limestone_restore.py`."""
+"""`limestone` is only for the state of a Limestone directory: see `limestone_restore.py`."""
 
 FORMATS: Final[tuple[Format, ...]] = ("snap", "delta", "parquet")
 
@@ -61,10 +61,10 @@ BLOCKS: Final = pa.schema(
     [pa.field("blocks", pa.binary(), nullable=False), pa.field("row_count", pa.int64(), nullable=False)]
 )
 BLOCKS_SIZE: Final = 1 << 20
-"""Bytes of encoded blocks that come to the driver as one row."""
+"""Approximate bytes of encoded blocks that the driver receives as one row."""
 
 ROW_SIZE: Final = 32
-"""About what a row takes besides its tuple."""
+"""Approximate bytes of a row besides its tuple."""
 
 STOPS_AT_SYNCHRONOUS: Final = (2, 6, 0)
 
@@ -72,11 +72,11 @@ Tell = Callable[[str], None]
 
 
 class OutputTaken(FlowstoneError):
-    """Where the state is to be written there is something already."""
+    """The output path is not empty, not usable, or being written by another process."""
 
 
 class VinylSpaces(FlowstoneError):
-    """A snapshot was asked for of spaces whose tuples are in files of another engine."""
+    """A snapshot was requested that would include vinyl spaces, whose tuples snapshots do not hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class RestoredSpace:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was written. `files` are the paths by format: of the snapshot, or of the directory of tables."""
+    """The result of a restore. `files` has a path per format: the snapshot file, or the directory of tables."""
 
     position: VClock
     instance_uuid: str
@@ -104,7 +104,7 @@ class Restored:
 
 
 def check_output(out: str) -> None:
-    """Raises OutputTaken unless `out` is a new or an empty directory."""
+    """Raise OutputTaken unless `out` is a new or an empty directory."""
     if not os.path.lexists(out):
         return
     if not os.path.isdir(out):
@@ -126,10 +126,10 @@ def restore(
     transport: Transport = "file",
     tell: Tell = lambda what: None,
 ) -> Restored:
-    """Writes the state at a settled `position` into the directory `out`, which is new or empty.
+    """Write the state at a settled `position` to the directory `out`, which must be new or empty.
 
-    One format goes into `out` itself, several into a directory each. NotSettled and DataLoss where there is no such
-    state. If anything goes wrong nothing remains.
+    A single format is written to `out` itself, several formats to a subdirectory each. Raise NotSettled or DataLoss if
+    the state cannot be rebuilt. A failed restore leaves no files.
     """
     begun = time.monotonic()
     check_output(out)
@@ -148,7 +148,7 @@ def restore(
 
 @contextmanager
 def destination(disk: Disk, out: str) -> Iterator[str]:
-    """A directory beside `out` that becomes it when the block ends, and is gone if it does not end well."""
+    """Yield a directory next to `out`, renamed to `out` when the block succeeds and removed when it fails."""
     out = os.path.abspath(out)
     unfinished = out + INPROGRESS
     os.makedirs(unfinished, mode=DIRECTORY_MODE, exist_ok=True)
@@ -158,7 +158,7 @@ def destination(disk: Disk, out: str) -> Iterator[str]:
         raise OutputTaken(f"{out} is being written by another process", hint="wait for it, or stop it") from error
     with lock:
         try:
-            # What a killed run left.
+            # Remove the files of a killed run.
             for left in Path(unfinished).iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
             yield unfinished
@@ -170,7 +170,7 @@ def destination(disk: Disk, out: str) -> Iterator[str]:
 
 
 def sync_all(directory: str) -> None:
-    """Files that executors wrote, and all names, survive a loss of power."""
+    """Sync all files, including those that executors wrote, and all directories, so that they survive a power loss."""
     for path, _, names in os.walk(directory):
         for name in [*names, ""]:
             descriptor = os.open(os.path.join(path, name), os.O_RDONLY)
@@ -182,7 +182,7 @@ def sync_all(directory: str) -> None:
 
 @dataclass
 class _Job:
-    """One restore. Between `prepared` and its end the state lies on the disks of executors, in order."""
+    """One restore. Inside `prepared` the ordered state is kept on the disks of executors."""
 
     spark: SparkSession
     index: ArchiveIndex
@@ -223,7 +223,7 @@ class _Job:
                 frame.unpersist()
 
     def _keep(self, frame: DataFrame) -> DataFrame:
-        """What is computed once stays on the disks of executors until the job ends."""
+        """Keep a computed frame on the disks of executors until the job ends."""
         from pyspark import StorageLevel
 
         self._kept.append(frame.persist(StorageLevel.DISK_ONLY))
@@ -273,7 +273,7 @@ class _Job:
             encode = partial(encode_partition, self._offsets(writer.row_count), local, timestamp)
             users = self.frame.filter(functions.col("space_id") >= FIRST_USER_SPACE_ID)
             encoded = self._keep(users.mapInArrow(encode, spark_ddl(BLOCKS)))
-            encoded.count()  # by all executors at once; what follows fetches one partition after the other
+            encoded.count()  # all executors encode in parallel; the loop below fetches partitions one by one
             self.tell("writing the snapshot")
             expected = writer.row_count + sum(count for (_, space), count in self._counts.items() if _is_users(space))
             for row in encoded.toLocalIterator(prefetchPartitions=True):
@@ -295,7 +295,7 @@ class _Job:
         return GROUP_LOCAL if self.plans[space_id].space.is_local else 0
 
     def _offsets(self, first: int) -> dict[int, int]:
-        """The number of the first user's row of each partition."""
+        """Return the row number at which the user rows of each partition start."""
         counts: dict[int, int] = {}
         for (partition, space_id), count in self._counts.items():
             if _is_users(space_id):
@@ -307,7 +307,7 @@ class _Job:
         return offsets
 
     def _system_rows(self) -> dict[int, list[bytes]]:
-        """The tuples of system spaces, which are few, by space."""
+        """Return the tuples of system spaces by space. They are few enough for the driver."""
         from pyspark.sql import functions
 
         rows = self.frame.filter(functions.col("space_id") < FIRST_USER_SPACE_ID).toArrow()
@@ -365,7 +365,7 @@ def _refuse_vinyl(spaces: Iterable[SpaceDefinition]) -> None:
 
 
 def _add_states(writer: SnapWriter, dialect: Dialect, states: States | None) -> None:
-    """Rows of other types, between those of system and of user spaces."""
+    """Write the Raft and synchronous queue rows, which belong between system spaces and user spaces."""
     if states is None:
         return
     for kind in dialect.snapshot_states:
@@ -384,13 +384,13 @@ def _is_users(space_id: int) -> bool:
     return space_id >= FIRST_USER_SPACE_ID
 
 
-# --- what executors run -------------------------------------------------------------------------------------------
+# --- encoding, in executors ---------------------------------------------------------------------------------------
 
 
 def encode_partition(
     offsets: dict[int, int], local: frozenset[int], timestamp: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Ordered tuples (STATE) of a partition as blocks of a snapshot; `offsets` say from where its rows are numbered."""
+    """Encode the ordered tuples (STATE) of a partition as snapshot blocks. `offsets` has the first row numbers."""
     from pyspark import TaskContext
 
     with clear_errors():
@@ -402,11 +402,11 @@ def encode_partition(
 def encode_tuples(
     number: int, local: frozenset[int], timestamp: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """The same, numbered from `number` on."""
+    """Encode ordered tuples (STATE) as snapshot blocks, with rows numbered from `number`."""
     compressor = new_compressor()
     rows: list[bytes] = []
     blocks: list[bytes] = []
-    size = count = 0  # of rows that are in no block yet; of rows that were not given out yet
+    size = count = 0  # bytes of rows not in a block yet; number of rows not yielded yet
 
     def close_block() -> None:
         nonlocal size
@@ -442,7 +442,7 @@ def _by_space(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.Array
 
 
 def _pieces(tuples: pa.Array) -> Iterator[tuple[Any, Any]]:
-    """Bytes and offsets of tuples that together make about a block."""
+    """Yield the bytes and offsets of groups of tuples, each about the size of a block."""
     wide = tuples.cast(pa.large_binary())
     _, offset_buffer, data = wide.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64, len(wide) + 1, 8 * wide.offset)

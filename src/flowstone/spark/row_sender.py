@@ -1,6 +1,6 @@
-"""Requests to a server in bulk: many under way, their bytes bounded, answers counted; a refused row is told by its key.
+"""Send requests to a server in bulk, with a limit on the bytes in flight; errors name a rejected row by its key.
 
-Has a thread with an event loop of its own, so that the next batch is encoded while this one is on its way.
+Runs an event loop in its own thread, so the caller can encode the next batch while the current one is being sent.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from flowstone.spark.tuple_encoder import CannotWrite, Requests
 
 CHUNK_SIZE: Final = 256 * 1024
 UNDER_WAY_MAX: Final = 4 * 1024 * 1024
-"""Bytes of requests that wait for their answers."""
+"""Limit on the bytes of unanswered requests."""
 
 ANSWER_SECONDS: Final = 120.0
-"""A server that syncs, or waits for a quorum, may take its time; one that says nothing for so long is gone."""
+"""Timeout for an answer. It leaves time for a slow sync or for a quorum."""
 
 REPLIES_MAX: Final = 8192
-"""Answers that are looked at together."""
+"""Limit on the responses that are scanned at once."""
 
 FOUND_MAX: Final = 1000
-"""Rows that were there already and are looked at together."""
+"""Number of rows with an existing key that are compared with the stored rows at once."""
 
 OnConflict = Literal["replace", "insert", "skip"]
 
 
 class RowSender:
-    """Writes rows to `space`; `close` when all is sent, or when nothing more shall be."""
+    """Writes rows to `space`. Call `close` at the end, whether or not all rows were sent."""
 
     def __init__(self, uri: Uri, space: SpaceDefinition, on_conflict: OnConflict) -> None:
         self._uri = uri
@@ -60,23 +60,23 @@ class RowSender:
 
     @property
     def written(self) -> int:
-        """Rows that are there as they were sent, those included that were there before."""
+        """Number of rows that the space has as they were sent, including rows it had before."""
         return self._sending.answered - self._sending.skipped if self._sending is not None else 0
 
     @property
     def skipped(self) -> int:
-        """Rows left out because others had their keys."""
+        """Number of rows skipped because their keys already existed."""
         return self._sending.skipped if self._sending is not None else 0
 
     def send(self, requests: Requests) -> None:
-        """Returns when little enough is under way; what a server refused of earlier rows is raised here, too."""
+        """Send requests; return once few enough bytes are in flight. Errors of earlier rows are raised here, too."""
         if self._sending is None:
             self._sending = self._thread.run(self._open())
         self.sync += len(requests)
         self._thread.run(self._sending.send(requests))
 
     def finish(self) -> None:
-        """Returns when all rows are answered for."""
+        """Wait until all rows are answered."""
         if self._sending is not None:
             self._thread.run(self._sending.finish())
 
@@ -98,7 +98,7 @@ class _Chunk:
 
 
 class _Sending:
-    """One connection. Answers come in any order."""
+    """One connection. Responses arrive in any order."""
 
     def __init__(self, stream: Stream, uri: Uri, space: SpaceDefinition, on_conflict: OnConflict) -> None:
         self._stream = stream
@@ -190,18 +190,18 @@ class _Sending:
         except FlowstoneError as error:
             self._fail(error)
         finally:
-            # Whatever happened here, nobody may wait for answers that nobody reads.
+            # Wake up all waiters in any case: no more responses are read.
             self._fail(self._lost("nothing more is read"))
             self._moved.set()
 
     def _fail(self, failure: FlowstoneError) -> None:
-        """The first counts."""
+        """Record the first failure; ignore later ones."""
         if self._failure is None:
             self._failure = failure
 
     def _take(self, unread: bytearray) -> None:
         while unread:
-            # The array must be gone before anything is taken off the bytes.
+            # A bytearray cannot shrink while the array refers to it.
             buf = np.frombuffer(unread, np.uint8)
             end, count, refused, is_broken = scan_replies(buf, self._syncs, self._refused)
             del buf
@@ -215,7 +215,7 @@ class _Sending:
                 return
 
     def _count(self, syncs: Cells) -> None:
-        """Lets go of chunks whose last answer has come."""
+        """Count responses and release the chunks that are fully answered."""
         self.answered += len(syncs)
         places = np.searchsorted([each.requests.first_sync for each in self._chunks], syncs, side="right") - 1
         for number, count in enumerate(np.bincount(places, minlength=len(self._chunks)).tolist()):
@@ -225,7 +225,10 @@ class _Sending:
         self._chunks = [each for each in self._chunks if each.unanswered]
 
     def _meet(self, sync: int, code: int, packet: bytes) -> None:
-        """A refusal. Another unique index may refuse a row, too: that is no row that is there already."""
+        """Handle an error response.
+
+        A conflict in another unique index does not mean that the row already exists.
+        """
         is_there = code == errors.TupleFound.code and any(each in packet for each in self._of_key)
         if is_there and self._on_conflict == "skip":
             self.skipped += 1
@@ -258,7 +261,10 @@ class _Sending:
     # --- rows that were there already ---
 
     async def _compare(self) -> None:
-        """A row that is there just as it is to be inserted was inserted by us, in an attempt before this one."""
+        """Raise CannotWrite if a stored row differs from the one to insert.
+
+        An identical row was inserted by an earlier attempt of the same write.
+        """
         found, self._found = self._found, []
         key = self._space.primary_key
         if not found or key is None:
@@ -285,7 +291,7 @@ class _Sending:
 
 
 def _tuple_of(packet: bytes) -> bytes:
-    """The tuple in a request of ours: behind the length, the header, and a body of space and tuple."""
+    """Return the tuple in one of our requests. It follows the length, the header and the space id."""
     buf: Bytes = np.frombuffer(packet, np.uint8)
     body = skip_value(buf, 5, len(packet))
     at = skip_value(buf, body + 2, len(packet))

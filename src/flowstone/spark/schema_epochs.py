@@ -1,8 +1,8 @@
-"""What is defined at any settled position of a log: one tracker per stretch between two changes of definitions.
+"""The schema at any settled position of a log: one tracker per epoch between two changes of definitions.
 
-Reads the rows of runs that have definitions or truncations, each run once, and the beginning of the snapshots that
-definitions start from. A truncation changes no definition, and ends an epoch all the same: rows before it and rows
-behind it are not to be folded together. Trackers are shared and changed by nobody.
+Reads the runs that have definitions or truncations, each run once, and the beginning of the snapshots that definitions
+start from. A truncation changes no definition but still ends an epoch, because rows before and after it must not be
+folded together. Trackers are shared and never modified.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from flowstone.xlog.reader import LogFile, Slab
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """`definitions` hold from `start` on; `before` is the position before the transaction that changed them.
+    """`definitions` are in force from `start`; `before` is the position before the transaction that changed them.
 
-    Where they come from a snapshot, the two are the same.
+    The two are equal if the definitions come from a snapshot.
     """
 
     before: VClock
@@ -40,19 +40,19 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
-    """A transaction that changes definitions, between two positions; or a file that they begin anew from."""
+    """A transaction between two positions that changes definitions or truncates, or a file that replaces them all."""
 
     before: VClock
     after: VClock
     rows: tuple[tuple[int, int, int, bytes], ...] = ()  # originator, LSN, type, body
     defines: bool = True
-    """False where it only truncates."""
+    """False if the transaction only truncates."""
     file: str | None = None
 
 
 @dataclass
 class SchemaEpochs:
-    """The epochs of one log, ascending. Told of beginnings and runs in the order of the log, and of what is settled."""
+    """The epochs of one log, ascending. Beginnings, runs and settled positions must be added in log order."""
 
     disk: Disk
     epochs: list[Epoch] = field(default_factory=list)
@@ -60,21 +60,21 @@ class SchemaEpochs:
     _files: dict[str, SchemaTracker] = field(default_factory=dict)
 
     def begin(self, position: VClock, file: str | None) -> None:
-        """From `position` on definitions are those of a snapshot, or of a file of definitions alone.
+        """Start from the definitions in `file` at `position`: a snapshot or a definitions file.
 
-        Without either, only system spaces are known.
+        Without a file only system spaces are known.
         """
         self._waiting.append(_Definition(position, position, file=file or ""))
 
     def add(self, path: str, offset: int, end: int, before: VClock) -> None:
-        """A run of the log with definitions or truncations."""
+        """Add a run of the log that has definitions or truncations."""
         with LogFile.open(self.disk, path) as log:
             for slab in log.slabs(offset, end):
                 self._waiting.extend(_definitions(slab, before))
                 before = before.merged(VClock(slab.newest()))
 
     def settle(self, settled: VClock, rolled_back: Sequence[Range]) -> None:
-        """Everything up to `settled` is decided; `rolled_back` has what of it does not stand."""
+        """Apply the definitions up to `settled`, except for rows in `rolled_back`."""
         while self._waiting and self._waiting[0].after <= settled:
             definition = self._waiting.popleft()
             if definition.file is not None:
@@ -90,33 +90,36 @@ class SchemaEpochs:
                 self._append(definition, tracker)
 
     def forget(self, position: VClock) -> None:
-        """Nobody will ask for what was defined before `position`."""
+        """Drop the epochs before the one in force at `position`."""
         del self.epochs[: max(self._number(position), 0)]
 
     def at(self, position: VClock) -> SchemaTracker:
-        """What is defined at a settled position; not the caller's to change."""
+        """Return the definitions at a settled position. The caller must not modify them."""
         number = self._number(position)
         if number < 0:
             return self.epochs[0].definitions if self.epochs else SchemaTracker()
         return self.epochs[number].definitions
 
     def behind(self, position: VClock) -> list[Epoch]:
-        """The epochs that begin behind `position`."""
+        """Return the epochs that begin after `position`."""
         return self.epochs[self._number(position) + 1 :]
 
     def up_to(self, position: VClock) -> list[Epoch]:
-        """The epochs that begin at `position` or before it."""
+        """Return the epochs that begin at or before `position`."""
         return self.epochs[: self._number(position) + 1]
 
     def _number(self, position: VClock) -> int:
-        """Of the epoch in force; positions of a log are a chain, so "begins at or before" holds for a prefix."""
+        """Return the number of the epoch in force, or -1.
+
+        Positions of a log are totally ordered, so the epochs that begin at or before one are a prefix.
+        """
         return bisect_right(self.epochs, False, key=lambda epoch: not epoch.start <= position) - 1
 
     def _append(self, definition: _Definition, tracker: SchemaTracker) -> None:
         self.epochs.append(Epoch(definition.before, definition.after, tracker))
 
     def defined_by(self, path: str) -> SchemaTracker:
-        """What a snapshot or a file of definitions says; not the caller's to change."""
+        """Return the definitions in a snapshot or definitions file. The caller must not modify them."""
         if path not in self._files:
             self._files[path] = self._read(path)
         return self._files[path]
@@ -132,24 +135,24 @@ class SchemaEpochs:
             for slab in log.slabs():
                 for row in slab.rows(defining(slab, np.arange(len(slab)))):
                     tracker.apply(row.type, row.body)
-                # A snapshot is ordered by space id: what describes spaces stands at its beginning.
+                # A snapshot is ordered by space id, so definitions precede the rows of user spaces.
                 if (slab.cells[scan.SPACE_ID] >= FIRST_USER_SPACE_ID).any():
                     break
         return tracker
 
 
 def defining(slab: Slab, rows: Cells) -> Cells:
-    """Those of the rows that define spaces and indexes."""
+    """Return those of `rows` that define spaces and indexes."""
     space_ids = slab.cells[scan.SPACE_ID, rows]
     found: Cells = rows[(space_ids == SPACE_ID) | (space_ids == INDEX_ID)]
     return found
 
 
 def _definitions(slab: Slab, before: VClock) -> Iterator[_Definition]:
-    """The transactions of a slab that follows `before` which change definitions or truncate."""
+    """Yield the transactions of a slab that change definitions or truncate. The slab follows `before`."""
     space_ids = slab.cells[scan.SPACE_ID]
     is_wanted = (space_ids == SPACE_ID) | (space_ids == INDEX_ID)
-    # When a space is dropped, its row in `_truncate` goes, and that empties nothing.
+    # Dropping a space deletes its row in `_truncate`; this delete is no truncation.
     is_wanted |= (space_ids == TRUNCATE_ID) & (slab.cells[scan.TYPE] != RequestType.DELETE)
     rows = np.flatnonzero(is_wanted)
     commits = np.flatnonzero(slab.cells[scan.FLAGS] & scan.COMMIT)
@@ -164,7 +167,7 @@ def _definitions(slab: Slab, before: VClock) -> Iterator[_Definition]:
 
 
 def newest(slab: Slab, stop: int) -> VClock:
-    """The highest LSN of each originator in the rows up to `stop`."""
+    """Return the highest LSN of each originator in the rows before `stop`."""
     origins, lsns = slab.cells[scan.REPLICA_ID, :stop], slab.cells[scan.LSN, :stop]
     return VClock({origin: int(lsns[origins == origin].max()) for origin in np.unique(origins).tolist()})
 

@@ -1,7 +1,7 @@
-"""The numbers of sequences at a settled moment. Those that inserts have taken stand in no row of `_sequence_data`.
+"""Compute the values of sequences at a settled moment. `_sequence_data` lacks the numbers that inserts have taken.
 
-A server moves a sequence along with the tuples that are inserted where it is attached; only what it was set to is
-logged. So the value is the last one that was set, or the snapshot's, moved by all that was inserted behind that.
+A server advances an attached sequence with each inserted tuple, but logs only the values that were set explicitly. So
+the value is the last one that was set, or the one in the snapshot, advanced by all later inserts.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ TAKEN: Final = pa.schema(
         pa.field("number", pa.binary(), nullable=False),
     ]
 )
-"""Numbers that tuples came with, as their keys have them: bytes in their order."""
+"""The numbers in inserted tuples, encoded as keys so that their bytes order as the numbers do."""
 
 _BIAS: Final = int.from_bytes(encode_integer(0), "big")
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A space whose field `field`, at `path` in it, moves a sequence, by rows behind `after` and up to `until`."""
+    """A space whose `field`, at `path` inside it, advances a sequence, for rows after `after` up to `until`."""
 
     space_id: int
     sequence_id: int
@@ -62,9 +62,9 @@ class Attachment:
 
 
 def attachments(before: Iterable[Row], changes: Iterable[tuple[Place, int, Row | None]]) -> list[Attachment]:
-    """Which spaces had which sequence when: from the tuples of `_space_sequence` at a snapshot, and those behind it.
+    """Return which space had which sequence when, from `_space_sequence` at a snapshot and its later changes.
 
-    A change is a place, the id of a space, and its tuple from there on, None where it has none any more.
+    A change is a place, a space id, and the tuple in force from this place on, or None if it was deleted.
     """
     current: dict[int, Attachment] = {row[0]: _attachment(BEFORE_ALL, row) for row in before}
     found: list[Attachment] = []
@@ -92,7 +92,10 @@ def sequence_rows(
     *,
     transport: Transport = "file",
 ) -> list[Row]:
-    """The tuples of `_sequence_data` at `position`. `sequences`: those of `_sequence` there; `logged`: what was set."""
+    """Return the tuples of `_sequence_data` at `position`.
+
+    `sequences` are the tuples of `_sequence` at `position`, `logged` those of `_sequence_data` as the log has them.
+    """
     found = {
         definition.id: box_sequence.Sequence(definition) for definition in map(box_sequence.read_sequence, sequences)
     }
@@ -110,7 +113,7 @@ def sequence_rows(
 def _taken(
     spark: SparkSession, index: ArchiveIndex, snapshot: SnapshotFile, position: VClock, transport: Transport
 ) -> Iterator[tuple[int, int, int]]:
-    """Per sequence the least and the greatest number that inserts took since it was last set."""
+    """Yield for each sequence the lowest and the highest number that inserts took since it was last set."""
     from pyspark.sql import functions
 
     own = changes_frame(
@@ -154,14 +157,14 @@ def _attachment_changes(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[Place,
 
 
 def decode_number(key: bytes) -> int:
-    """The number of a key of one integer."""
+    """Decode a sort key that consists of one integer."""
     return int.from_bytes(key, "big") - _BIAS
 
 
 def _numbers(
     attached: Sequence[Attachment], last_set: dict[int, Place], batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """What executors run: the numbers that inserts of attached spaces came with."""
+    """Yield the numbers in inserts into attached spaces. Runs in executors."""
     with clear_errors():
         for batch in batches:
             space_ids = batch["_space_id"].to_numpy()

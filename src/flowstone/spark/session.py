@@ -1,7 +1,7 @@
-"""A Spark session for the commands: on this machine unless told otherwise, quiet, quick to start, nothing left behind.
+"""Start a Spark session for the commands: local by default, quiet, quick to start, and without leftover files.
 
-Programs that have a session of their own use that, with `flowstone.spark.register`. Where a session is already running
-in this process, the commands take it and leave it running.
+Programs that have their own session call `flowstone.spark.register` instead. If a session is already running in this
+process, the commands use it and leave it running.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STOP_SECONDS: Final = 20.0
 
 
 _OURS: Final = re.compile(r"from the Python worker:\s*(?!Traceback)[\w.]+: (.*?)\s*(?:SQLSTATE: \w+)?\s*\Z", re.DOTALL)
-"""What Spark says where a worker met an error of ours, which has no traceback (`clear_errors.py`)."""
+"""Matches Spark's text for an error of ours in a worker, which has no traceback (`clear_errors.py`)."""
 
 
 class SparkUnavailable(FlowstoneError):
@@ -53,7 +53,7 @@ class SparkUnavailable(FlowstoneError):
 
 
 class SparkJobFailed(FlowstoneError):
-    """A worker of Spark met an error of ours; its message is this one's."""
+    """A Spark worker raised one of our errors; this error has the same message."""
 
 
 @contextmanager
@@ -65,10 +65,10 @@ def session(
     conf: Mapping[str, str] | None = None,
     log_level: str = "OFF",
 ) -> Iterator[SparkSession]:
-    """The running session of this process, which stays, or a new one, which is stopped behind the block.
+    """Yield the running session of this process, or a new one that is stopped after the block.
 
-    `memory` is the driver's. `conf` wins over everything that is set here. A `log_level` other than OFF has Spark's log
-    on standard error.
+    `memory` is the driver's. `conf` overrides all settings made here. With a `log_level` other than OFF, Spark logs to
+    standard error.
     """
     from pyspark.sql import SparkSession
 
@@ -93,7 +93,7 @@ def session(
 
 @contextmanager
 def _lasting_errors() -> Iterator[None]:
-    """Spark's errors ask the JVM for their text when they are printed, and it is gone by then."""
+    """Convert Spark's errors: they fetch their text from the JVM when printed, and the JVM is gone by then."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -124,12 +124,12 @@ def _settings(directory: Path, master: str, memory: str, log_level: str) -> dict
 
 
 def is_local(master: str) -> bool:
-    """True where driver and executors share this machine, so that nothing has to be heard outside of it."""
+    """Return True if driver and executors share this machine, so that listening on loopback is enough."""
     return is_one_process(master) or master.startswith("local-cluster[")
 
 
 def is_one_process(master: str) -> bool:
-    """True where whatever the driver sees, executors see as well."""
+    """Return True if executors run in the driver's process and see the same files."""
     return master.startswith("local[") or master == "local"
 
 
@@ -138,7 +138,7 @@ def _local(directory: Path, master: str) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(len(os.sched_getaffinity(0))),
-        # Without checksums beside each file, and with a rename as the commit of one: a third of a micro-batch's cost.
+        # No checksum files, and a rename as the commit of a file: a third of a micro-batch's cost.
         "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -158,7 +158,7 @@ def _start(app_name: str, settings: Mapping[str, str], directory: Path) -> tuple
     try:
         port, secret = _gateway(java, directory)
         with _environment_with(environment | {"PYSPARK_GATEWAY_PORT": port, "PYSPARK_GATEWAY_SECRET": secret}):
-            gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]  # it connects to the one that is there
+            gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]  # connects to the JVM started above
             return SparkSession(SparkContext(gateway=gateway, conf=conf)), java
     except BaseException:
         _kill(java)
@@ -166,16 +166,17 @@ def _start(app_name: str, settings: Mapping[str, str], directory: Path) -> tuple
 
 
 def _launch(conf: SparkConf, environment: Mapping[str, str], directory: Path) -> subprocess.Popen[bytes]:
-    """As PySpark does it, which would not tell us whom it has started while it waits."""
+    """Start the JVM as PySpark does; PySpark itself does not expose the process while it waits for it."""
     from pyspark.find_spark_home import _find_spark_home
 
     command = [os.path.join(_find_spark_home(), "bin", "spark-submit")]
     command += [part for name, value in conf.getAll() for part in ("--conf", f"{name}={value}")]
     loud = conf.get("spark.log.level") != "OFF"
     own = {"SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(directory / "gateway")}
-    own[HIDE_TRACEBACK] = ""  # an error of ours may have set it in this process; workers decide for themselves
+    own[HIDE_TRACEBACK] = ""  # one of our errors may have set it in this process; workers set it themselves
     with (directory / "java.log").open("wb") as output:
-        # Ctrl-C is for us alone, who then stop it. It ends with us in any case: it reads from a pipe that we hold.
+        # A session of its own shields the JVM from Ctrl-C: we stop it. If this process dies, its end of the stdin pipe
+        # closes and the JVM exits.
         return subprocess.Popen(
             [*command, "pyspark-shell"],
             env=os.environ | dict(environment) | own,
@@ -187,7 +188,7 @@ def _launch(conf: SparkConf, environment: Mapping[str, str], directory: Path) ->
 
 
 def _gateway(java: subprocess.Popen[bytes], directory: Path) -> tuple[str, str]:
-    """Where it listens, and what it wants to hear."""
+    """Wait for the JVM to start. Return the port and the secret of its gateway."""
     path = directory / "gateway"
     while not path.exists():
         if java.poll() is not None:
@@ -212,7 +213,7 @@ def check_java() -> None:
 
 
 def _environment(master: str) -> dict[str, str]:
-    """What Spark takes from the environment while it starts. What the user has set there stands."""
+    """Return the environment variables that Spark reads at start, without those that the user has set."""
     wanted = {"PYSPARK_PYTHON": sys.executable} | ({"SPARK_LOCAL_IP": "127.0.0.1"} if is_local(master) else {})
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
@@ -229,7 +230,10 @@ def _environment_with(added: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """While Spark starts SIGTERM is Ctrl-C: what was begun is ended. Whoever works with it then may do as he likes."""
+    """Treat SIGTERM as Ctrl-C while Spark starts, so that a half-started JVM is stopped.
+
+    The former handler is restored after the block.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -241,7 +245,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _stop(started: SparkSession, java: subprocess.Popen[bytes]) -> None:
-    """Ends the JVM, too: another session in this process may want other memory."""
+    """Stop the session and its JVM: the next session in this process may need other memory settings."""
     from pyspark import SparkContext
 
     gateway: Any = started.sparkContext._gateway
@@ -258,7 +262,7 @@ def _stop(started: SparkSession, java: subprocess.Popen[bytes]) -> None:
 
 
 def _kill(java: subprocess.Popen[bytes]) -> None:
-    """With its whole session: it begins as a script, which asks another JVM how to start the one that stays."""
+    """Kill the whole process group: spark-submit is a script that runs a launcher JVM before the actual one."""
     with suppress(ProcessLookupError):
         os.killpg(java.pid, signal.SIGKILL)
     java.wait()

@@ -1,7 +1,7 @@
-"""What can be compared: a live node, an archive, a directory of logs. A lake is in `lake_side.py`.
+"""The sides of a comparison: a live node, an archive, a log directory. `lake_side.py` has the lake.
 
-A `Side` knows how far it reaches and which positions it can show; a `View` is a side at one position, as a data frame.
-A node is followed, anonymously, into an archive of its own that is gone when the side is closed.
+A `Side` knows its newest position and which positions it can show; a `View` is a side at one position, as a data
+frame. A node is followed as an anonymous replica into a temporary archive, which is removed when the side is closed.
 """
 
 from __future__ import annotations
@@ -59,28 +59,31 @@ DEFINITIONS: Final = (
     CK_CONSTRAINT_ID,
     FUNC_INDEX_ID,
 )
-"""System spaces that are compared unless `spaces` are chosen: what is defined, and where sequences stand.
+"""System spaces that are compared unless `spaces` are chosen: definitions and the values of sequences.
 
-Of those that tell of spaces only rows of users' spaces: the system's own differ between releases.
+Of rows that describe spaces, only those about user spaces are compared: the others differ between releases.
 """
 
 ON_REQUEST: Final = (COLLATION_ID, FUNC_ID, USER_ID, PRIV_ID)
-"""Functions, users and their privileges. The others are of one instance or of one moment, and never equal by nature:
-`_schema`, `_cluster`, `_truncate`, `_session_settings`, `_gc_consumers`, `_vinyl_deferred_delete`."""
+"""System spaces that are compared on request: collations, functions, users and privileges.
+
+The others belong to one instance or one moment and are never equal: `_schema`, `_cluster`, `_truncate`,
+`_session_settings`, `_gc_consumers`, `_vinyl_deferred_delete`.
+"""
 
 ARCHIVE_TIMEOUT: Final = 1.0
 
 
 class SideError(FlowstoneError):
-    """A side is not there, or cannot show what it is asked for."""
+    """A side does not exist, or cannot show the requested position."""
 
 
 @dataclass(frozen=True)
 class View:
     """A side at one position.
 
-    `schema` names the spaces and their fields. `spaces` are the users' spaces that it can show, `definitions` the
-    system spaces; `left_out` says of others why they are not among them, by id.
+    `schema` names the spaces and their fields. `spaces` are the ids of the user spaces that the view can show,
+    `definitions` those of the system spaces. `left_out` has the reason, by id, why a space is not shown.
     """
 
     schema: Schema
@@ -89,20 +92,20 @@ class View:
     left_out: dict[int, str]
     notes: tuple[str, ...] = ()
     masks: dict[int, SpaceMask] = field(default_factory=dict)
-    """Spaces whose tuples this side has masked only, and how: the other side's are masked in the same way."""
+    """Masks of the spaces whose tuples this side has only masked. The other side is masked in the same way."""
     hidden_fields: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Masked fields, by space, of which nobody here can tell what is behind them: they are compared on neither side."""
+    """Masked fields, by space, whose mask cannot be repeated on the other side. They are not compared."""
     uncompared: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Fields, by space, that are no part of the state: they are compared on neither side."""
+    """Fields, by space, that are not part of the state. They are not compared."""
     make: Callable[[Collection[int]], DataFrame] = field(kw_only=True)
 
     def frame(self, spaces: Collection[int]) -> DataFrame:
-        """The rows of those spaces, with the columns of `digests.SIDE_COLUMNS`."""
+        """Return the rows of the spaces, with the columns of `digests.SIDE_COLUMNS`."""
         return self.make(spaces)
 
 
 class Side(Protocol):
-    """One of the two."""
+    """One of the two sides of a comparison."""
 
     @property
     def kind(self) -> str:
@@ -110,30 +113,30 @@ class Side(Protocol):
 
     @property
     def name(self) -> str:
-        """As its user calls it, without what is secret."""
+        """The name that the user gave, without secrets."""
 
     @property
     def replicaset_uuid(self) -> str:
-        """Whose log it is; empty where nobody knows."""
+        """The UUID of the replica set; empty if unknown."""
 
     @property
     def reach(self) -> VClock:
-        """The newest settled position that it can show, without local rows."""
+        """The newest settled position that the side can show, without local rows."""
 
     @property
     def has_past(self) -> bool:
-        """True if it can show more than the position at `reach`."""
+        """True if the side can show positions other than `reach`."""
 
     def refresh(self) -> None:
-        """Takes in what came since."""
+        """Read the rows that arrived since the last call."""
 
     def choose(self, replicaset_uuid: str) -> None:
-        """Takes that replica set, where the side holds several."""
+        """Select a replica set if the side holds several."""
 
     def can_show(self, position: VClock) -> bool: ...
 
     def resolve(self, as_of: AsOf) -> VClock:
-        """The position of a moment of the past, or an error that names the nearest ones."""
+        """Return the position of a moment in the past, or raise an error that names the nearest positions."""
 
     def view(self, spark: SparkSession, position: VClock) -> View: ...
 
@@ -190,7 +193,7 @@ class LogSide:
 
 @dataclass
 class NodeSide:
-    """A live server. What it has is received into a directory that is gone when the side is closed."""
+    """A live server. Its rows are received into a temporary directory, which is removed when the side is closed."""
 
     uri: Uri
     on_event: Callable[[Event], None] = lambda event: None
@@ -226,7 +229,7 @@ class NodeSide:
         return self.index
 
     def refresh(self) -> None:
-        """Everything that the server has at this moment; the first time that begins with a snapshot."""
+        """Receive all rows that the server has now. The first call starts with a snapshot."""
         receiver = Archive(
             self.uri, self.directory, snapshot_interval=0, on_event=self.on_event, replication_timeout=ARCHIVE_TIMEOUT
         )
@@ -246,7 +249,7 @@ class NodeSide:
         return self._index.resolve(as_of)
 
     def view(self, spark: SparkSession, position: VClock) -> View:
-        # What is received lies on the driver's machine.
+        # The received files are on the driver's machine.
         transport: Transport = "file" if is_one_process(spark.sparkContext.master or "") else "inline"
         return log_view(spark, self._index, position, has_vinyl=True, transport=transport)
 
@@ -255,7 +258,7 @@ class NodeSide:
 
 
 def can_show(index: ArchiveIndex, position: VClock) -> bool:
-    """Whether the state at `position`, of which each component ends a transaction, can be made from these files."""
+    """Return True if these files can rebuild the state at `position`, whose components all end a transaction."""
     if not position <= index.settled:
         return False
     try:
@@ -266,14 +269,20 @@ def can_show(index: ArchiveIndex, position: VClock) -> bool:
 
 
 def _with_local(index: ArchiveIndex, position: VClock) -> VClock:
-    """Positions are compared without local rows; files count theirs, and any number of them will do."""
+    """Return `position` with the component of local rows.
+
+    Positions are compared without local rows, but files count them. Any number of local rows will do.
+    """
     return VClock({**position.to_mapping(), 0: index.settled.get(0)})
 
 
 def log_view(
     spark: SparkSession, index: ArchiveIndex, position: VClock, *, has_vinyl: bool, transport: Transport = "file"
 ) -> View:
-    """The state at a position. Tuples of vinyl are in snapshots that were sent, and in no file `.snap` of a server."""
+    """Return the state at a position.
+
+    `has_vinyl` is True for snapshots received over the network: a server's own `.snap` files have no vinyl tuples.
+    """
     from pyspark.sql import functions as f
 
     at = _with_local(index, position)
@@ -290,7 +299,7 @@ def log_view(
 
 
 def comparable(schema: Schema, *, has_vinyl: bool) -> tuple[Sequence[int], dict[int, str]]:
-    """Ids of the users' spaces whose rows are replicated, and why others are not compared."""
+    """Return the ids of the user spaces whose rows are replicated, and by id why others are not compared."""
     found: list[int] = []
     left_out: dict[int, str] = {}
     for space in schema:

@@ -1,9 +1,9 @@
-"""How the bytes of a slice come to executors: from the file, in the partition itself, or over TCP from the reader.
+"""Transports of slice bytes to executors: from the file, inside the partition, or over TCP from the reader.
 
-`file`: executors open the path, so they must see the spool under the same name. `inline`: the compressed blocks travel
-in the partition; works on every cluster, and is bounded by what Spark sends with a task. `tcp`: the reader hands them
-out, to who shows the token of the slice; it listens on loopback unless it is given an address that executors reach.
-`auto`: inline while a batch is small, else tcp.
+`file`: executors open the path, so they must see the spool under the same name. `inline`: the compressed blocks are
+part of the partition; works on every cluster, up to the size that Spark sends with a task. `tcp`: the reader serves a
+slice to clients that present its token; it listens on loopback unless it is given an address that executors reach.
+`auto`: inline for a small batch, else tcp.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 Transport = Literal["auto", "file", "inline", "tcp"]
 
 INLINE_SLICE_MAX: Final = 8 * 1024 * 1024
-"""What one partition may carry: far below `spark.rpc.message.maxSize`, which is 128 MB unless set."""
+"""Limit on the bytes in one partition: far below `spark.rpc.message.maxSize`, which defaults to 128 MB."""
 
 INLINE_BATCH_MAX: Final = 32 * 1024 * 1024
-"""What a batch may carry with `auto`: the driver holds it while the batch runs."""
+"""Limit on the inline bytes of a batch with `auto`: the driver holds them while the batch runs."""
 
 CLIENTS_MAX: Final = 16
-"""Who comes when so many are served already has to wait."""
+"""Limit on the clients served at once; further clients wait."""
 
 SILENCE_SECONDS: Final = 60.0
 _TOKEN_SIZE: Final = 16
@@ -47,11 +47,11 @@ _REFUSED: Final = (1 << 64) - 1
 
 
 class NoBytes(FlowstoneError):
-    """The bytes of a slice cannot be had."""
+    """The bytes of a slice are not available."""
 
 
 def open_slice(disk: Disk, part: Slice) -> LogFile:
-    """The log of a slice, wherever its bytes come from; only that slice of it can be read."""
+    """Open the log of a slice, wherever its bytes come from. Only the slice itself can be read."""
     if part.data is not None:
         return _log_of(part, part.data)
     if part.remote is not None:
@@ -60,7 +60,7 @@ def open_slice(disk: Disk, part: Slice) -> LogFile:
 
 
 def with_transport(slices: Sequence[Slice], transport: Transport, server: SliceServer | None = None) -> list[Slice]:
-    """The slices as executors get them; `server` is for tcp, and for what `auto` finds too large to send along."""
+    """Prepare slices for executors. `server` is for tcp, and for batches that are too large for `auto` to inline."""
     if transport == "auto":
         size = sum(part.end - part.offset for part in slices)
         transport = "inline" if size <= INLINE_BATCH_MAX or server is None else "tcp"
@@ -75,7 +75,7 @@ def with_transport(slices: Sequence[Slice], transport: Transport, server: SliceS
 
 
 def bytes_of(disk: Disk, part: Slice) -> bytes:
-    """The header of the file, preceded by its length, and the blocks of the slice."""
+    """Return the length of the file header, the header, and the blocks of the slice."""
     with disk.open(part.path) as file:
         head = file.read_at(0, HEADER_READ_SIZE)
         _, length = parse(head, part.path)
@@ -86,7 +86,7 @@ def bytes_of(disk: Disk, part: Slice) -> bytes:
 
 
 class SliceServer:
-    """Hands out slices, each to who shows its token. Begins with its making; `close` ends it."""
+    """Serves slices to clients that present their tokens. Runs from its construction until `close`."""
 
     def __init__(self, host: str = LOOPBACK) -> None:
         self._offered: dict[bytes, tuple[int, Slice]] = {}
@@ -105,14 +105,14 @@ class SliceServer:
         self._thread.start()
 
     def offer(self, part: Slice) -> tuple[str, int, bytes]:
-        """Where the slice can be had, and the token for it: good until it is forgotten, for tasks are run again."""
+        """Return the host, port and token for a slice. A token works repeatedly, because Spark may retry a task."""
         token = secrets.token_bytes(_TOKEN_SIZE)
         with self._lock:
             self._offered[token] = self._number, part
         return (*self.address, token)
 
     def next_batch(self) -> None:
-        """What was offered before the last call is forgotten: a batch is over when the one behind it is planned."""
+        """Drop the slices offered before the previous call: a batch is complete when the next one is planned."""
         with self._lock:
             self._number += 1
             self._offered = {key: each for key, each in self._offered.items() if each[0] >= self._number - 1}
@@ -123,7 +123,7 @@ class SliceServer:
         self._thread.join()
 
     def serve(self, client: socket.socket) -> None:
-        """One request: a token in, bytes out."""
+        """Handle one request: receive a token, send the bytes of its slice."""
         with self._seats:
             client.settimeout(SILENCE_SECONDS)
             token = _receive(client, _TOKEN_SIZE)
@@ -143,7 +143,7 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Who hangs up, or is no executor, is nobody's trouble."""
+        """Ignore errors: clients may disconnect, or may not be executors at all."""
 
 
 def _handler(server: SliceServer) -> type[socketserver.BaseRequestHandler]:
@@ -192,7 +192,7 @@ def _log_of(part: Slice, data: bytes) -> LogFile:
 
 
 class _Blocks:
-    """A file of which only the slice is here."""
+    """A read-only file of which only one slice is available."""
 
     def __init__(self, part: Slice, blocks: memoryview) -> None:
         self.path = part.path
@@ -201,7 +201,7 @@ class _Blocks:
         self._blocks = blocks
 
     def size(self) -> int:
-        """More than the slice: where the file ends is not known, and who reads the slice does not come there."""
+        """Return more than the end of the slice: the size of the file is unknown, and readers stop at the slice end."""
         return self._end + 1
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -211,7 +211,7 @@ class _Blocks:
         return bytes(self._blocks[at : at + size])
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def append(self, *parts: Buffer) -> None:
         self._refuse()

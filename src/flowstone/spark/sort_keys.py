@@ -1,8 +1,8 @@
-"""Primary keys of many tuples, or of many requests, as bytes that order as the server orders the tuples.
+"""Encode the primary keys of many tuples or requests as bytes that sort in the order of the server.
 
-Pure: Arrow arrays of MessagePack in, an array of keys out. The bytes are the encodings of the parts
-(`box/key_encoding.py`), one after the other, whatever the kind of index: equal keys have equal bytes, and no key is the
-beginning of another. A kernel does the parts that most keys have; the plain encoders do what it leaves.
+Pure: Arrow arrays of MessagePack in, an array of keys out. The bytes are the concatenated encodings of the parts
+(`box/key_encoding.py`), whatever the type of the index: equal keys have equal bytes, and no key is a prefix of
+another. A kernel encodes the common types of parts; the plain encoders handle the rest.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _KINDS: Final = {
 }
 _HAVE_TEXT: Final = frozenset((PART_STRING, PART_BINARY, PART_SCALAR))
 _DIALECT: Final = Dialect.V2_11
-"""In which doubles are written as numbers are: an index of 2.6, which has doubles alone, is ordered so, too."""
+"""Encodes doubles like numbers. This is also the order of an index of 2.6, which holds only doubles."""
 
 
 class WrongKey(FlowstoneError):
-    """A tuple or a key does not fit the primary key that it should have."""
+    """A tuple or a key does not fit the primary key of its space."""
 
 
 def sort_keys(
     space: SpaceDefinition, tuples: pa.Array, collations: Mapping[int, Collation] | None = None
 ) -> pa.BinaryArray:
-    """The keys of whole tuples; null where there is no tuple, and everywhere if the space has no primary key.
+    """Return the keys of tuples: null for a null tuple, and all null if the space has no primary key.
 
-    `collations` are those that users made; every server's own are known.
+    `collations` are the user-defined ones; the built-in ones are known.
     """
     return _encode(space, tuples, of_requests=False, collations=collations)
 
@@ -70,7 +70,7 @@ def sort_keys(
 def sort_keys_of_keys(
     space: SpaceDefinition, keys: pa.Array, collations: Mapping[int, Collation] | None = None
 ) -> pa.BinaryArray:
-    """The same of what UPDATE and DELETE name a tuple by. The keys are those of the primary index."""
+    """Return the sort keys of the keys in UPDATE and DELETE requests, which are those of the primary index."""
     return _encode(space, keys, of_requests=True, collations=collations)
 
 
@@ -101,7 +101,7 @@ def _encode(
 
 
 def _kinds(parts: tuple[IndexPart, ...], collations: Mapping[int, Collation] | None) -> Cells | None:
-    """What the kernel has to know of the parts; None where it can do nothing for any tuple."""
+    """Return the kinds of the parts for the kernel, or None if it cannot encode any tuple."""
     for part in parts:
         if part.type not in _KINDS or part.path is not None or part.is_nullable:
             return None
@@ -111,7 +111,7 @@ def _kinds(parts: tuple[IndexPart, ...], collations: Mapping[int, Collation] | N
 
 
 def _compiled(values: pa.Array, fields: Cells, kinds: Cells) -> tuple[pa.BinaryArray, Bytes]:
-    """The keys, null where the kernel did not make one, and where it did."""
+    """Return the keys, null for each that the kernel did not encode, and flags for those that it did."""
     count = len(values)
     offsets, buf = _layout(values)
     texts = 2 * int(offsets[-1] - offsets[0]) if _HAVE_TEXT.intersection(kinds.tolist()) else 0
@@ -127,7 +127,7 @@ def _compiled(values: pa.Array, fields: Cells, kinds: Cells) -> tuple[pa.BinaryA
 
 
 def _layout(values: pa.Array) -> tuple[Cells, Bytes]:
-    """Where the values begin and end, and the bytes they are in."""
+    """Return the offsets of the values and the buffer that holds them."""
     wide = values.cast(pa.large_binary())
     _, offsets, data = wide.buffers()
     begins = np.frombuffer(offsets, np.int64, len(wide) + 1, 8 * wide.offset)
@@ -140,7 +140,7 @@ def _layout(values: pa.Array) -> tuple[Cells, Bytes]:
 def _plain(
     parts: tuple[IndexPart, ...], of_requests: bool, collations: Mapping[int, Collation] | None
 ) -> Callable[[Any], bytes]:
-    """The key of a decoded tuple, or of a decoded key."""
+    """Return a function that encodes the key of a decoded tuple, or a decoded key."""
     steps: list[tuple[Any, ...]] = []
     encoders: list[Encoder] = []
     for number, part in enumerate(parts):

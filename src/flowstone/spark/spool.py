@@ -1,8 +1,8 @@
-"""The spool of a live source: what was promised to Spark lies in a directory until it is committed.
+"""The spool of a live source: a directory that keeps the rows offered to Spark until they are committed.
 
-It is an archive (`node/archive_spooling.py`) that runs in a loop of its own beside the caller, so all here are plain
-calls from one thread. One process at a time writes to a spool: the lock is held from `open` to `close` or to the death
-of the process. Rows are acknowledged to the server as they become durable, whatever their reader does.
+It is an archive (`node/archive_spooling.py`) that runs in an event loop in its own thread, so all methods here are
+plain calls from one thread. One process at a time writes to a spool: the lock is held from `open` until `close` or
+until the process dies. Rows are acknowledged to the server once they are durable, whatever the reader does.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from flowstone.spark.archive_index import ArchiveIndex
 __all__ = ["Beginning", "CannotFollow", "Spool", "SpoolEnded", "SpoolLocked", "facts_of"]
 
 LOCK_SECONDS: Final = 5.0
-"""So long a reader that lost its driver may take to notice and to let go of its spool."""
+"""Grace period for an orphaned reader to release its lock."""
 
 _POLL_SECONDS: Final = 0.05
 
 
 class SpoolEnded(FlowstoneError):
-    """The spool receives nothing any more, for no reason that it could tell."""
+    """The spool stopped receiving without an error."""
 
 
 class CannotFollow(FlowstoneError):
-    """The server does not give its changes to this user."""
+    """The server does not let this user replicate."""
 
 
 class SpoolLocked(AlreadyLocked):
@@ -51,7 +51,7 @@ class SpoolLocked(AlreadyLocked):
 
 
 class Spool:
-    """Made by `open`. `index` plans over what is durable; `check` raises what ended the receiving."""
+    """Created by `open`. `index` covers the durable rows; `check` raises the error that ended receiving."""
 
     def __init__(self, members: Sequence[Uri], directory: str, make: Callable[[Spool], Spooling]) -> None:
         self._files = threading.Lock()
@@ -82,10 +82,10 @@ class Spool:
         replication_timeout: float = 1.0,
         on_event: Callable[[Event], None] = lambda event: None,
     ) -> Spool:
-        """Returns when there is a position to read from: of a new spool, when its snapshot is whole and durable.
+        """Open a spool; return once it has a position to read from: for a new spool, once its snapshot is durable.
 
-        `begin` is for a new spool, see `Spooling`; `is_anew`: what is there of an earlier one is of no use. Raises what
-        somebody has to put right, a server that cannot be reached among it; of a spool that is begun it may be away.
+        `begin` is the start of a new spool, see `Spooling`. `is_anew` discards the content of an earlier spool.
+        Raise errors that need intervention. An unreachable server is an error only for a new spool.
         """
 
         def make(spool: Spool) -> Spooling:
@@ -148,7 +148,7 @@ class Spool:
                 self._moved.notify_all()
 
     def _note_durable(self) -> None:
-        """In the loop, while no worker touches the files."""
+        """Advance the durable position. Called in the event loop while no worker changes the files."""
         with self._moved:
             self._durable = self._durable.merged(self._archive.settled)
             self._moved.notify_all()
@@ -161,7 +161,7 @@ class Spool:
 
     @property
     def index(self) -> ArchiveIndex:
-        """What is durable, as of this call."""
+        """The index of the durable rows as of this call."""
         with self._files:
             generation = self._archive.generation
             if self._index is None or generation != self._generation:
@@ -172,7 +172,7 @@ class Spool:
             return self._index
 
     def wait(self, seconds: float) -> bool:
-        """Waits until more is settled than at the last call, at most `seconds`; whether it is."""
+        """Wait up to `seconds` for more settled rows than at the last call. Return True if there are any."""
         deadline = time.monotonic() + seconds
         with self._moved:
             while self._durable == self._seen and self._failure is None:
@@ -183,40 +183,40 @@ class Spool:
         return has_moved
 
     def check(self) -> None:
-        """Raises what ended the receiving; returns while it goes on, a server that is away included."""
+        """Raise the error that ended receiving, if any. An unreachable server does not end it."""
         if self._failure is not None:
             raise self._failure
 
     def target(self) -> VClock:
-        """Where the server is now, by its ballot: a run that ends there has all that there was when it began."""
+        """Return the current position of the server from its ballot: a run up to it has all rows of its start."""
         return self._thread.run(
             first_of(self._members, lambda uri: ask_ballot(production(), uri))
         ).vclock.without_zero()
 
     @property
     def settled(self) -> VClock:
-        """What of it can no longer be withdrawn; `index` may be a moment ahead."""
+        """The position up to which rows can no longer be rolled back; `index` may be slightly ahead."""
         return self._durable
 
     @property
     def position(self) -> VClock:
-        """What is durable, settled or not."""
+        """The position of the durable rows, settled or not."""
         return self._archive.position
 
     @property
     def lag(self) -> float | None:
-        """Seconds that the newest row took to come here; None while nobody is followed."""
+        """Seconds that the newest row took to arrive; None while no server is followed."""
         return self._archive.lag
 
     def collect(self, position: VClock) -> None:
-        """Drops what lies up to `position`, which nobody will ask for again; what is defined there stays known."""
+        """Drop the rows up to `position`, which must not be requested again. The definitions at it stay known."""
         if self._failure is None:
             self._thread.run(self._archive.collect(position))
 
     def close(self) -> None:
-        """What has come is written, the lock is free. Closing twice is harmless."""
+        """Write all received rows and release the lock. Closing twice is harmless."""
         if os.getpid() != self._pid:
-            return  # a copy that a fork made has no loop
+            return  # a forked copy has no event loop
 
         async def end() -> None:
             self._archive.stop()
@@ -224,13 +224,13 @@ class Spool:
                 with suppress(FlowstoneError, asyncio.CancelledError):
                     await self._task
 
-        with suppress(FlowstoneError):  # the loop has ended
+        with suppress(FlowstoneError):  # the loop may have ended already
             self._thread.run(end())
         self._thread.close()
 
 
 def facts_of(members: Sequence[Uri]) -> UpstreamFacts:
-    """What the first member that answers says of itself; raises what the last one's error was."""
+    """Return the facts about the first member that answers. If none does, raise the error of the last one."""
     return asyncio.run(first_of(members, _facts_of))
 
 

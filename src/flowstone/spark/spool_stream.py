@@ -1,8 +1,8 @@
-"""One replica set of a live stream: what comes next behind a position, and what executors read for it.
+"""Plan the batches of one replica set in a live stream: where the next batch ends, and what executors read for it.
 
-Plans over a spool's index; positions are those of `offsets.py`. A batch is a stretch of the snapshot's chunks, or of
-changes, never both. Chunks have absolute numbers: those of a snapshot are the same whenever they are asked for. Over a
-gap, where that is allowed, a stream passes to the snapshot behind it by a batch without rows.
+Works on the index of a spool; positions are those of `offsets.py`. A batch is a range of snapshot chunks or of changes,
+never both. Chunk numbers are absolute: a snapshot is always divided in the same way. If gaps are allowed, a stream
+crosses a gap to the snapshot after it with a batch without rows.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from flowstone.spark.stream_order import Place
 _log = logging.getLogger("flowstone.spark")
 
 CHUNK_SIZE: Final = 4 * 1024 * 1024
-"""Bytes of a snapshot per chunk. Offsets count chunks, so it is never changed."""
+"""Bytes of a snapshot per chunk. Offsets count chunks, so this number must never change."""
 
 SLICE_SIZE_MIN: Final = 1024 * 1024
 SLICES_WANTED: Final = 4
 
 
 class SnapshotLost(FlowstoneError):
-    """The rest of a snapshot that was handed out in part is gone."""
+    """The rest of a partially delivered snapshot is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much a batch may have."""
+    """The size limits of a batch, in rows and in bytes."""
 
     rows: int | None = None
     size: int | None = None
 
     def share(self, count: int) -> Limits:
-        """The part of one of `count` replica sets."""
+        """Return the limits for one of `count` replica sets."""
         return Limits(_part(self.rows, count), _part(self.size, count))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSlice:
-    """What one task reads: a slice, the settled positions between which its rows lie, and their columns."""
+    """The input of one task: a slice, the settled positions that bound its rows, and their columns."""
 
     part: Slice
     start: VClock
@@ -67,9 +67,9 @@ def next_position(
     target: VClock | None = None,
     over_gaps: bool = False,
 ) -> Position:
-    """Where the batch behind `at` ends; `at` itself where there is nothing yet, or where `target` is reached.
+    """Return the end of the batch after `at`, or `at` itself if there are no rows yet or `target` is reached.
 
-    A batch that reaches the target may go beyond it: of what other members have, it need be no place in this log.
+    A batch may go beyond the target: a position of another member is not necessarily one of this log.
     """
     if at.chunk is not None:
         return _next_chunk(index, at, limits)
@@ -83,26 +83,26 @@ def next_position(
             raise
         _log.warning("%s: %s behind %s: %s", index.directory, gap, at.vclock, gap.why)
         until = VClock(gap.until)
-        # Of a plain directory there may be no snapshot there.
+        # A plain log directory may have no snapshot at this position.
         return Position(until, at.stamp, 0 if any(each.vclock == until for each in index.snapshots) else None)
     end = _before_format_change(index, contract, at.vclock, end)
     return at if end == at.vclock else Position(end, max(at.stamp, index.time_at(end)))
 
 
 def slices_between(index: ArchiveIndex, start: Position, end: Position, contract: ChangeContract) -> list[StreamSlice]:
-    """What lies behind `start` up to `end`, both of them positions that this stream has told."""
+    """Return the slices after `start` up to `end`. Both are positions that this stream has reported."""
     if start.chunk is not None and start.vclock == end.vclock:
         chunks = _chunks(index, snapshot_of(index, start))[start.chunk : end.chunk]
         return [_placed(part, start, start.vclock, start.vclock, contract) for part in chunks]
     if end.chunk is not None or index.first_gap(start.vclock, end.vclock) is not None:
-        return []  # over a gap
+        return []  # the batch crosses a gap
     size = min(INLINE_SLICE_MAX, max(SLICE_SIZE_MIN, index.size_between(start.vclock, end.vclock) // SLICES_WANTED))
     parts = index.slices(start.vclock, end.vclock, size=size, spaces=_spaces(contract))
     return [_placed(part, start, start.vclock, end.vclock, contract) for part in parts]
 
 
 def snapshot_of(index: ArchiveIndex, at: Position) -> SnapshotFile:
-    """The snapshot in whose middle a position lies."""
+    """Return the snapshot that a position is inside of. Raise SnapshotLost if it is gone."""
     for snapshot in index.snapshots:
         if snapshot.vclock == at.vclock:
             return snapshot
@@ -113,7 +113,10 @@ def snapshot_of(index: ArchiveIndex, at: Position) -> SnapshotFile:
 
 
 def _next_chunk(index: ArchiveIndex, at: Position, limits: Limits) -> Position:
-    """The rows of a chunk are not known before it is read, so a limit in rows is one chunk at a time."""
+    """Return the position after the next chunks.
+
+    The number of rows in a chunk is unknown before it is read, so with a row limit a batch is one chunk.
+    """
     assert at.chunk is not None
     chunks = _chunks(index, snapshot_of(index, at))
     size, number = 0, at.chunk
@@ -131,18 +134,24 @@ def _chunks(index: ArchiveIndex, snapshot: SnapshotFile) -> list[Slice]:
 
 
 def _placed(part: Slice, at: Position, start: VClock, end: VClock, contract: ChangeContract) -> StreamSlice:
-    """Times go on from where the stream is, also where a spool that was lost begins there anew."""
+    """Return the task for a slice, with commit times that continue those of the stream.
+
+    A spool that was lost and started again does not know the earlier times.
+    """
     before = Place(part.before.vclock, max(part.before.time, at.stamp))
     return StreamSlice(replace(part, before=before), start, end, contract)
 
 
 def _spaces(contract: ChangeContract) -> Sequence[int]:
-    # Truncations are rows of another space.
+    # Truncations are logged as rows of another space.
     return () if contract.space is None else (contract.space.id, TRUNCATE_ID)
 
 
 def _before_format_change(index: ArchiveIndex, contract: ChangeContract, start: VClock, end: VClock) -> VClock:
-    """A query has one schema for life: its last batch ends where that is no longer the space's."""
+    """Return `end`, or an earlier position before the format of the space changes: a query has a fixed schema.
+
+    Raise FormatChanged if the change comes right after `start`.
+    """
     space = contract.space
     if space is None:
         return end

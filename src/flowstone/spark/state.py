@@ -1,9 +1,9 @@
-"""The state of spaces at a settled moment of the past: the newest snapshot before it, and the changes since, folded.
+"""Rebuild the state of spaces at a settled moment: the newest snapshot before it, with later changes folded in.
 
-The driver reads the definitions and truncations in between and says per space from where on its rows count
-(`SpacePlan`); executors shuffle snapshot and changes by key, sort, and fold. Where a primary key was altered on the
-way, the changes before that are folded first, and their tuples take their places under the new key. No tuple passes
-through the driver.
+The driver reads the definitions and truncations after the snapshot and decides from which place the rows of each space
+count (`SpacePlan`). Executors shuffle the snapshot and the changes by key, sort and fold them. If a primary key was
+altered, the changes before the alteration are folded first, and the resulting tuples are sorted again under the new
+key. No tuple passes through the driver.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ CHANGES: Final = (
     "_operations_msgpack",
     "_index_base",
 )
-"""What of a change decides the state."""
+"""The columns of a change that determine the state."""
 
 DEFINING: Final = (*CHANGES, "_key_msgpack", "_index_id")
 
 FOLD_ROWS: Final = 100_000
-"""About how many rows are folded at once."""
+"""Approximate number of rows that are folded at once."""
 
 BEFORE_ALL: Final = (-1, -1)
 _TYPES: Final = {"insert": 2, "replace": 3, "update": 4, "delete": 5, "upsert": 9}
@@ -71,10 +71,10 @@ _TYPES: Final = {"insert": 2, "replace": 3, "update": 4, "delete": 5, "upsert": 
 
 @dataclass(frozen=True)
 class SpacePlan:
-    """How the rows of a space count that lie between a snapshot and a position.
+    """How to fold the rows of a space between a snapshot and a position.
 
-    Those at or before `void` do not: the space was truncated, dropped or made anew there. `rekeyed` are the places
-    behind it at which the primary key was altered.
+    Rows at or before `void` do not count: the space was truncated, dropped or recreated there. `rekeyed` has the
+    later places at which the primary key was altered.
     """
 
     definitions: Definitions
@@ -83,11 +83,11 @@ class SpacePlan:
 
     @property
     def space(self) -> SpaceDefinition:
-        """As it is at the position."""
+        """The definition of the space at the position."""
         return self.definitions.spaces[-1]
 
     def space_behind(self, stage: int) -> SpaceDefinition:
-        """As it is behind so many of the alterations in `rekeyed`."""
+        """Return the definition of the space after the first `stage` alterations in `rekeyed`."""
         return self.definitions.at(self.rekeyed[stage - 1]) if stage else self.definitions.at(self.void)
 
 
@@ -104,10 +104,10 @@ def state_frame(
     is_ordered: bool = False,
     plans: Plans | None = None,
 ) -> DataFrame:
-    """The tuples of `spaces`, or of all, system spaces too, at a settled position: columns of STATE, in no order.
+    """Return the tuples of `spaces`, or of all including system spaces, at a settled position: columns of STATE.
 
-    With `is_ordered` they are in the order of a snapshot, by space and key, through all partitions. `plans` are those
-    of `state_plans`, for who has them already.
+    With `is_ordered` they are in snapshot order, by space and key, across all partitions; otherwise in no order. A
+    caller that already has the result of `state_plans` passes it as `plans`.
     """
     snapshot = index.snapshot_at(position)
     if plans is None:
@@ -124,7 +124,7 @@ def state_plans(
     spaces: Collection[int] | None = None,
     transport: Transport = "file",
 ) -> dict[int, SpacePlan]:
-    """How the rows of each space count that exists at `position` and has a primary key."""
+    """Return the plans of the spaces that exist at `position` and have a primary key."""
     from pyspark.sql import functions
 
     before = index.schema_at(snapshot.vclock)
@@ -143,9 +143,9 @@ def state_plans(
 def plan_spaces(
     tracker: SchemaTracker, rows: pa.Table | None, spaces: Collection[int] | None = None
 ) -> dict[int, SpacePlan]:
-    """The plans, from what is defined at the snapshot and the rows (DEFINING) that define and truncate behind it.
+    """Return the plans, from the schema at the snapshot and the later rows (DEFINING) that define and truncate.
 
-    `tracker` is changed. With `spaces` only theirs.
+    Modifies `tracker`. With `spaces`, only their plans are returned.
     """
     courses: dict[int, list[tuple[Place, SpaceDefinition | None]]] = {
         space.id: [(BEFORE_ALL, space)] for space in tracker.schema
@@ -166,12 +166,12 @@ def plan_spaces(
 
 
 def _plan(course: list[tuple[Place, SpaceDefinition | None]], truncated: Place) -> SpacePlan | None:
-    """None for a space that is not there, or cannot hold tuples, at the end."""
+    """Return the plan, or None for a space that does not exist or cannot hold tuples at the end."""
     void = truncated
     kept: list[tuple[Place, SpaceDefinition]] = []
     for place, space in course:
         if space is None or space.primary_key is None:
-            # With its primary key all tuples of a space go.
+            # Dropping the primary key deletes all tuples of a space.
             void, kept = max(void, place), []
         else:
             kept.append((place, space))
@@ -195,7 +195,7 @@ def _ordered(rows: pa.Table | None) -> list[dict[str, Any]]:
 
 
 def _body(row: Mapping[str, Any]) -> bytes:
-    """The body that the row of the log had."""
+    """Encode the request body of the row in the log."""
     is_update = row["_operation"] == "update"
     fields = {
         Key.SPACE_ID: encode_uint(row["_space_id"]),
@@ -228,7 +228,7 @@ class _StateJob:
 
         rows = self._snapshot_rows()
         if self.snapshot.vclock == self.position:
-            # Nothing to fold, and a snapshot has its own order.
+            # There is nothing to fold, and a snapshot is already ordered.
             names = {"space_id": "_space_id", "sort_key": "_sort_key", "tuple": "_tuple_msgpack"}
             found = rows.select(*(functions.col(theirs).alias(ours) for ours, theirs in names.items()))
             return found.withColumn("space_id", functions.col("space_id").cast("bigint"))
@@ -244,7 +244,7 @@ class _StateJob:
         return found.repartitionByRange("space_id", "sort_key").sortWithinPartitions("space_id", "sort_key")
 
     def _in_stages(self, rows: DataFrame, stages: int) -> DataFrame:
-        """The rows of spaces whose primary key was altered, from one alteration to the next."""
+        """Fold the rows of spaces whose primary key was altered, from one alteration to the next."""
         rows = rows.withColumn("stage", self._stage())
         state = None
         for stage in range(stages + 1):
@@ -285,7 +285,7 @@ class _StateJob:
         return ChangeContract(uuid, wanted=CHANGES, show_system=True, only=only, keeps_truncate=True)
 
     def _counting(self, rows: DataFrame) -> DataFrame:
-        """Those that are changes of tuples which are not void."""
+        """Filter the rows that change tuples and are not void."""
         from pyspark.sql import functions
 
         space_id = functions.col("_space_id")
@@ -300,7 +300,7 @@ class _StateJob:
         return rows
 
     def _stage(self) -> Column:
-        """How many alterations of its space's primary key stand before a row."""
+        """Return a column with the number of alterations of the space's primary key before a row."""
         from pyspark.sql import functions
 
         stage = functions.lit(0)
@@ -330,13 +330,16 @@ def _place_of_row() -> Column:
     return functions.struct(functions.col("_commit_version").alias("version"), functions.col("_lsn").alias("lsn"))
 
 
-# --- what executors run -------------------------------------------------------------------------------------------
+# --- folding, in executors ----------------------------------------------------------------------------------------
 
 
 def fold_sorted(
     plans: Plans, rules: UpdateRules, batches: Iterable[pa.RecordBatch], *, at_once: int = FOLD_ROWS
 ) -> Iterator[pa.RecordBatch]:
-    """The last states of changes that are ordered by space, key and time, all of a key in one partition."""
+    """Fold changes ordered by space, key and time to the last state of each key.
+
+    All changes of a key are in one partition.
+    """
     with clear_errors():
         held: list[pa.RecordBatch] = []
         count = 0
@@ -347,7 +350,7 @@ def fold_sorted(
                 continue
             table = pa.Table.from_batches(held)
             cut = _last_key(table)
-            # A key with more changes than that is held until its last.
+            # The changes of one key are never split, even if there are more than `at_once`.
             if cut:
                 yield from _fold_spaces(plans, rules, table.slice(0, cut))
                 held, count = table.slice(cut).to_batches(), table.num_rows - cut
@@ -356,7 +359,7 @@ def fold_sorted(
 
 
 def _last_key(table: pa.Table) -> int:
-    """Where the changes of the last key begin."""
+    """Return the row at which the changes of the last key begin."""
     is_same = None
     for name in ("_space_id", "_sort_key"):
         equal = pc.equal(table[name], table[name][-1])
@@ -369,7 +372,7 @@ def _fold_spaces(plans: Plans, rules: UpdateRules, changes: pa.Table) -> Iterato
     edges = np.flatnonzero(np.diff(space_ids)) + 1
     for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(space_ids)], strict=True):
         part = changes.slice(start, stop - start)
-        # Who and when does not matter here.
+        # `fold` requires these columns; a state does not depend on them.
         part = part.append_column("_replica_id", pa.repeat(pa.scalar(0, pa.int32()), len(part)))
         part = part.append_column("_commit_timestamp", pa.repeat(pa.scalar(0, MOMENT), len(part)))
         space_id = int(space_ids[start])
@@ -386,7 +389,7 @@ def _changes_ddl() -> str:
 
 
 def _rekey(plans: Plans, stage: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Tuples as changes that insert them before all others, under the key that their space has from `stage` on."""
+    """Turn tuples into inserts that precede all other changes, under the key that their space has from `stage` on."""
     contract = ChangeContract("", wanted=CHANGES)
     with clear_errors():
         for batch in batches:

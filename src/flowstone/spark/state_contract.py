@@ -1,7 +1,7 @@
-"""The state contract: which columns the rows of spaces have, as they are at one moment, and how tuples fill them.
+"""The state contract: the columns of a state, and how tuples fill them.
 
-Pure: slabs, tuples and definitions in, record batches out. With a space its fields are typed columns; without, tuples
-are JSON text and MessagePack. `tarantool` as a batch and `xlog` with mode=state have these columns.
+Pure: slabs, tuples and definitions in, record batches out. The fields of a given space are typed columns; without a
+space, tuples are JSON text and MessagePack. Batches of `tarantool` and of `xlog` with mode=state have these columns.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ TUPLE: Final = pa.field("_tuple", pa.string())
 TUPLE_MSGPACK: Final = pa.field("_tuple_msgpack", pa.binary())
 REPLICASET_UUID: Final = pa.field("_replicaset_uuid", pa.string(), nullable=False)
 GENERIC_FIELDS: Final = (SPACE, SPACE_ID, TUPLE, TUPLE_MSGPACK, REPLICASET_UUID)
-"""Without a space, the columns; with one, what can be asked for besides its fields."""
+"""The columns of a state without a space; with a space, columns that can be selected besides its fields."""
 
 
 class FormatDiffers(FlowstoneError):
-    """A space has other fields than those that a query was planned with."""
+    """The fields of a space differ from those the query was planned with, or between replica sets."""
 
 
 @dataclass(frozen=True)
 class StateContract:
-    """The columns of one state. `space` is the definition that typed columns follow; None for rows of any space.
+    """The columns of one state. `space` defines the typed columns; None for rows of any space.
 
-    `wanted` limits the columns by name, in that order. Picklable: executors get it with their part of the work.
+    `wanted` selects columns by name, in that order. Picklable: it is sent to executors with their tasks.
     """
 
     replicaset_uuid: str
@@ -53,12 +53,12 @@ class StateContract:
     show_system: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Decoders are made again where they are needed.
+        # Decoders are not pickled; executors create their own.
         return StateContract, (self.replicaset_uuid, self.space, self.columns, self.wanted, self.show_system)
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns, as Arrow has them. Raises ColumnClash and UnknownColumn: make it before a query starts."""
+        """The Arrow schema. Raises ColumnClash and UnknownColumn, so read it before a query starts."""
         default = [*GENERIC_FIELDS]
         if self.space is not None:
             decoded = self._decoder_of(None).schema
@@ -73,7 +73,7 @@ class StateContract:
 
     @property
     def spark_schema(self) -> str:
-        """The same in Spark's DDL."""
+        """The schema as Spark DDL."""
         return spark_ddl(self.schema)
 
     @cached_property
@@ -95,9 +95,10 @@ class StateContract:
         return TypedDecoder(columns, options=self.columns, wanted=wanted)
 
     def batch(self, slab: Slab, rows: Cells, schema: Schema) -> pa.RecordBatch:
-        """The rows of the given numbers, ascending, all with a tuple; with a space all of it.
+        """Return the numbered rows of a slab as a record batch.
 
-        `schema` names the spaces where they are not known by the contract.
+        The numbers are ascending, every row has a tuple, and all rows belong to the contract's space if it has one.
+        `schema` provides the names of spaces.
         """
         found: dict[str, pa.Array] = {}
         if self._decoder is not None:
@@ -106,13 +107,13 @@ class StateContract:
         for name in self.schema.names:
             if name not in found:
                 found[name] = self._generic(name, slab, rows, schema)
-        # By way of a struct, because a batch without columns still has rows to be counted.
+        # Built from a struct array, because a batch without columns must still have a row count.
         children = [found[name] for name in self.schema.names]
         struct = pa.Array.from_buffers(pa.struct(self.schema), len(rows), [None], children=children)
         return pa.RecordBatch.from_struct_array(struct)
 
     def of_tuples(self, tuples: pa.Array) -> pa.RecordBatch:
-        """Tuples of the space, as MessagePack; none of them null."""
+        """Return a record batch of tuples of the space, given as MessagePack. None of them may be null."""
         assert self.space is not None
         slab = slab_of_tuples(tuples, self.space.id, self.space.name)
         return self.batch(slab, np.arange(len(slab), dtype=np.int64), Schema({self.space.id: self.space}))
@@ -131,9 +132,9 @@ class StateContract:
 
 
 def slab_of_tuples(tuples: pa.Array, space_id: int, path: str) -> Slab:
-    """Tuples as a table of rows that insert them, without a copy. `path` is named in errors."""
+    """Return a slab of rows that insert the tuples, without copying them. Errors name `path`."""
     if tuples.type != pa.binary():
-        tuples = tuples.cast(pa.binary())  # delta-rs has views, others large texts: kernels know one layout
+        tuples = tuples.cast(pa.binary())  # delta-rs returns views, others large binaries; kernels know one layout
     count = len(tuples)
     _, offsets, data = tuples.buffers()
     edges: Cells = np.zeros(count + 1, np.int64)
@@ -144,9 +145,9 @@ def slab_of_tuples(tuples: pa.Array, space_id: int, path: str) -> Slab:
 
 
 def slab_of_spans(buf: Bytes, starts: Cells, ends: Cells, space_id: int, path: str) -> Slab:
-    """Tuples that lie at these places as a table of rows that insert them."""
+    """Return a slab of rows that insert the tuples between `starts` and `ends` in `buf`."""
     count = len(starts)
-    # One column too many, so that kernels see tables of the layout that those of files have.
+    # One extra column, so that kernels see the same memory layout as in slabs of files.
     cells: Cells = np.zeros((scan.LINES, count + 1), np.int64)
     cells[scan.TYPE] = RequestType.INSERT.value
     cells[scan.SPACE_ID] = space_id

@@ -1,8 +1,8 @@
-"""Where rows stand in a stream of changes: the version and the time of their transaction, and which rows a batch has.
+"""The order of rows in a stream of changes: commit version and time of each row, and the rows of a batch.
 
-Pure: tables of the row scanner in, arrays out, a stretch of whole transactions at a time. Versions and times are
-counted over all rows of the log, those that were withdrawn and the verdicts among them, from the position before the
-stretch. So they depend on the log alone, never on where a batch was cut, and are the same when it is read again.
+Pure: tables of the row scanner in, arrays out, one range of whole transactions at a time. Versions and times are
+counted over all rows of the log, including rolled back rows and control rows, from the position before the range. So
+they depend only on the log, never on the boundaries of a batch, and are the same when the log is read again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import DamagedFile
 
 Range = tuple[int, int, int]
-"""Originator, first and last LSN."""
+"""A range of rows: originator, first LSN, last LSN."""
 
 
 class SplitTransaction(FlowstoneError):
-    """A position that lies inside a transaction was given as the beginning or the end of a batch."""
+    """The start or the end of a batch lies inside a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Per row its transaction's `_commit_version` and `_commit_timestamp`, the latter in microseconds since 1970."""
+    """`_commit_version` and `_commit_timestamp` (microseconds since the epoch) of each row's transaction."""
 
     versions: Cells
     times: Cells
@@ -38,7 +38,7 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place between two transactions of a log: its position, and the greatest commit time up to it."""
+    """A place between two transactions of a log: its position, and the greatest commit time before it."""
 
     vclock: VClock
     time: int = 0
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The rows of a batch: behind `start`, up to `end`, without what was withdrawn."""
+    """The rows of a batch: after `start`, up to `end`, without rolled back rows."""
 
     start: VClock
     end: VClock
@@ -54,7 +54,7 @@ class Window:
 
 
 def stamp(cells: Cells, before: Place, path: str) -> tuple[Stamps, Place]:
-    """The stamps of a stretch of whole transactions that follows `before`, and the place behind it."""
+    """Return the stamps of whole transactions that follow `before`, and the place after them."""
     if not cells.shape[1]:
         return Stamps(np.empty(0, np.int64), np.empty(0, np.int64)), before
     if not cells[scan.FLAGS, -1] & scan.COMMIT:
@@ -67,7 +67,7 @@ def stamp(cells: Cells, before: Place, path: str) -> tuple[Stamps, Place]:
 
 
 def rows_between(cells: Cells, window: Window) -> Mask:
-    """Which rows of a stretch of whole transactions the window has."""
+    """Return a mask of the rows inside the window. The rows form whole transactions."""
     inside = _later_than(cells, window.start) & ~_later_than(cells, window.end)
     if not len(inside) or not inside.any():
         return inside
@@ -81,7 +81,7 @@ def rows_between(cells: Cells, window: Window) -> Mask:
 
 @dataclass
 class Withdrawn:
-    """Ranges of rows that do not stand, by originator and LSN; neighbours are one."""
+    """Ranges of rolled back rows, by originator and LSN. Adjacent ranges are merged."""
 
     ranges: list[Range] = field(default_factory=list)
 
@@ -97,25 +97,25 @@ class Withdrawn:
         self.ranges = joined
 
     def within(self, before: VClock, end: VClock) -> tuple[Range, ...]:
-        """Those that have rows behind `before` up to `end`."""
+        """Return the ranges that have rows after `before` up to `end`."""
         found: list[Range] = []
         for origin, limit in end:
             start = bisect_left(self.ranges, (origin, before.get(origin)))
-            # The range before may reach into it.
+            # The preceding range may extend past `before`.
             near = self.ranges[max(start - 1, 0) : bisect_left(self.ranges, (origin, limit + 1))]
             found += [span for span in near if span[0] == origin and span[2] > before.get(origin)]
         return tuple(found)
 
 
 def commit_times(cells: Cells, before: int) -> Cells:
-    """Per row the greatest time up to it, in microseconds; `before` is that of the rows before these."""
+    """Return for each row the greatest time so far, in microseconds. `before` is the greatest time of earlier rows."""
     seconds = np.ascontiguousarray(cells[scan.TIMESTAMP]).view(np.float64)
     micros = np.rint(np.clip(seconds, 0.0, 9e12) * 1e6).astype(np.int64)
     return np.maximum.accumulate(np.maximum(micros, before))
 
 
 def _last_rows(cells: Cells) -> Cells:
-    """Per row the number of its transaction's last row."""
+    """Return for each row the number of the last row of its transaction."""
     commits = np.flatnonzero(cells[scan.FLAGS] & scan.COMMIT)
     if len(commits) == cells.shape[1]:
         return commits
@@ -124,7 +124,7 @@ def _last_rows(cells: Cells) -> Cells:
 
 
 def _steps(cells: Cells, before: VClock) -> tuple[Cells, VClock]:
-    """By how much each row moves the signature, and the newest LSN of each originator."""
+    """Return by how much each row advances the signature, and the newest LSN of each originator."""
     origins, lsns = cells[scan.REPLICA_ID], cells[scan.LSN]
     steps: Cells = np.zeros(len(lsns), np.int64)
     newest: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""What a log says of elections and of the queue of synchronous transactions, as of a settled moment.
+"""The state of elections and of the synchronous queue at a settled moment of a log.
 
-Snapshots of servers since 2.6.1 keep it in two rows besides the tuples. It is that of the snapshot before the moment,
-followed by the verdicts in between: executors look for them and give back those that matter.
+Snapshots of servers since 2.6.1 keep this state in two rows besides the tuples. It is rebuilt from the snapshot before
+the moment and the control rows after it, which executors find in the log.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def states_at(
     *,
     transport: Transport = "file",
 ) -> States:
-    """Term, vote, and whose the queue is, as a snapshot at `position` has them."""
+    """Return the term, the vote and the owner of the queue, as a snapshot at `position` would have them."""
     synchro = Synchro()
     for row in rows_of_snapshot(index.disk, snapshot.path):
         synchro.follow(row, in_snapshot=True)
@@ -77,7 +77,7 @@ def states_at(
         found = frame.mapInArrow(read, spark_ddl(CONTROL)).toArrow()
         for row in found.sort_by([("version", "ascending"), ("lsn", "ascending")]).to_pylist():
             synchro.follow(Row(row["type"], row["replica_id"], lsn=row["lsn"], body=row["body"]))
-    # Whoever took the queue over was in a term of its own.
+    # A PROMOTE implies its term, even if the log has no Raft row for this term.
     raft = synchro.raft
     if synchro.term > raft.term:
         raft = RaftState(term=synchro.term)
@@ -85,7 +85,7 @@ def states_at(
 
 
 def rows_of_snapshot(disk: Disk, path: str) -> Iterator[Row]:
-    """Those that are no tuples: they stand before the first user space."""
+    """Yield the control rows of a snapshot, which precede the first user space."""
     with LogFile.open(disk, path) as log:
         for slab in log.slabs():
             yield from slab.rows(np.flatnonzero(np.isin(slab.cells[scan.TYPE], _TYPES)))
@@ -94,7 +94,7 @@ def rows_of_snapshot(disk: Disk, path: str) -> Iterator[Row]:
 
 
 def control_rows(disk: Disk, part: Slice, start: VClock, end: VClock) -> Iterator[pa.RecordBatch]:
-    """The verdicts of a slice; of those that only confirm, the last of each owner in a chunk stands for all."""
+    """Yield the control rows of a slice. Of the CONFIRM rows in a slab only the last one of each owner is kept."""
     place = part.before
     with open_slice(disk, part) as log:
         for slab in log.slabs(part.offset, part.end):

@@ -1,8 +1,8 @@
-"""Source and writer `tarantool`: a live server's spaces as they are, its settled changes as a stream, and rows into it.
+"""Source and writer `tarantool`: the current rows of a live server, its settled changes as a stream, and writes.
 
-A batch is one snapshot of each replica set, of one moment, which a task takes and decodes as it comes; or all rows of
-one space by SELECT. Filters stay with Spark: its releases 4.2.0, 4.2.1 and 4.3.0 reuse the filters pushed to one scan
-of a frame for its other scans, which then miss rows. Imports pyspark; streams and writing are modules of their own.
+A batch is one consistent snapshot of each replica set, which a task receives and decodes on the fly, or all rows of one
+space by SELECT. Filters are left to Spark: its releases 4.2.0, 4.2.1 and 4.3.0 reuse the filters pushed to one scan
+of a frame for its other scans, which then miss rows. Imports pyspark; streams and writers have their own modules.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class StatePart(InputPartition):
-    """What one task reads: the rows of one replica set."""
+    """The input of one task: the rows of one replica set."""
 
     members: tuple[Uri, ...]
     contract: StateContract
 
 
 class TarantoolSource(DataSource):
-    """A live Tarantool server, or a node of ours.
+    """A live Tarantool server or Flowstone node.
 
-    As a batch, options: `uri` (required): members of a replica set with `,` between them, replica sets with `;`;
-    `space`: a name or an id, all spaces of users without it; `readMode`: snapshot (default) or select (one space, in
-    pages of its primary key); `columns`, `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`. As a
-    stream it has those of `tarantool_stream`, and `spoolLocation` says that it is one. To write: `uri`, `space`,
-    `onConflict`. docs/reference/spark.md has them all.
+    Options of a batch: `uri` (required): `,` separates members of a replica set, `;` separates replica sets; `space`: a
+    name or an id, by default all user spaces; `readMode`: snapshot (default) or select (one space, in pages of its
+    primary key); `columns`, `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`. A stream has the
+    options of `tarantool_stream`; `spoolLocation` marks it as a stream. A writer has `uri`, `space` and `onConflict`.
+    docs/reference/spark.md describes all of them.
     """
 
     @classmethod
@@ -94,7 +94,7 @@ class TarantoolSource(DataSource):
 
 
 class TarantoolReader(DataSourceReader):
-    """Reads the rows of one space, or of all, as they are at one moment (snapshot) or page by page (select)."""
+    """Reads the rows of one space or of all: at one moment (snapshot), or one space page by page (select)."""
 
     def __init__(self, options: TarantoolOptions) -> None:
         self._options = options
@@ -131,7 +131,7 @@ def _check_readable(space: SpaceDefinition, read_mode: str) -> None:
 def read_snapshot(
     members: Sequence[Uri], contract: StateContract, *, show_secrets: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a snapshot that the contract asks for; those of other spaces are passed over by their headers."""
+    """Yield the rows of a snapshot that the contract selects. Rows of other spaces are skipped by their headers."""
     tracker = SchemaTracker()
     is_checked = False
     for slab in snapshot_slabs(members):
@@ -181,7 +181,7 @@ def _check_shape(space: SpaceDefinition, schema: Schema) -> None:
 
 
 def _contracts(options: TarantoolOptions) -> list[tuple[tuple[Uri, ...], StateContract]]:
-    """Of each replica set; raises what is wrong with space and columns."""
+    """Return the contract of each replica set. Raise an error if the space or its columns cannot be read."""
     changes = options.changes
     found: list[tuple[tuple[Uri, ...], StateContract]] = []
     first: Definitions | None = None
@@ -203,7 +203,7 @@ def _contracts(options: TarantoolOptions) -> list[tuple[tuple[Uri, ...], StateCo
 
 
 def _check_uuid(contract: StateContract, options: TarantoolOptions, there: Definitions) -> None:
-    """A snapshot tells whose it is; a SELECT has to ask."""
+    """Raise CannotUse if the UUID is selected but unknown: a snapshot contains it, a SELECT does not."""
     is_wanted = REPLICASET_UUID.name in contract.schema.names
     if is_wanted and not there.replicaset_uuid and options.read_mode == "select":
         raise CannotUse(

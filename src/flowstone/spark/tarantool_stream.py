@@ -1,7 +1,8 @@
 """Source `tarantool` as a stream: a snapshot of live replica sets, then their settled changes, exactly once.
 
-The reader that Spark keeps in a process of its own runs one spool per replica set under `spoolLocation`; what it has
-told Spark lies there until Spark has committed it. Executors get slices and know nothing of servers. Imports pyspark.
+Spark keeps the reader in a separate process. The reader runs one spool per replica set under `spoolLocation`, which
+keeps the rows of reported offsets until Spark commits them. Executors receive slices and never connect to servers.
+Imports pyspark.
 """
 
 from __future__ import annotations
@@ -50,48 +51,48 @@ from flowstone.spark.spool_stream import (
 )
 
 WAIT_SECONDS: Final = 0.1
-"""How long a reader with nothing new waits before it says so."""
+"""How long a reader waits for new rows before it reports that there are none."""
 
 TARGET_SECONDS: Final = 0.5
 COLLECT_SECONDS: Final = 1.0
-"""Not more often files are dropped."""
+"""Minimum interval between two garbage collections of the spools."""
 
 STATE_NAME: Final = "reader.json"
 
 
 @dataclass
 class StreamPart(InputPartition):
-    """What one task reads."""
+    """The input of one task."""
 
     piece: StreamSlice
 
 
 class _ReaderState(msgspec.Struct):
-    """Where the query was last, beside its spool: `schema` cannot ask Spark for the checkpoint's position."""
+    """The last position of the query, stored in its spool: `schema` cannot read it from Spark's checkpoint."""
 
     position: dict[int, int]
     format: str = "flowstone-reader"
 
 
 def stream_schema(options: TarantoolOptions) -> str:
-    """The columns of the stream, as of where its query stopped; of a new one, as the server has them now."""
+    """Return the columns of the stream at the position where its query stopped; for a new query, the current ones."""
     _check(options)
     contracts = [_contract_of(options, facts_of(members)) for members in options.members]
     return _one(contracts).spark_schema
 
 
 class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The settled changes of live replica sets. Offsets are settled positions, see `offsets.py`.
+    """Reads the settled changes of live replica sets. Offsets are settled positions, see `offsets.py`.
 
-    Options: `uri` (required; members of a replica set, any of which may be followed, with `,` between them, replica
-    sets with `;`), `spoolLocation` (required: a directory that outlives the driver, for this query alone), `space`
-    (typed columns of one space; without it all spaces, as JSON and MessagePack), `startingOffsets` (snapshot, the
-    default; latest; a vclock), `maxRowsPerTrigger`, `maxBytesPerTrigger`, `failOnDataLoss` (true: rows that no member
-    has any more end the query; false: a new snapshot stands for them), `register` (true: the server keeps its logs for
-    this reader), `transport` (auto, file, inline, tcp: see `slice_bytes`), `transportAddress` (where executors reach
-    the reader), `columns`, `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`.
+    Options: `uri` (required; `,` separates members of a replica set, any of which may be followed, `;` separates
+    replica sets), `spoolLocation` (required: a directory that outlives the driver, for this query alone), `space`
+    (typed columns of one space; by default all spaces, as JSON and MessagePack), `startingOffsets` (snapshot, the
+    default; latest; a vclock), `maxRowsPerTrigger`, `maxBytesPerTrigger`, `failOnDataLoss` (true: the query fails if no
+    member has the next rows any more; false: a new snapshot replaces them), `register` (true: the server keeps its
+    logs for this reader), `transport` (auto, file, inline, tcp: see `slice_bytes`), `transportAddress` (where
+    executors reach the reader), `columns`, `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`.
 
-    Made in several processes; only in that which Spark asks for offsets and partitions it has spools.
+    Spark creates readers in several processes. Only the one that it asks for offsets and partitions has spools.
     """
 
     is_watching_driver: ClassVar[bool] = True
@@ -100,13 +101,13 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._options = options
         self._sets: _ReplicaSets | None = None
         self.targets: dict[str, VClock] | None = None
-        """Where a run that takes what there is ends, by replica set."""
+        """Where a run with trigger AvailableNow ends, by replica set."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """For executors, who connect to nobody and need no login."""
+        """Return the state for executors, without credentials: executors do not connect to servers."""
         return {"_options": replace(self._options, members=()), "_sets": None, "targets": None}
 
-    # --- asked by the driver ---
+    # --- called by the driver ---
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         return INITIAL.to_json()
@@ -133,7 +134,7 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return sets.next_offset(at, self._limits(limit), self.targets).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """What the progress of a query shows as its source's end."""
+        """Return the newest settled offset, which the progress of a query shows as the end of its source."""
         return self._sets.settled().to_json() if self._sets is not None else None
 
     @clear_errors()
@@ -150,7 +151,7 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._sets is not None:
             self._sets.close()
 
-    # --- in executors ---
+    # --- called in executors ---
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, StreamPart)
@@ -162,7 +163,7 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
 
     def _opened(self, at: Offset, end: Offset | None = None) -> _ReplicaSets:
-        """The spools, which begin at `at` with the first call; `end` is that of a batch which is to be read again."""
+        """Return the spools. The first call opens them at `at`; `end` is the end of a batch that Spark replays."""
         if self._sets is None:
             _check(self._options)
             sets = _ReplicaSets(self._options)
@@ -177,7 +178,7 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._sets
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        """A limit of Spark's, and of our options the one that Spark was not told."""
+        """Combine the limit from Spark with the option that `getDefaultReadLimit` did not report."""
         changes = self._options.changes
         if isinstance(limit, ReadMaxRows):
             return Limits(limit.max_rows, changes.max_bytes)
@@ -194,7 +195,7 @@ class _ReplicaSet:
 
 
 class _ReplicaSets:
-    """All of a stream, by UUID, in the process that Spark asks for offsets."""
+    """All replica sets of a stream, by UUID, in the process that Spark asks for offsets."""
 
     def __init__(self, options: TarantoolOptions) -> None:
         self._options = options
@@ -232,7 +233,7 @@ class _ReplicaSets:
         directory = _directory(self._options, uuid)
         begin = self._beginning(uuid)
         if at is None and end is not None and not isinstance(begin, VClock):
-            # The first batch of a stream is of the snapshot at its end, or it has no rows and begins where it ends.
+            # The first batch of a stream reads the snapshot at its end position, or it is empty and starts at its end.
             at = end if begin == "latest" else Position(end.vclock, chunk=0)
         in_snapshot = at is not None and at.chunk is not None
         if at is not None and in_snapshot:
@@ -249,7 +250,7 @@ class _ReplicaSets:
         )
 
     def _beginning(self, uuid: str) -> Beginning:
-        """Where `startingOffsets` says that a new stream begins."""
+        """Return the start of a new stream according to `startingOffsets`."""
         starting = self._options.changes.starting
         if starting is None or isinstance(starting, str):
             return "latest" if starting == "latest" else "snapshot"
@@ -261,7 +262,7 @@ class _ReplicaSets:
     # --- offsets ---
 
     def next_offset(self, at: Offset, limits: Limits, targets: Mapping[str, VClock] | None) -> Offset:
-        """The end of the batch behind `at`; with `targets` it waits for what is sure to come up to there."""
+        """Return the end of the batch after `at`. With `targets`, wait for rows that are certain to arrive."""
         share = limits.share(len(self._sets))
         while True:
             end = at
@@ -284,16 +285,16 @@ class _ReplicaSets:
                 return end
 
     def settled(self) -> Offset:
-        """What could be delivered now."""
+        """Return the newest settled offset."""
         return Offset({uuid: Position(each.spool.settled) for uuid, each in self._sets.items()})
 
     def _wait(self, *, is_due: bool) -> bool:
-        """Waits a moment for more; whether to look again: only for what is sure to come."""
+        """Wait briefly for more rows. Return True to check again: rows arrived, or are certain to arrive."""
         first = next(iter(self._sets.values())).spool
         return first.wait(TARGET_SECONDS if is_due else WAIT_SECONDS) or is_due
 
     def _first(self, index: ArchiveIndex, uuid: str) -> Position:
-        """The position before everything, of a stream that has delivered nothing."""
+        """Return the initial position of a stream that has delivered nothing."""
         begin = self._beginning(uuid)
         if isinstance(begin, VClock):
             return Position(begin)
@@ -326,14 +327,14 @@ class _ReplicaSets:
         return [replace(piece, part=part) for piece, part in zip(found, parts, strict=True)]
 
     def _reach(self, each: _ReplicaSet, until: Position) -> ArchiveIndex:
-        """The index, when it has what was promised: a spool that was lost is filled again."""
+        """Wait until the index reaches `until`, and return it. A spool that was lost has to receive the rows again."""
         while not until.vclock <= (index := each.spool.index).settled:
             each.spool.check()
             each.spool.wait(TARGET_SECONDS)
         return index
 
     def commit(self, end: Offset) -> None:
-        """What lies up to `end` is not asked for again."""
+        """Let the spools drop the rows up to `end`, which Spark does not request again."""
         if time.monotonic() - self._collected_at < COLLECT_SECONDS:
             return
         self._collected_at = time.monotonic()
@@ -374,7 +375,7 @@ def _contract_of(options: TarantoolOptions, facts: UpstreamFacts) -> ChangeContr
 
 
 def _space_of(options: TarantoolOptions, facts: UpstreamFacts, wanted: int | str) -> SpaceDefinition:
-    """The space as the next batch has it: right behind where the query stopped."""
+    """Return the definition of the space for the next batch, right after the position where the query stopped."""
     directory = _directory(options, facts.replicaset_uuid)
     position = _saved_state(directory)
     if position is not None:
@@ -398,7 +399,7 @@ def _definition_behind(index: ArchiveIndex, position: VClock, wanted: int | str)
 
 
 def _one(contracts: Sequence[ChangeContract]) -> ChangeContract:
-    """All replica sets of a stream have the same columns."""
+    """Check that all replica sets have the same columns, and return the first contract."""
     for other in contracts[1:]:
         if other.schema != contracts[0].schema:
             raise WrongOption(
@@ -415,7 +416,7 @@ def _directory(options: TarantoolOptions, uuid: str) -> str:
 
 
 def _check_snapshot(directory: str, at: Position) -> None:
-    """A snapshot cannot be had twice: who is in its middle goes on with this one, or not at all."""
+    """Raise SnapshotLost if the snapshot that the stream is inside of is gone: no other snapshot can continue it."""
     manifest = archive_manifest.load(production().disk, directory)
     known = manifest.snapshots if manifest is not None else []
     if not any(VClock(snapshot.vclock) == at.vclock for snapshot in known):
@@ -445,4 +446,4 @@ def _saved_state(directory: str) -> VClock | None:
     try:
         return VClock(msgspec.json.decode(data, type=_ReaderState).position)
     except (ValueError, RecursionError):
-        return None  # it was cut short by a loss of power: then the format is that of now
+        return None  # truncated by a power loss: use the current format

@@ -1,8 +1,7 @@
-"""Writer `tarantool`: rows of a DataFrame, or of a stream, into a space of a live server.
+"""Writer `tarantool`: writes the rows of a DataFrame or a stream to a space of a live server.
 
-Everything that can be known before the first row is sent is checked on the driver: options, server, login, space,
-columns and their types. Each task has a connection of its own. Writing the same rows again changes nothing more, so a
-task, or a micro-batch, that is tried again does no harm.
+The driver checks everything that can be checked before the first row is sent: options, server, login, space, columns
+and their types. Each task has its own connection. Writes are idempotent, so retrying a task or a micro-batch is safe.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from flowstone.spark.tuple_encoder import CannotWrite, TupleEncoder
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task did."""
+    """The number of rows that a task wrote and skipped."""
 
     row_count: int
     skipped_count: int
 
 
 class _Writing:
-    """What both writers do. `onConflict` says what happens to a row whose key is there already."""
+    """The code that both writers share. `onConflict` decides what happens to a row whose key already exists."""
 
     def __init__(self, options: WriterOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -45,7 +44,7 @@ class _Writing:
             )
         self._options = options
         self._space = _space(options)
-        # Tells what is wrong with the columns, before any task starts.
+        # Raises an error for wrong columns before any task starts.
         TupleEncoder(self._space, to_arrow_schema(schema, timezone="UTC"), self._kind)
 
     @property
@@ -69,15 +68,15 @@ class _Writing:
 
 
 class TarantoolWriter(_Writing, DataSourceArrowWriter):
-    """`df.write.format("tarantool")`, mode append. Rows that were written before an error stay written."""
+    """`df.write.format("tarantool")`, mode append. Rows written before an error stay."""
 
 
 class TarantoolStreamWriter(_Writing, DataSourceStreamArrowWriter):
-    """`df.writeStream.format("tarantool")`. A micro-batch that is replayed finds its own rows and leaves them."""
+    """`df.writeStream.format("tarantool")`. Replaying a micro-batch leaves its own rows unchanged."""
 
 
 def _with_small_offsets(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Sessions may be set to send texts and bytes as Arrow's large ones."""
+    """Cast large strings and binaries, which some session settings produce, to the normal Arrow types."""
     small = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
     if not any(kind in small for kind in batch.schema.types):
         return batch

@@ -1,8 +1,8 @@
-"""What differs between two tuples: whether their values do at all, in which fields, and how they read.
+"""Find and describe the differences between two tuples.
 
-Pure, on MessagePack as it is. Numbers and lengths that are written longer than they need are the same values; an
-integer is not the double of its size, nil is not a field that is not there, and the order of a map's keys counts:
-clients see it.
+Pure; works on raw MessagePack. Numbers and lengths in a longer encoding than necessary are equal values. An integer
+differs from a double of the same value, nil differs from an absent field, and the order of map keys matters, because
+clients can see it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from flowstone.history.secrets import HIDDEN
 
 ABSENT: Final = "absent"
 PATHS_MAX: Final = 8
-"""Places named in one tuple. Who needs more has both values."""
+"""Limit on the differing places that are listed per tuple. The report has both tuples in full."""
 
 DEPTH_MAX: Final = 32
-"""Levels into which a difference is followed; below that the whole value is shown."""
+"""Depth to which a difference is traced; below it the whole value is shown."""
 
 _SHOWN_USER_FIELDS: Final = 4
-"""Of `_user`: numbers, name and type. What follows can be a password hash."""
+"""Leading fields of `_user` that are shown: ids, name and type. Later fields can hold a password hash."""
 
 _NIL, _BOOLEAN, _INTEGER, _FLOAT, _DOUBLE = "null", "boolean", "integer", "float", "double"
 _STRING, _BINARY, _EXTENSION, _ARRAY, _MAP = "string", "binary", "extension", "array", "map"
@@ -36,12 +36,12 @@ _CONTAINERS: Final = (_ARRAY, _MAP)
 
 
 class BrokenTuple(RemoteProtocolError):
-    """Bytes that are no MessagePack stand where a tuple should be."""
+    """The bytes of a tuple are not valid MessagePack."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """A place in both tuples, and what each has there as JSON; `absent` where there is nothing."""
+    """A place in two tuples and the value of each there, as JSON or `absent`."""
 
     path: str
     a: str
@@ -49,7 +49,7 @@ class FieldDifference:
 
 
 def normal_form(data: bytes) -> bytes:
-    """Bytes that are the same for equal values, however long their numbers and lengths are written; no MessagePack."""
+    """Return bytes that are equal for equal values, however numbers and lengths are encoded. Not valid MessagePack."""
     out = bytearray()
     at = 0
     while at < len(data):
@@ -64,7 +64,7 @@ def normal_form(data: bytes) -> bytes:
 
 
 def same_values(a: bytes, b: bytes) -> bool:
-    """Whether two tuples differ at most in how long their numbers and lengths are written."""
+    """Return True if two tuples differ at most in the encoding of numbers and lengths."""
     if a == b:
         return True
     try:
@@ -76,7 +76,10 @@ def same_values(a: bytes, b: bytes) -> bool:
 def field_differences(
     a: bytes, b: bytes, names: Sequence[str] = (), space_id: int | None = None
 ) -> list[FieldDifference]:
-    """The places where two tuples differ, the first `PATHS_MAX` of them. Fields have `names`, or numbers from 1 on."""
+    """Return the first `PATHS_MAX` places where two tuples differ. Fields have `names`, or numbers from 1.
+
+    The values of `_user` are hidden.
+    """
     try:
         for each in (a, b):
             check_whole(each)
@@ -89,7 +92,7 @@ def field_differences(
 
 
 def shown_tuple(data: bytes | None, space_id: int) -> str | None:
-    """The tuple as JSON; of a user without what could be a password's hash."""
+    """Return the tuple as JSON; a tuple of `_user` without the fields that can hold a password hash."""
     if data is None:
         return None
     try:
@@ -100,7 +103,7 @@ def shown_tuple(data: bytes | None, space_id: int) -> str | None:
 
 
 def check_whole(data: bytes) -> None:
-    """One value, and nothing behind it."""
+    """Raise BrokenTuple unless the data is exactly one value."""
     if _end(data, 0) != len(data):
         raise BrokenTuple(f"{len(data) - _end(data, 0)} bytes follow the tuple")
 
@@ -158,7 +161,7 @@ def _of_maps(path: str, a: bytes, b: bytes, depth: int) -> Iterator[FieldDiffere
     keys = [normal_form(key) for key, _ in ours]
     other_keys = [normal_form(key) for key, _ in theirs]
     if sorted(keys) == sorted(other_keys) and (keys != other_keys or len(set(keys)) < len(keys)):
-        yield FieldDifference(path, *_both(a, b))  # the order of the keys, or of equal ones
+        yield FieldDifference(path, *_both(a, b))  # the keys differ in their order, or some key is repeated
         return
     left, right = dict(zip(keys, ours, strict=True)), dict(zip(other_keys, theirs, strict=True))
     for key, (name, _) in {**right, **left}.items():
@@ -172,7 +175,7 @@ def _at(values: Sequence[bytes], number: int) -> bytes | None:
 
 
 def _both(a: bytes, b: bytes) -> tuple[str, str]:
-    """Both as JSON; with their types where the texts alone would not tell them apart."""
+    """Return both values as JSON, with their types or bytes if the texts are equal."""
     ours, theirs = _described(a), _described(b)
     if ours != theirs:
         return ours, theirs
@@ -191,7 +194,7 @@ def _kind(value: bytes) -> str:
 
 
 def _elements(data: bytes) -> Iterator[bytes]:
-    """The bytes of each element of an array."""
+    """Yield the bytes of each element of an array."""
     _, count, at = _head(data, 0)
     for _ in range(count):
         end = _end(data, at)
@@ -200,7 +203,7 @@ def _elements(data: bytes) -> Iterator[bytes]:
 
 
 def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The bytes of key and value of each entry of a map."""
+    """Yield the bytes of the key and the value of each entry of a map."""
     _, count, at = _head(data, 0)
     for _ in range(count):
         middle = _end(data, at)
@@ -213,7 +216,7 @@ def _entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _end(data: bytes, at: int) -> int:
-    """Where the value that begins at `at` ends."""
+    """Return the end offset of the value that begins at `at`."""
     left = 1
     while left:
         kind, number, at = _head(data, at)
@@ -242,9 +245,9 @@ _FIXED_EXTENSIONS: Final = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 
 
 def _head(data: bytes, at: int) -> tuple[str, int, int]:
-    """Kind of the value, its number (of an integer the value itself, of others a length), and where that ends.
+    """Return the kind of a value, its number (an integer's value, otherwise a length), and the end of its head.
 
-    The type of an extension belongs to its head.
+    The head includes the type of an extension.
     """
     if at >= len(data):
         raise BrokenTuple(f"MessagePack of {len(data)} bytes ends before a value")
@@ -286,7 +289,10 @@ def _check_end(data: bytes, end: int) -> None:
 
 
 def _normal_head(kind: str, number: int, head: bytes) -> bytes:
-    """One head for every way to write it. Letters are none of the bytes that heads begin with which stay."""
+    """Return the same head for every encoding of a value.
+
+    The letters never collide with the first bytes of the heads that are returned unchanged.
+    """
     match kind:
         case "integer":
             return b"i" + number.to_bytes(9, "big", signed=True)

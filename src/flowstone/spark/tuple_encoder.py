@@ -1,7 +1,7 @@
-"""Record batches to requests: which columns fill which fields of a space, with which types, and the bytes of each row.
+"""Encode record batches as requests: match columns to the fields of a space and build the bytes of each row.
 
-Pure. Columns are matched to fields by name and checked before anything is sent. Values that Tarantool has as numbers,
-texts, bytes and so on are encoded by kernels, whole columns at once; documents are encoded value by value.
+Pure. Columns are matched to fields by name and checked before anything is sent. Kernels encode numbers, strings, bytes
+and other scalars one column at a time; documents are encoded value by value.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _MOMENT: Final = pa.timestamp("us", tz="UTC")
 
 
 class CannotWrite(FlowstoneError):
-    """Rows do not fit the space. Said before the first is sent, unless it depends on their values."""
+    """Rows cannot be written to the space. Raised before the first row is sent unless it depends on their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Packets, one per row, with SYNCs from `first_sync` on; `ends` has the offset behind each."""
+    """Packets, one per row, with consecutive SYNCs from `first_sync`; `ends` has the end offset of each packet."""
 
     packets: Bytes
     ends: Cells
@@ -49,7 +49,7 @@ class Requests:
 
 
 class _Unfit(Exception):
-    """Row number of a value that its field cannot hold, and why."""
+    """The row number of a value that its field cannot hold, and the reason."""
 
     def __init__(self, row: int, why: str) -> None:
         self.row = row
@@ -58,7 +58,7 @@ class _Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Pieces:
-    """A column as MessagePack."""
+    """A column encoded as MessagePack. `edges` has the start of each value and the end of the last one."""
 
     data: Bytes
     edges: Cells
@@ -68,7 +68,7 @@ _Encode = Callable[[pa.Array], _Pieces]
 
 
 class TupleEncoder:
-    """Encodes batches with the columns of `schema` as requests for `space`. Raises CannotWrite where that cannot be."""
+    """Encodes batches with the columns of `schema` as requests for `space`. Raises CannotWrite if they do not fit."""
 
     def __init__(self, space: SpaceDefinition, schema: pa.Schema, kind: RequestType) -> None:
         self._space = space
@@ -87,7 +87,7 @@ class TupleEncoder:
             _check_type(space.name, EXTRA.name, schema, pa.string())
 
     def requests(self, batch: pa.RecordBatch, first_sync: int) -> Requests:
-        """A request per row of `batch`."""
+        """Return one request per row of `batch`, with SYNCs from `first_sync`."""
         columns = [self._column(batch, name, encode) for name, encode in self._encodings]
         extra: Cells = np.zeros(len(batch), np.int64)
         if not self._is_whole:
@@ -135,7 +135,7 @@ class TupleEncoder:
         )
 
     def _extra_fields(self, batch: pa.RecordBatch, counts: Cells) -> _Pieces:
-        """Fields behind those of the format, from JSON arrays; null is none."""
+        """Encode the fields after those of the format, from JSON arrays; null means no fields."""
         if not self._extra:
             return _Pieces(np.zeros(0, np.uint8), np.zeros(len(batch) + 1, np.int64))
         pieces = []
@@ -224,7 +224,7 @@ def _spark_name(kind: pa.DataType) -> str:
 
 
 def encoding_of(field: str, kind: pa.DataType) -> _Encode | None:
-    """How a column of Arrow's type `kind` becomes a field of Tarantool's type `field`; None where it cannot."""
+    """Return the encoder from Arrow type `kind` to the Tarantool type `field`, or None if there is none."""
     is_int, is_float = pa.types.is_signed_integer(kind), pa.types.is_floating(kind)
     is_whole_decimal = pa.types.is_decimal128(kind) and kind.scale == 0
     is_text, is_bytes = kind == pa.string(), kind == pa.binary()
@@ -285,7 +285,7 @@ def _valid(column: pa.Array) -> Bytes:
 
 
 def _fixed(column: pa.Array, dtype: Any, width: int = 1) -> Any:
-    """The values of a column of numbers, whatever stands where it is null."""
+    """Return the values of a column of numbers; those of null rows are undefined."""
     start = column.offset * width
     return (
         np.frombuffer(column.buffers()[1], dtype)[start : start + width * len(column)]
@@ -424,7 +424,7 @@ def _documents(column: pa.Array) -> _Pieces:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """What Arrow gives for a map is a list of pairs."""
+    """Convert a value from Arrow, which returns a map as a list of pairs, to plain dicts and lists."""
     if value is None:
         return None
     if pa.types.is_map(kind):

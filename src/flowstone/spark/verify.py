@@ -1,7 +1,7 @@
-"""Whether two sides hold the same: the job of `flowstone verify`.
+"""Compare two sides: the job of `flowstone verify`.
 
 Both sides are shown at one settled position (`meeting.py`), as data frames (`sides.py`, `lake_side.py`). Digests of all
-spaces are compared first, keys only where those differ (`digests.py`). The driver holds what it shows, and no more.
+spaces are compared first, and keys only where digests differ (`digests.py`). The driver holds only the rows it reports.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _FIRST_OF_USERS: Final[dict[int, tuple[int | str, ...]]] = {
     CK_CONSTRAINT_ID: (FIRST_USER_SPACE_ID, ""),
     FUNC_INDEX_ID: (FIRST_USER_SPACE_ID, 0),
 }
-"""System spaces with a row for each space, and the least key that one of a user's space can have."""
+"""System spaces with rows about spaces, and the lowest key that a row about a user space can have."""
 
 _DEFINING: Final = (SPACE_ID, INDEX_ID)
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyOptions:
-    """What is compared, and how much of it is shown. No `spaces`: all of them."""
+    """The spaces to compare (none: all), the position, and the number of differences to show."""
 
     spaces: tuple[int | str, ...] = ()
     with_system: bool = False
@@ -85,13 +85,13 @@ def verify(
     *,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Compares two sides. `tell` hears what is being done."""
+    """Compare two sides. `tell` receives progress messages."""
     options = options or VerifyOptions()
     return compare(spark, a, b, find_position(a, b, options, tell), options, tell=tell)
 
 
 def find_position(a: Side, b: Side, options: VerifyOptions, tell: Callable[[str], None] = lambda text: None) -> Meeting:
-    """Where both are compared. Reads what there is, waits as it is told, and needs no Spark."""
+    """Find the position at which to compare two sides. Waits as `options` say; needs no Spark."""
     return meet(a, b, at=options.at, wait=options.wait, sleep=time.sleep, monotonic=time.monotonic, tell=tell)
 
 
@@ -104,7 +104,7 @@ def compare(
     *,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Compares two sides that have met."""
+    """Compare two sides at the positions of `meeting`."""
     begun = time.monotonic()
     comparison = _Comparison(spark, a.view(spark, meeting.a), b.view(spark, meeting.b), options)
     tell(f"comparing {comparison.describe()} at {meeting.a}")
@@ -128,7 +128,7 @@ def _notes_on(meeting: Meeting) -> Iterator[str]:
 
 
 class _Comparison:
-    """Two views, and which of their spaces are compared."""
+    """Two views, and the spaces of them that are compared."""
 
     def __init__(self, spark: SparkSession, a: View, b: View, options: VerifyOptions) -> None:
         self._spark, self._a, self._b, self._options = spark, a, b, options
@@ -147,10 +147,10 @@ class _Comparison:
         self._hidden = _hidden_fields(a, b)
 
     def _id_of(self, space: int | str) -> int:
-        """By id or name, on either side."""
+        """Return the id of a space given by id or name, on either side. Raise UnknownSpace if neither has it."""
         found = self._a.schema.get(space) or self._b.schema.get(space)
         if found is None:
-            self._a.schema.space(space)  # an error that names those that are there
+            self._a.schema.space(space)  # raises an error that lists the known spaces
             raise UnknownSpace(f"unknown space {space!r}")
         return found.id
 
@@ -159,7 +159,7 @@ class _Comparison:
         return found.name if found is not None else f"space {space_id}"
 
     def describe(self) -> str:
-        """What is compared, for people."""
+        """Describe what is compared, for people."""
         count = len(self._spaces - self._definitions)
         return f"{count} {'space' if count == 1 else 'spaces'} and what is defined"
 
@@ -243,7 +243,7 @@ class _Comparison:
         )
 
     def _key(self, space_id: int, tuple_: bytes | None) -> str | None:
-        """The primary key of a tuple, as JSON."""
+        """Return the primary key of a tuple as JSON, or None."""
         for schema in (self._a.schema, self._b.schema):
             found = key_of(schema, space_id, tuple_)
             if found is not None:
@@ -251,7 +251,7 @@ class _Comparison:
         return None
 
     def _wrong(self, letter: Literal["A", "B"], view: View, digests: Sequence[SpaceDigest]) -> Iterator[WrongRow]:
-        """Rows in which a side contradicts itself."""
+        """Yield the first rows of a side that contradict themselves."""
         from pyspark.sql import functions as f
 
         spaces = [each.space_id for each in digests if (each.wrong_a if letter == "A" else each.wrong_b)]
@@ -266,7 +266,7 @@ class _Comparison:
     # --- frames ---
 
     def _frame(self, view: View, spaces: Collection[int]) -> DataFrame:
-        """The rows that are compared, of those spaces."""
+        """Return the rows of the spaces that are compared, masked like those of the other side."""
         mine = [space_id for space_id in spaces if space_id in view.spaces or space_id in view.definitions]
         frame = view.frame(mine) if mine else self._spark.createDataFrame([], SIDE_COLUMNS)
         condition = self._of_users()
@@ -279,7 +279,7 @@ class _Comparison:
         return frame.mapInArrow(partial(_masked, masks), SIDE_COLUMNS) if masks else frame
 
     def _of_users(self) -> Column | None:
-        """Of system spaces the rows that are about users' spaces; about the chosen ones, where some are."""
+        """Return the condition that limits system spaces to rows about user spaces, or about the chosen ones."""
         from pyspark.sql import functions as f
 
         condition: Column | None = None
@@ -299,7 +299,7 @@ class _Comparison:
 
 
 def key_of(schema: Schema, space_id: int, tuple_: bytes | None) -> str | None:
-    """The primary key of a tuple as JSON; None where the tuple or the space has none."""
+    """Return the primary key of a tuple as JSON, or None if the tuple or the space has none."""
     space = schema.get(space_id)
     if tuple_ is None or space is None or space.primary_key is None:
         return None
@@ -315,14 +315,17 @@ def key_of(schema: Schema, space_id: int, tuple_: bytes | None) -> str | None:
 
 
 def _key_bytes(space_id: int, key: tuple[int | str, ...]) -> bytes:
-    """The sort key of a row of a system space."""
+    """Return the sort key of a row of a system space."""
     space = SchemaTracker().schema.space(space_id)
     found: bytes = sort_keys_of_keys(space, pa.array([pack(key)], pa.binary()))[0].as_py()
     return found
 
 
 def _hidden_fields(a: View, b: View) -> dict[int, tuple[int, ...]]:
-    """Fields that cannot be compared: masked in a way that nobody can repeat, or in different ways."""
+    """Return the fields, by space, that cannot be compared.
+
+    They are masked differently on both sides, have a mask that cannot be repeated, or are not part of the state.
+    """
     found = {space_id: set(fields) for view in (a, b) for space_id, fields in view.hidden_fields.items()}
     for space_id in {*a.uncompared, *b.uncompared}:
         found.setdefault(space_id, set()).update(_uncompared(a, b, space_id))
@@ -347,7 +350,7 @@ def _nothing_of(fields: Sequence[int]) -> SpaceMask:
 
 
 def _masked(masks: dict[int, SpaceMask], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In executors: tuples as the other side has them, or without what it does not have."""
+    """Mask tuples like those of the other side. Runs in executors."""
     import pyarrow.compute as pc
 
     for batch in batches:

@@ -1,4 +1,4 @@
-"""What `verify` found: by space, by key, as one JSON object. The table for people is the command's."""
+"""The result of `verify`: by space, by key, and as one JSON object. The command prints the table for people."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from flowstone.node.archive_manifest import rows_text
 from flowstone.spark.tuple_differences import FieldDifference
 
 Rows = tuple[tuple[int, int, int], ...]
-"""Replica id, first and last LSN each."""
+"""Ranges of rows: replica id, first LSN, last LSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class SideReport:
-    """A side, the position at which it is shown, and the rows that it lacks and the other one has."""
+    """A side, the position at which it is shown, and the rows that it lacks and the other side has."""
 
     kind: str
     name: str
@@ -26,10 +26,10 @@ class SideReport:
 
 @dataclass(frozen=True, slots=True)
 class SpaceResult:
-    """Rows of one space on both sides, and keys by what is the matter with them.
+    """The number of rows of one space on both sides, and of keys by kind of difference.
 
-    `encoded`: numbers or lengths are written longer on one side; the values are the same, and so it is no difference.
-    `wrong`: rows of a lake whose columns contradict each other.
+    `encoded` keys have equal values whose numbers or lengths are encoded differently; they do not count as differences.
+    `wrong_a` and `wrong_b` are rows of a lake whose columns contradict each other.
     """
 
     id: int
@@ -46,7 +46,7 @@ class SpaceResult:
 
     @property
     def difference_count(self) -> int:
-        """Keys that differ, and rows that contradict themselves."""
+        """The number of keys that differ, plus rows that contradict themselves."""
         return self.missing_in_a + self.missing_in_b + self.differing + self.twice + self.wrong_a + self.wrong_b
 
     @property
@@ -56,7 +56,7 @@ class SpaceResult:
 
 @dataclass(frozen=True, slots=True)
 class ShownDifference:
-    """A key whose tuples differ, the tuples as JSON, and the fields in which they do."""
+    """A key whose tuples differ, the tuples as JSON, and the fields that differ."""
 
     space_id: int
     space: str
@@ -82,7 +82,7 @@ class WrongRow:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that was found. `differences` and `wrong` are the first few; `spaces` have the counts."""
+    """All results. `differences` and `wrong` have only the first few; `spaces` has the counts."""
 
     a: SideReport
     b: SideReport
@@ -101,12 +101,12 @@ class Report:
         return sum(space.difference_count for space in self.spaces)
 
     def lateness(self) -> list[str]:
-        """A sentence for each side that lacks rows."""
+        """Return a sentence for each side that lacks rows."""
         sides = (("A", self.a), ("B", self.b))
         return [f"{letter} ({side.name}) lacks {rows_text(side.lacks)}" for letter, side in sides if side.lacks]
 
     def to_json(self) -> str:
-        """One object; docs/reference/verify.md has its keys."""
+        """Return the report as one JSON object; docs/reference/verify.md describes its keys."""
         found: dict[str, Any] = {"equal": self.is_equal, "a": _side(self.a), "b": _side(self.b)}
         found["spaces"] = [{**asdict(space), "equal": space.is_equal} for space in self.spaces]
         found["difference_count"] = self.difference_count
@@ -129,7 +129,7 @@ def _difference(each: ShownDifference) -> dict[str, Any]:
 
 
 def _parsed(text: str | None) -> Any:
-    """JSON as it is; what is none, such as broken bytes, as a text."""
+    """Parse JSON; return a text that is not JSON, such as a broken tuple, unchanged."""
     try:
         return None if text is None else json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Source `xlog`: settled changes in directories of logs, as a batch or as a stream, and states of the past.
+"""Source `xlog`: settled changes from log directories, as a batch or as a stream, and past states.
 
-Imports pyspark. Readers are built in one process and used in others: only in that which plans they have the
-directories open, and there what a log has got since is read on.
+Imports pyspark. Readers are created in one process and used in others. Only the process that plans has the directories
+open; it reads on as the logs grow.
 """
 
 from __future__ import annotations
@@ -42,42 +42,42 @@ if TYPE_CHECKING:
 
 SLICE_SIZE_MIN = 512 * 1024
 SLICES_WANTED = 16
-"""Of a small batch there are so many partitions, as long as they have something to do."""
+"""Number of partitions that a small batch is divided into, unless they would fall below `SLICE_SIZE_MIN`."""
 
 
 @dataclass
 class ChangePart(InputPartition):
-    """What one task reads of changes."""
+    """The input of one task that reads changes."""
 
     piece: StreamSlice
 
 
 @dataclass
 class StateOfKeys(InputPartition):
-    """What one task reads of a state."""
+    """The input of one task that reads a state."""
 
     part: StatePart
 
 
 class XlogSource(DataSource):
-    """Settled changes, or the state at a moment, of directories that `flowstone archive` or a server writes.
+    """Settled changes, or the state at a moment, from directories that `flowstone archive` or a server writes.
 
-    `path` names them, with commas between several: archives or logs of one replica set, or of several. Options:
+    `path` lists the directories, separated by commas: archives or logs of one or more replica sets. Options:
 
-    - `mode`: changes (default) or state; `asOf` with it: a time with its zone, a vclock or an LSN, by default the
-      newest settled position. A state has the columns of the space, see `state_contract`.
-    - `space` (a name or an id): typed columns, of that space alone; without it all spaces as JSON and MessagePack. Of a
-      batch they are those at its end: rows of former formats show those of their fields that are still there. A stream
-      has one schema for life: it ends before the format changes, and goes on with the new one when it is started
-      again. A space that is dropped and made anew under its name is another one, and the same happens there.
-    - `schemaAt`: where a stream goes on, so that its columns are those of there and not those of now: the directory of
-      its checkpoint (best always given), or an offset.
+    - `mode`: changes (default) or state. `asOf` sets the moment of a state: a time with its zone, a vclock or an LSN;
+      by default the newest settled position. A state has the columns of the space, see `state_contract`.
+    - `space` (a name or an id): typed columns of one space; by default all spaces as JSON and MessagePack. A batch has
+      the columns at its end: rows of former formats show those of their fields that still exist. A stream has a fixed
+      schema: it ends before the format changes, and resumes with the new format when it is restarted. The same happens
+      if the space is dropped and recreated under its name, because this is a different space.
+    - `schemaAt`: where a stream resumes, so that it has the columns of this position instead of the current ones: the
+      directory of its checkpoint (recommended for every stream), or an offset.
     - `columns`, `images` (ops, post, full), `unsignedAs`, `decimalScale`, `stringsAs`, `showSystem`, `showSecrets`.
-    - `startingOffsets`: earliest (default), latest, a vclock, or `{"<replica set UUID>": vclock}`; of a stream also
-      snapshot: its first batches are the rows of the newest one. `endingOffsets`, of a batch: latest or vclocks.
-    - `maxRowsPerTrigger`, `maxBytesPerTrigger`: how much a batch of a stream has; whole transactions in any case.
-    - `failOnDataLoss`: true (default): rows that are missing end the query; false: it goes on behind them, a stream
-      with the snapshot that is there.
+    - `startingOffsets`: earliest (default), latest, a vclock, or `{"<replica set UUID>": vclock}`. A stream also takes
+      snapshot: its first batches are the rows of the newest snapshot. `endingOffsets` (batch only): latest or vclocks.
+    - `maxRowsPerTrigger`, `maxBytesPerTrigger`: size limits of a stream's batches, which have whole transactions.
+    - `failOnDataLoss`: true (default): missing rows fail the query; false: the query continues after them, a stream
+      with the snapshot at this position, if any.
     """
 
     @classmethod
@@ -86,11 +86,11 @@ class XlogSource(DataSource):
 
     @clear_errors()
     def schema(self) -> str:
-        # Whether it is for a stream nobody says; only a stream has a place to go on from, or limits.
+        # Spark does not say whether the schema is for a stream. Only a stream has `schemaAt`.
         options = xlog_options(self.options, streaming=None)
         directories = _opened(options)
         if options.mode == "state":
-            from flowstone.spark.past_state import state_contracts  # what folds is for those who want a state
+            from flowstone.spark.past_state import state_contracts  # only states need the modules that fold
 
             return next(iter(state_contracts(directories, options).values())).spark_schema
         is_stream = options.schema_at is not None
@@ -108,13 +108,13 @@ class XlogSource(DataSource):
 
 
 class _Reading:
-    """What readers of changes do in executors."""
+    """The part of change readers that runs in executors."""
 
     def __init__(self, options: XlogOptions) -> None:
         self._options = options
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if type(partition) is InputPartition:  # where a plan has no tasks, Spark makes one of nothing
+        if type(partition) is InputPartition:  # Spark creates one empty task for a plan without tasks
             return
         assert isinstance(partition, ChangePart)
         piece = partition.piece
@@ -126,7 +126,7 @@ class _Reading:
 
 
 class XlogReader(_Reading, DataSourceReader):
-    """The changes between two positions."""
+    """Reads the changes between two positions."""
 
     @clear_errors()
     def partitions(self) -> Sequence[InputPartition]:
@@ -141,7 +141,7 @@ class XlogReader(_Reading, DataSourceReader):
         if not start <= end:
             raise WrongOption(f"the batch is to begin at {start} and to end at {end}", hint="it must not end before")
         position = start
-        # Of several logs of a replica set one may have the beginning and another the end.
+        # If a replica set has several logs, one may have the start of the range and another the end.
         while position != end:
             index = logs.between(position, end)
             if len(logs.indexes) > 1 and index.first_gap(position, end) is not None:
@@ -157,7 +157,7 @@ class XlogReader(_Reading, DataSourceReader):
     ) -> Iterator[ChangePart]:
         if self._options.changes.images != "ops":
             index.check_images(start)
-        # Truncations are rows of another space.
+        # Truncations are logged as rows of another space.
         spaces = () if contract.space is None else (contract.space.id, TRUNCATE_ID)
         size = max(SLICE_SIZE_MIN, min(SLICE_SIZE, index.size_between(start, end) // SLICES_WANTED))
         stretches = [(start, end)] if self._options.changes.fail_on_data_loss else index.stretches(start, end)
@@ -167,7 +167,7 @@ class XlogReader(_Reading, DataSourceReader):
 
 
 class StateReader(DataSourceReader):
-    """The rows of a space at a settled moment."""
+    """Reads the rows of a space at a settled moment."""
 
     def __init__(self, options: XlogOptions) -> None:
         self._options = options
@@ -187,12 +187,12 @@ class StateReader(DataSourceReader):
 
 
 class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The changes as they are written and settled. Offsets are settled positions, see `offsets.py`."""
+    """Reads changes as they are written and settled. Offsets are settled positions, see `offsets.py`."""
 
     def __init__(self, options: XlogOptions, types: Sequence[tuple[str, str]]) -> None:
         super().__init__(options)
         self._types = types
-        """Names and types of the columns that Spark was told."""
+        """Names and types of the columns that were reported to Spark."""
 
     _directories: LogDirectories | None = None
     _contracts: dict[str, ChangeContract] | None = None
@@ -243,7 +243,7 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
         changes = self._options.changes
         uuid = logs.replicaset_uuid
         if at is None and changes.starting == "latest":
-            return Position(logs.settled)  # the first batch has no rows, and says where the stream begins
+            return Position(logs.settled)  # the first batch is empty; it records where the stream begins
         at = at or self._first(logs, None)
         index = logs.behind(at)
         if changes.images != "ops":
@@ -258,7 +258,7 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
         )
 
     def _first(self, logs: ReplicaSetLogs, until: Position | None) -> Position:
-        """Where a stream begins; `until` is the end of its first batch, where that is known."""
+        """Return the initial position of a stream. `until` is the end of its first batch, if known."""
         starting = self._options.changes.starting
         if starting == "snapshot":
             return Position(until.vclock if until is not None else logs.newest_snapshot(), chunk=0)
@@ -288,7 +288,7 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
         return self._contracts[uuid]
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        """A limit of Spark's, and of our options the one that Spark was not told."""
+        """Combine the limit from Spark with the option that `getDefaultReadLimit` did not report."""
         if isinstance(limit, ReadMaxRows):
             return Limits(limit.max_rows, self._options.changes.max_bytes)
         return Limits(None, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
@@ -305,7 +305,7 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
 
 
 def _types(schema: Any) -> list[tuple[str, str]]:
-    """A schema of Spark in the words of the contract."""
+    """Return the names and types of a Spark schema, in the form that contracts use."""
     return [(each.name, each.dataType.simpleString()) for each in schema.fields]
 
 
