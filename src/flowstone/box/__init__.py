@@ -1,5 +1,4 @@
-"""The pure in-memory engine: system spaces, schema, update operations, and what the node issues add.
+"""The in-memory engine: spaces and indexes, schema, statements, transactions and access rights.
 
-Tuples, definitions and changes to them, as values. Nothing here opens files or sockets, reads a clock, or draws
-a random number.
+Pure: nothing here opens a file or a socket, reads a clock, or draws a random number.
 """

@@ -1,7 +1,7 @@
-"""Who may do what: users and roles, what is granted to them, and the checks that statements ask for.
+"""Access control: users, roles, their privileges, and the access checks of statements.
 
-Filled from the rows of `_user` and `_priv`. Roles hand on what they have, roles of roles too; answers are kept
-until a row changes, so that a check in front of every statement costs a look-up.
+Filled from the rows of `_user` and `_priv`. Privileges are inherited through roles and roles of roles. The effective
+privileges are cached until a row changes, so that a check before each statement costs one lookup.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PUBLIC: Final = 2
 SUPER: Final = 31
 
 SYSTEM_USER_ID_MAX: Final = PUBLIC
-"""Users and roles up to here, and `super`, cannot be dropped."""
+"""Users and roles with ids up to this one, and `super`, cannot be dropped."""
 
 USER_MAX: Final = 32
-"""BOX_USER_MAX of real servers: users and roles together."""
+"""Largest number of users and roles together (BOX_USER_MAX of real servers)."""
 
 
 class Privilege(IntFlag):
@@ -47,10 +47,10 @@ class Privilege(IntFlag):
 
 
 ALL: Final = 0xFFFF
-"""Servers keep 16 bits of what `_priv` says."""
+"""All privileges: servers store 16 bits of `_priv.privilege`."""
 
 ENTITY: Final = None
-"""In the place of an object's id: all objects of the type. `_priv` writes an empty string."""
+"""In place of an object id: all objects of a type. `_priv` stores an empty string for it."""
 
 ObjectKey = tuple[str, int | str | None]
 """Type and id of an object."""
@@ -59,7 +59,7 @@ UNIVERSE: Final[ObjectKey] = ("universe", 0)
 
 
 class User(msgspec.Struct, frozen=True):
-    """A row of `_user`. `password_hash` is hash_of_hash of the password; None: nobody can log in with one."""
+    """A row of `_user`. `password_hash` is hash_of_hash of the password; None: no login with a password."""
 
     id: int
     owner: int
@@ -72,7 +72,7 @@ class User(msgspec.Struct, frozen=True):
 
 
 class Access:
-    """Users, roles and grants of one box. Knows guest and admin before any row is read, as servers do."""
+    """Users, roles and grants of one box. Like servers, it has guest and admin before any row is read."""
 
     def __init__(self) -> None:
         self._users = {GUEST: User(GUEST, ADMIN, "guest"), ADMIN: User(ADMIN, ADMIN, "admin")}
@@ -82,7 +82,7 @@ class Access:
         self._effective: dict[int, dict[ObjectKey, int]] = {}
         self._allowed: dict[tuple[int, int], int] = {}
 
-    # --- users and grants, as the rows say ---
+    # --- users and grants, from the rows ---
 
     def put_user(self, user: User) -> None:
         self.remove_user(user.id)
@@ -96,7 +96,7 @@ class Access:
         self.forget()
 
     def put_grant(self, grantee: int, object_type: str, object_id: int | str | None, privilege: int) -> None:
-        """Makes `privilege` all that is granted on the object; 0 takes it away."""
+        """Set the privileges of `grantee` on the object to `privilege`; 0 revokes all."""
         granted = self._granted.setdefault(grantee, {})
         granted.pop((object_type, object_id), None)
         if privilege:
@@ -104,21 +104,21 @@ class Access:
         self.forget()
 
     def put_owner(self, space_id: int, owner: int | None) -> None:
-        """Notes who owns a space; owners may read and write it without a grant. None: the space is gone."""
+        """Set the owner of a space, who needs no grants on it; None if the space was dropped."""
         self._space_owners.pop(space_id, None)
         if owner is not None and owner != ADMIN:
             self._space_owners[space_id] = owner
         self._allowed.clear()
 
     def forget(self) -> None:
-        """Drops the answers kept so far."""
+        """Clear the caches of effective privileges."""
         self._effective.clear()
         self._allowed.clear()
 
-    # --- look-ups ---
+    # --- lookups ---
 
     def user(self, user: int | str) -> User:
-        """The user or role of this id or name."""
+        """Return the user or role with this id or name; raise NoSuchUser if it does not exist."""
         found = self.find(user)
         if found is None:
             raise errors.NoSuchUser(f"User '{user}' is not found")
@@ -128,7 +128,7 @@ class Access:
         return self._users.get(user) if isinstance(user, int) else self._by_name.get(user)
 
     def login(self, name: str) -> User:
-        """The user, never a role, who wants to open a session as `name`; AccessDenied without the right to."""
+        """Return the user, not a role, to open a session as `name`; raise AccessDenied without SESSION."""
         user = self._by_name.get(name)
         if user is None or user.is_role:
             raise errors.NoSuchUser(f"User '{name}' is not found")
@@ -138,15 +138,15 @@ class Access:
 
     @property
     def users(self) -> tuple[User, ...]:
-        """Users and roles, by id."""
+        """All users and roles, in order of their ids."""
         return tuple(self._users[user_id] for user_id in sorted(self._users))
 
     def granted(self, grantee: int) -> dict[ObjectKey, int]:
-        """What the rows of `_priv` give to `grantee` itself."""
+        """Return the privileges granted to `grantee` directly, not through roles."""
         return dict(self._granted.get(grantee, {}))
 
     def roles(self, grantee: int) -> list[int]:
-        """Roles granted to the user or role itself, in the order of their ids."""
+        """Return the roles granted directly to the user or role, in order of their ids."""
         granted = self._granted.get(grantee, {})
         return sorted(
             object_id
@@ -155,24 +155,24 @@ class Access:
         )
 
     def grantees(self, role: int) -> list[int]:
-        """Users and roles that the role is granted to."""
+        """Return the users and roles to which the role is granted directly."""
         return [user_id for user_id in sorted(self._granted) if role in self.roles(user_id)]
 
-    # --- what somebody may ---
+    # --- effective privileges ---
 
     def universal(self, user: int) -> int:
-        """Privileges on the universe."""
+        """Return the user's privileges on the universe."""
         return self.on(user, UNIVERSE)
 
     def on(self, user: int, key: ObjectKey) -> int:
-        """Privileges on exactly this object, or entity, own and through roles."""
+        """Return the privileges on exactly this object or entity, granted directly or through roles."""
         effective = self._effective.get(user)
         if effective is None:
             effective = self._effective[user] = self._collect(user)
         return effective.get(key, 0)
 
     def allows(self, user: int, space_id: int) -> int:
-        """All that `user` may do with the space: a mask of `Privilege`; 0 for who lacks USAGE."""
+        """Return all privileges of `user` on the space, as a mask; 0 if the user lacks USAGE."""
         allowed = self._allowed.get((user, space_id))
         if allowed is None:
             allowed = self._privileges(user, "space", space_id, self._space_owners.get(space_id, ADMIN))
@@ -180,7 +180,7 @@ class Access:
         return allowed
 
     def can_see(self, user: int, object_type: str, object_id: int, privilege: int, owner: int) -> bool:
-        """Whether system views show the object: to its owner, and to who has one of the privileges on it."""
+        """Return True if system views show the object: to its owner and to users with one of the privileges on it."""
         if owner == user:
             return True
         held = self.universal(user) | self.on(user, (object_type, ENTITY)) | self.on(user, (object_type, object_id))
@@ -191,7 +191,7 @@ class Access:
     def check(
         self, user: int, privilege: int, object_type: str, object_id: int | None, owner: int | None, name: str
     ) -> None:
-        """Raises AccessDenied where a statement on a space, function or sequence needs more than `user` has."""
+        """Raise AccessDenied if `user` lacks `privilege` for a statement on a space, function or sequence."""
         wanted = privilege | Privilege.USAGE
         if not wanted & ~self._privileges(user, object_type, object_id, owner):
             return
@@ -201,7 +201,7 @@ class Access:
         raise denied(privilege, object_type, name, user_name)
 
     def check_universe(self, user: int, privilege: int, object_type: str = "universe", name: str = "") -> None:
-        """Raises AccessDenied unless `privilege` is granted on everything; says it of the object where one is named."""
+        """Raise AccessDenied unless `user` has `privilege` on the universe; the error names the object, if given."""
         missing = (privilege | Privilege.USAGE) & ~self.universal(user)
         if missing:
             raise denied(missing, object_type, name, self.user(user).name)
@@ -209,9 +209,9 @@ class Access:
     def check_ddl(
         self, user: int, name: str, object_id: int | None, owner: int, object_type: str, privilege: int
     ) -> None:
-        """Raises AccessDenied where a change of the schema needs more than `user` has.
+        """Raise AccessDenied if `user` lacks `privilege` for a change of the schema.
 
-        Owners may change what they own, but creating, and granting what one does not own, takes a privilege.
+        Owners may change their objects without a privilege. Creating objects requires one in any case.
         """
         missing = (privilege | Privilege.USAGE) & ~self.universal(user)
         if missing:
@@ -227,7 +227,7 @@ class Access:
             raise denied(missing, object_type, name, self.user(user).name)
 
     def check_role(self, role: int, grantee: int) -> None:
-        """Raises RoleLoop where the role already has, through others, what it shall be granted to."""
+        """Raise RoleLoop if granting `role` to `grantee` would create a cycle of roles."""
         reached, layer = {grantee}, [grantee]
         while layer:
             layer = [user for member in layer for user in self.grantees(member) if user not in reached]
@@ -237,7 +237,7 @@ class Access:
             raise errors.RoleLoop(f"Granting role '{names[0]}' to role '{names[1]}' would create a loop")
 
     def _collect(self, user: int) -> dict[ObjectKey, int]:
-        """Grants of the user and of all roles that it has, or-ed."""
+        """Return the union of the privileges of the user and of all its roles."""
         effective: dict[ObjectKey, int] = {UNIVERSE: ALL} if user == ADMIN else {}
         waiting, seen = [user], {user}
         while waiting:
@@ -253,14 +253,14 @@ class Access:
     def _privileges(self, user: int, object_type: str, object_id: int | None, owner: int | None) -> int:
         above = self.universal(user) | self.on(user, (object_type, ENTITY))
         if not above & Privilege.USAGE:
-            return 0  # USAGE on one object is no USAGE, not even for its owner
+            return 0  # USAGE on a single object does not count, not even for its owner
         if owner == user:
             return ALL
         return above if object_id is ENTITY else above | self.on(user, (object_type, object_id))
 
 
 def denied(privilege: int, object_type: str, name: str, user_name: str) -> errors.TarantoolError:
-    """The error AccessDenied, with its text and the three fields that its class has on the wire."""
+    """Return the error AccessDenied, with its text and the three extra fields that it has on the wire."""
     lowest = Privilege(privilege & -privilege)
     access_type = (lowest.name or "Any").capitalize()
     message = f"{access_type} access to {object_type} '{name}' is denied for user '{user_name}'"

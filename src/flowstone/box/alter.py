@@ -1,8 +1,9 @@
-"""DDL: what a changed row of a system space means for the box.
+"""DDL: applies changed rows of system spaces to the box.
 
-`on_change` is called when the row is in its space already; it does what the row says, or raises what a real server
-would (alter.cc of 2.6.0) and changes nothing. This module has `_space`, `_index` and `_truncate`, the others have one
-of their own each. While the box recovers, rows are believed: nobody's rights are asked and unknown things are kept.
+`on_change` is called after the row has been written to its space. It applies the change, or raises the error of a real
+server (alter.cc of 2.6.0) and changes nothing. This module handles `_space`, `_index` and `_truncate`; the other
+`alter_*` modules handle the rest. During recovery rows are trusted: access rights are not checked, and definitions of
+features that we do not serve are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Change = Callable[["Transaction", Row, Row], Undo]
 
 
 def on_change(transaction: Transaction, space: Space, old: Row, new: Row) -> Undo:
-    """Does what the change of a row of `space` from `old` to `new` means; gives what takes it back."""
+    """Apply the change of a row of `space` from `old` to `new`; return a function that undoes it, or None."""
     change = _CHANGES.get(space.id)
     return None if change is None else change(transaction, old, new)
 
@@ -96,7 +97,7 @@ def _drop_space(transaction: Transaction, space: Space) -> Undo:
 def _why_not_dropped(transaction: Transaction, space: Space) -> str | None:
     if space.indexes:
         return "the space has indexes"
-    if transaction.box.is_recovering:  # whoever dropped it had these removed in an order of its own
+    if transaction.box.is_recovering:  # the origin may have removed these rows in another order
         return None
     if has_grants(transaction, "space", space.id):
         return "the space has grants"
@@ -174,7 +175,11 @@ def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
 
 
 def _may_go(box: Box, space: Space) -> bool:
-    """Not a system space: real servers let a downgrade of the schema drop some, and take that from masters and logs."""
+    """Return True if the primary key of `space` may be dropped.
+
+    For system spaces that is an error, except for those that a schema downgrade of real servers drops: these rows are
+    accepted from an upstream or a log.
+    """
     return space.id >= system.FIRST_USER_SPACE_ID or (box.is_recovering and space.id in system.NEWER_SPACE_IDS)
 
 
@@ -196,7 +201,7 @@ def _check_index_change(transaction: Transaction, space: Space, index_id: int, o
 
 def _put_altered(transaction: Transaction, space: Space, definition: SpaceDefinition) -> Callable[[], None]:
     box = transaction.box
-    # Rows of system spaces about themselves, of which each snapshot has a hundred, say what is known already.
+    # Each snapshot has about a hundred rows that define system spaces exactly as they already are.
     altered = space if definition == space.definition else space.altered(definition, box.collations)
     if definition.foreign_keys or definition.checks:
         check_rows(transaction, altered, space.definition)
@@ -225,7 +230,7 @@ def _change_truncate(transaction: Transaction, _: Row, new: Row) -> Undo:
     emptied = space.empty(box.collations)
 
     def put(replacement: Space) -> None:
-        # Nothing that clients know of the schema has changed.
+        # Truncation changes no definition, so clients keep their cached schema.
         version = box.schema_version
         box.put_space(replacement)
         box.schema_version = version
@@ -234,11 +239,11 @@ def _change_truncate(transaction: Transaction, _: Row, new: Row) -> Undo:
     return lambda: put(space)
 
 
-# --- what we keep and do not do -------------------------------------------------------------------
+# --- unsupported features -------------------------------------------------------------------------
 
 
 def _keep(what: str) -> Change:
-    """Rows of what only real servers do: taken from a log or a peer and handed on, not made here."""
+    """Return a handler for a feature of real servers: keep rows from a log or a peer, reject local changes."""
 
     def change(transaction: Transaction, _: Row, new: Row) -> Undo:
         if new is not None and not transaction.box.is_recovering:
@@ -266,4 +271,4 @@ _CHANGES: Final[dict[int, Change]] = {
     system.CK_CONSTRAINT_ID: _keep("check constraints"),
     system.FUNC_INDEX_ID: _keep("functional indexes"),
 }
-"""What a change means, by the id of the system space."""
+"""Handlers of changed rows, by the id of the system space."""

@@ -1,4 +1,4 @@
-"""DDL on `_user`, `_priv`, `_func` and `_collation`: who there is, who may what, and what else can be owned."""
+"""DDL on `_user`, `_priv`, `_func` and `_collation`: users, privileges, functions and collations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _check_user(transaction: Transaction, before: User | None, user: User) -> No
         if len(access.users) >= USER_MAX:
             raise errors.UserMax(f"A limit on the total number of users has been reached: {USER_MAX}")
     else:
-        # Users may change their own row: their password.
+        # Users may change their own row, to set their password.
         access.check_ddl(transaction.user, user.name, user.id, user.id, kind, Privilege.ALTER)
 
 
@@ -78,7 +78,7 @@ def _check_drop(transaction: Transaction, user: User) -> None:
 
 
 def read_user(row: tuple[Any, ...]) -> User:
-    """The user or role that a tuple of `_user` defines."""
+    """Return the user or role that a tuple of `_user` defines."""
     user_id, owner, name, kind = row[:4]
     text = "Failed to create user '{}': {}"
     check_name_length(name, errors.CreateUser, text, "user name is too long")
@@ -120,7 +120,7 @@ def change_privilege(transaction: Transaction, old: Row, new: Row) -> Undo:
     assert row is not None
     access = transaction.box.access
     _, grantee, object_type, object_id, privilege = row[:5]
-    # Since 3.0 there are types of objects that have names for ids.
+    # Since 3.0 some types of objects are identified by name.
     target = None if object_id == "" else object_id
     if not transaction.box.is_recovering:
         if object_type not in OBJECT_TYPES:
@@ -134,7 +134,7 @@ def change_privilege(transaction: Transaction, old: Row, new: Row) -> Undo:
 
 
 def _target(object_id: Any) -> int | None:
-    """The object's id; None for a privilege on all objects of a type."""
+    """Return the id of the object; None for a privilege on all objects of a type."""
     if object_id == "":
         return None
     if type(object_id) is not int:
@@ -143,14 +143,14 @@ def _target(object_id: Any) -> int | None:
 
 
 def _check_grant(transaction: Transaction, row: tuple[Any, ...], action: Privilege) -> None:
-    """A privilege comes from an existing user who owns the object, and goes to an existing user or role."""
+    """Check that grantor and grantee exist, and that the grantor may grant or revoke (`action`) the privilege."""
     access = transaction.box.access
     grantor, grantee = access.user(row[0]), access.user(row[1])
     object_type, target = row[2], _target(row[3])
     name, owner = _named(transaction, object_type, target)
     access.check_ddl(transaction.user, name, target, grantor.id, object_type, action)
     _check_exists(transaction, object_type, target, owner)
-    # Everybody may hand on the role `public`.
+    # Every user may grant the role `public`.
     is_public = object_type == "role" and target == PUBLIC and row[4] == Privilege.EXECUTE
     if grantor.id not in (owner, ADMIN) and not is_public:
         raise denied(action, object_type, name, grantor.name)
@@ -161,7 +161,7 @@ def _check_grant(transaction: Transaction, row: tuple[Any, ...], action: Privile
 
 
 def _named(transaction: Transaction, object_type: str, target: int | None) -> tuple[str, int | None]:
-    """Name and owner of the object; no owner where there is none, admin for what is admin's alone."""
+    """Return name and owner of the object: admin for the universe and whole types, None if it does not exist."""
     box = transaction.box
     if target is None or object_type == "universe":
         return "", ADMIN
@@ -234,7 +234,7 @@ def _drop_function(transaction: Transaction, function: FunctionDefinition) -> Un
             (_is_called(transaction, function), "function is referenced by constraint"),
         ):
             if is_used:
-                # The number is the owner's: so says the real server.
+                # Real servers report the id of the owner here, too.
                 raise errors.DropFunction(f"Can't drop function {function.owner}: {reason}")
     box.functions.pop(function.name, None)
     return lambda: box.functions.update({function.name: function})

@@ -14,29 +14,32 @@ if TYPE_CHECKING:
     from flowstone.box.transaction import Transaction
 
 VCLOCK_MAX: Final = 32
-"""Components of a vclock, of which 0 is for local rows."""
+"""Number of vclock components; component 0 is for local rows."""
 
 _IDS: Final = frozenset(map(str, range(1, VCLOCK_MAX)))
 
 _UUID_KEYS: Final = ("cluster", "replicaset_uuid")
-"""Up to 2.11, and since 3.0."""
+"""Keys of `_schema` with the replica set UUID: up to 2.11, and since 3.0."""
 
 _FIRST_TO_REPEAT: Final = 3
-"""The major version since which several operations may change one field."""
+"""First major version in which several operations of an UPSERT may change one field."""
 
 _NAME_FIELD: Final = 2
-"""Of `_cluster`, since 3.0."""
+"""Field of `_cluster` with the instance name, since 3.0."""
 
 FORMER_MEMBER: Final = "flowstone_former_member_"
-"""Keys of `_schema` begin with it and end in the id of a former member, whose UUID is in the row. One row for each, so
-that rows of two masters do not overwrite each other. Real servers keep these rows and ignore them."""
+"""Prefix of keys in `_schema` that end in the id of a former member; the row holds its UUID. Each former member has its
+own row, so that rows of two masters do not overwrite each other. Real servers keep these rows and ignore them."""
 
 Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
 
 
 def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
-    """A replica set keeps its UUID for life; other keys, but for the version of the data, are anybody's."""
+    """Check a change of `_schema`: the replica set UUID is immutable.
+
+    The schema version and records of former members update the box; other keys have no effect.
+    """
     row = old or new
     if row is not None and row[0] == "version":
         return _change_version(transaction, new)
@@ -54,7 +57,7 @@ def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
 
 
 def _change_version(transaction: Transaction, new: Row) -> Undo:
-    """Of the data: what some statements mean depends on it."""
+    """Apply a new schema version; the semantics of UPSERT depend on it."""
     box, before = transaction.box, transaction.box.repeats_updates
     major = new[1] if new is not None and len(new) > 1 else None
     box.repeats_updates = isinstance(major, int) and major >= _FIRST_TO_REPEAT
@@ -66,9 +69,10 @@ def _change_version(transaction: Transaction, new: Row) -> Undo:
 
 
 def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
-    """Members come and go; one changes its UUID only where servers of 3.x let it: they know it by its name.
+    """Check a change of `_cluster`, and record members that are removed or get another UUID.
 
-    A row that names none is refused wherever it comes from.
+    The UUID of a member may change only if it has a name and the row was accepted by a 3.x server, which identifies
+    members by name. A row without a valid id and UUID is rejected, whatever its source.
     """
     row = new or old
     if row is None:
@@ -92,10 +96,10 @@ def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
 
 
 def _note_former(transaction: Transaction, row: Row) -> Undo:
-    """Record that the instance of this row is not a member any more: its id must not become another member's.
+    """Record that the instance of this row is no longer a member: its id must not be assigned to another member.
 
-    The transaction that expels it also writes the record to `_schema`, so that snapshots and later members have it: the
-    vclock does not tell of a member none of whose rows has come here.
+    The expelling transaction also writes the record to `_schema`, so that snapshots and later members have it: the
+    vclock does not show a member if none of its rows has arrived here.
     """
     if row is None:
         return None
@@ -109,7 +113,7 @@ def _note_former(transaction: Transaction, row: Row) -> Undo:
 
 
 def _change_former(transaction: Transaction, key: str, new: Row) -> Undo:
-    """Take over a record of a former member; a malformed one is ignored."""
+    """Apply a record of a former member; a malformed record is ignored."""
     recorded, number = transaction.box.recorded_members, key.removeprefix(FORMER_MEMBER)
     if number not in _IDS:
         return None

@@ -1,4 +1,4 @@
-"""DDL on `_sequence`, `_sequence_data` and `_space_sequence`: numbers, and spaces that take keys from them."""
+"""DDL on `_sequence`, `_sequence_data` and `_space_sequence`: sequences, their values, and spaces that use them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check_ddl(transaction: Transaction, sequence: SequenceDefinition, privilege
 
 
 def change_sequence_data(transaction: Transaction, old: Row, new: Row) -> Undo:
-    """A value is set, and stays if the transaction fails; only a deleted one comes back."""
+    """Set the value of a sequence. A rollback restores a deleted value, but keeps a new one."""
     row = old or new
     assert row is not None
     sequence = transaction.box.sequences.get(row[0])
@@ -130,7 +130,7 @@ def _check_attachment(
 
 def _attached(transaction: Transaction, space: Space, sequence: Sequence, row: tuple[Any, ...]) -> SpaceSequence:
     primary = space.index(0).definition
-    # Before 2.2 it was always the first part of the primary key.
+    # Before 2.2 a sequence always filled the first part of the primary key.
     field, path = primary.parts[0].field, primary.parts[0].path
     if len(row) > 3:
         field, path = row[3], row[4] or None
@@ -147,7 +147,7 @@ def _is_generated(transaction: Transaction, sequence: Sequence) -> bool:
 
 
 def check_part(index: IndexDefinition, space_name: str, field: int, path: str | None) -> None:
-    """Raises unless the primary key has a part, of whole numbers, where a sequence shall fill it."""
+    """Raise ModifyIndex unless the primary key has an integer part at the field and path that a sequence fills."""
     steps = parse_path(path or "")
     for part in index.parts:
         if part.field == field and parse_path(part.path or "") == steps:

@@ -1,7 +1,7 @@
-"""The rows that a replica set is born with, in the order of its first snapshot.
+"""The initial rows of a new replica set, in the order of its first snapshot.
 
-They are those of real servers, kept as text beside this module: one JSON file per dialect, a list of tuples under
-each space id, without the UUIDs. Everything that differs between two births is an argument.
+They are the rows of real servers, stored next to this module: one JSON file per dialect, with a list of tuples per
+space id, without UUIDs. Everything that differs between two replica sets is an argument.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from flowstone.iproto.auth import METHOD
 from flowstone.iproto.msgpack import pack
 
 FIRST_USER_ID: Final = 32
-"""Real servers give it to the first user that is created: ids up to 31 are taken by `super`."""
+"""Id of the first created user, as in real servers: `super` has id 31, and new users get the next id."""
 
 
 ADMIN_NAME: Final = "admin"
-"""Who is there from the beginning and may do everything, but has no password."""
+"""The built-in user with all rights, who has no password by default."""
 
 
 class FirstUserRefused(FlowstoneError):
-    """The first user cannot have this name."""
+    """The name is not allowed for the first user."""
 
 
 class FirstUser(NamedTuple):
-    """A user who may do everything. `password_hash` is `auth.hash_of_hash` of the password, 20 bytes.
+    """A user with all rights. `password_hash` is `auth.hash_of_hash` of the password, 20 bytes.
 
-    The name `admin` means the one who is there anyway, and who gets the password.
+    The name `admin` means the built-in user, who then gets this password.
     """
 
     name: str
@@ -50,13 +50,13 @@ def bootstrap_rows(
     *,
     time: int = 0,
 ) -> Iterator[tuple[int, bytes]]:
-    """Space id and raw tuple of each row: spaces by id, tuples by primary key, as a snapshot has them.
+    """Yield space id and raw tuple of each row in snapshot order: spaces by id, tuples by primary key.
 
-    `time` is when it happens, in seconds since 1970; 2.11 notes it at the first user. FirstUserRefused for the name
-    of `guest`, who has no password, or of a role.
+    `time` is the current Unix time; 2.11 stores it in the row of the first user. Raise FirstUserRefused if the name is
+    `guest`, who cannot have a password, or that of a role.
     """
     tables = _tables(dialect)
-    # Its key sorts before the others of `_schema`.
+    # The key "cluster" sorts before all others in `_schema`.
     tables[system.SCHEMA_ID].insert(0, ["cluster", str(replicaset_uuid)])
     tables[system.CLUSTER_ID] = [[1, str(instance_uuid)]]
     if first_user is not None:
@@ -67,7 +67,7 @@ def bootstrap_rows(
 
 
 def collation_rows() -> list[tuple[Any, ...]]:
-    """The tuples of `_collation` that every server is born with, the same in all dialects."""
+    """Return the built-in tuples of `_collation`, which are the same in all dialects."""
     return [tuple(row) for row in _tables(Dialect.V2_6)[system.COLLATION_ID]]
 
 
@@ -103,7 +103,7 @@ def _user_row(dialect: Dialect, user_id: int, user: FirstUser, time: int) -> lis
 
 
 def _privilege_rows() -> list[list[Any]]:
-    """What box.schema.user.create gives, and the role `super`, in the order of `_priv`'s primary key."""
+    """Return the grants of box.schema.user.create plus the role `super`, in primary key order of `_priv`."""
     grants = (
         ("role", PUBLIC, Privilege.EXECUTE),
         ("role", SUPER, Privilege.EXECUTE),

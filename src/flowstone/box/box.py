@@ -1,7 +1,7 @@
-"""The box: all spaces of an instance, who may use them, and the transactions on them.
+"""The box: all spaces of an instance, the rights on them, and the transactions that change them.
 
-Pure: no file, no socket, no clock. Rows go in through transactions and statements; what has to be written down comes
-out as the transactions' statements.
+Pure: no file, no socket, no clock. All changes go through transactions, which collect the rows that the node has to
+write to the log.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ from flowstone.iproto.msgpack import pack
 
 
 class Visible(Protocol):
-    """A transaction, or several written together, that others see already."""
+    """One or more transactions whose changes are already visible to others."""
 
     def hide_from(self, view: ReadView) -> None:
-        """Makes `view`, just opened, see what was there before."""
+        """Hide these changes from `view`, which has just been opened."""
         ...
 
 
 class Box:
-    """`schema_version` grows with every change of a definition; clients see it in each reply.
+    """All spaces, users, sequences and functions of one instance.
 
-    `is_recovering` is set while rows come from a log or a peer that has accepted them: nobody's rights are asked then,
-    and definitions of things that we do not serve are kept.
+    `schema_version` grows with every change of a definition; clients see it in each reply.
+
+    `is_recovering` is set while rows come from a log or from a peer that has already accepted them. Access rights are
+    not checked then, and definitions of features that we do not serve are kept.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -47,7 +49,7 @@ class Box:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything, as new; nobody may be using it."""
+        """Reset to the state of a new box. No transaction or view may be open."""
         self.spaces: dict[int, Space] = {}
         self.names: dict[str, Space] = {}
         self.schema_version = 1
@@ -60,24 +62,27 @@ class Box:
         self.is_recovering = False
         self.is_read_only = False
         self.read_only_reason = "box.cfg.read_only is true"
-        """Why, in the words of servers since 2.10."""
+        """Reason for being read-only, worded as in servers since 2.10."""
         self.repeats_updates = False
-        """Whether operations of an UPSERT may change a field twice, as in replica sets since 3.0."""
+        """True if one UPSERT may change a field more than once, as in replica sets since 3.0."""
         self.replica_id = 0
-        """Our own number in `_cluster`; 0 before we have one."""
+        """Our own id in `_cluster`; 0 until this instance is registered."""
         self.deleted_members: set[tuple[int, UUID]] = set()
         """Id and UUID of each row of `_cluster` that was deleted, or got another UUID, since the newest snapshot was
-        read: that an instance is among them shows that its own files are those of a member.
+        read. An instance listed here was once a member, so its own files belong to this replica set.
         """
         self.recorded_members: dict[int, UUID] = {}
-        """Ids of former members that `_schema` has a record of, with their UUIDs. Members that join get it, too."""
+        """UUIDs of former members by id, as recorded in `_schema`. Joining members receive these records, too."""
         self.views: list[ReadView] = []
         self.in_flight: deque[Visible] = deque()
-        """What is visible and not yet in the log, in the order of its LSNs."""
+        """Visible changes that are not committed yet (not in the log, or pending in the limbo), in LSN order."""
         self._put_system_spaces()
 
     def take_over(self, other: Box) -> None:
-        """Holds from now on what `other` holds, which must not be used any more; who has `spaces` at hand sees it."""
+        """Take over the contents of `other`, which must not be used afterwards.
+
+        `spaces` and `names` stay the same objects, so references to them see the new contents.
+        """
         self.spaces.clear()
         self.spaces.update(other.spaces)
         self.names.clear()
@@ -91,11 +96,11 @@ class Box:
 
     @property
     def former_members(self) -> set[tuple[int, UUID]]:
-        """Id and UUID of each instance that is known to have been a member under that id."""
+        """Id and UUID of each instance known to have been a member under that id."""
         return self.deleted_members | set(self.recorded_members.items())
 
     def _put_system_spaces(self) -> None:
-        """The core definitions, with which a snapshot's own can be read; its rows replace them."""
+        """Put the built-in definitions that are needed to read a snapshot; its rows replace them."""
         indexes = [read_index(row) for row in system.index_rows()]
         for row in system.space_rows():
             definition = read_space(row)
@@ -105,14 +110,14 @@ class Box:
             self.put_space(Space(with_indexes(definition, mine), self.collations, self.views, self.dialect))
 
     def space(self, space: int | str) -> Space:
-        """The space with this id or name."""
+        """Return the space with this id or name; raise NoSuchSpace if it does not exist."""
         found = self.spaces.get(space) if isinstance(space, int) else self.names.get(space)
         if found is None:
             raise errors.NoSuchSpace(f"Space '{space}' does not exist")
         return found
 
     def put_space(self, space: Space) -> None:
-        """Makes `space` the valid one of its id."""
+        """Make `space` the current space with its id."""
         old = self.spaces.get(space.id)
         if old is not None:
             self.names.pop(old.name, None)
@@ -129,7 +134,7 @@ class Box:
         self.schema_version += 1
 
     def _guard(self, space: Space) -> None:
-        """Set the guards of `space`, which has just become the current one, and of its parents."""
+        """Set the guards of `space`, which has just become current, and of its parents."""
         keys = space.definition.foreign_keys if self.dialect.has_constraints else ()
         if keys != self.foreign_keys.get(space.id, ()):
             self._set_foreign_keys(space.id, keys)
@@ -151,21 +156,21 @@ class Box:
             space.lane = NOT_KNOWN
 
     def read_only_error(self) -> errors.TarantoolError:
-        """What whoever wants to write is told."""
+        """Return the error for writes to a read-only instance."""
         if self.dialect is Dialect.V2_6:
             return errors.Readonly("Can't modify data because this instance is in read-only mode.")
         return errors.Readonly(f"Can't modify data on a read-only instance - {self.read_only_reason}")
 
     def begin(self, user: int = ADMIN) -> Transaction:
-        """A transaction whose statements take effect at once. It must not be held over an `await`."""
+        """Begin a transaction whose statements take effect at once. It must end before the next `await`."""
         return Transaction(self, user)
 
     def begin_interactive(self, user: int = ADMIN, isolation: Isolation = Isolation.DEFAULT) -> InteractiveTransaction:
-        """A transaction that may take its time: `prepare` or `rollback` ends it."""
+        """Begin a transaction that may stay open between statements; `prepare` or `rollback` ends it."""
         return InteractiveTransaction(self, user, isolation)
 
     def open_view(self, *, confirmed: bool = False) -> ReadView:
-        """All spaces as they are now; with `confirmed`, without what is not in the log yet."""
+        """Open a view of all spaces as they are now; with `confirmed`, without changes in flight."""
         view = ReadView(dict(self.spaces), self.views, self._sequence_rows())
         if confirmed:
             for transaction in reversed(self.in_flight):

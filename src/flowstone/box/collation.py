@@ -1,8 +1,8 @@
-"""Collations: how strings of one language are ordered, by the sort keys of the ICU library.
+"""Collations: language-specific order of strings, by sort keys of the ICU library.
 
-A collation is a row of `_collation`. Its sort keys compare bytewise as the server compares the strings, which asks
-the same library. ICU is loaded when the first sort key is asked for, so a node without such indexes needs none; only
-`sort_key` knows of C. The types `binary` and none compare the strings' own bytes and need no library.
+A collation is a row of `_collation`. Its sort keys compare bytewise as the server, which uses the same library,
+compares the strings. ICU is loaded for the first sort key, so that a node without such indexes does not need it. The
+types `binary` and none compare the bytes of the strings and need no library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from flowstone.errors import FlowstoneError
 
 _VERSIONS: Final = range(99, 48, -1)
-"""Releases of ICU; each puts its number into the names of its files and functions."""
+"""Releases of ICU to try, newest first; each has its number in the names of its files and functions."""
 
 _ATTRIBUTES: Final = {
     "french_collation": 0,
@@ -53,15 +53,15 @@ OPTIONS: Final[dict[str, tuple[str, ...]]] = {
     "strength": ("primary", "secondary", "tertiary", "quaternary", "identical"),
     "numeric_collation": _ON_OFF,
 }
-"""What each option of a collation may be. Left out, it is as the locale has it."""
+"""Valid values of each option of a collation. The default of an option depends on the locale."""
 
 
 class CollationError(FlowstoneError):
-    """A collation cannot be used here: ICU is missing, or knows no such locale or option."""
+    """A collation cannot be used: ICU is missing, or does not support the locale or an option."""
 
 
 class _Library:
-    """The functions of ICU that are needed, under their plain names."""
+    """The ICU functions that are used here, without the version suffix of their names."""
 
     def __init__(self, library: ctypes.CDLL, suffix: str) -> None:
         status = ctypes.POINTER(ctypes.c_int)
@@ -117,14 +117,14 @@ class Collation:
         self._room: ctypes.Array[ctypes.c_char]
 
     def sort_key(self, text: str) -> bytes:
-        """Bytes that order as the strings do; for ICU they hold no zero byte but the last."""
+        """Return bytes that compare as the strings do; for ICU the only zero byte is the last one."""
         if self.is_binary:
             return text.encode("utf-8", "surrogateescape")
         collator = self._collator if self._collator is not None else self.open()
         try:
             source = text.encode("utf-16-le")
         except UnicodeEncodeError:
-            # Bytes that are no UTF-8; ICU, too, reads each ill-formed sequence as U+FFFD.
+            # The string is not valid UTF-8. Like ICU, read each ill-formed sequence as U+FFFD.
             replaced = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
             source = replaced.encode("utf-16-le")
         get_sort_key, length = _library().get_sort_key, len(source) // 2
@@ -135,7 +135,7 @@ class Collation:
         return self._room.raw[:size]
 
     def open(self) -> int:
-        """Opens the collator, or says what is wrong with the definition."""
+        """Open the collator; raise CollationError if the locale or an option is invalid."""
         library, status = _library(), ctypes.c_int(0)
         collator: int | None = library.open(self.locale.encode(), ctypes.byref(status))
         if collator is None or status.value > 0:
@@ -159,5 +159,5 @@ class Collation:
 
 
 def read_collation(row: tuple[Any, ...]) -> Collation:
-    """The collation that a tuple of `_collation` defines: id, name, owner, type, locale, options."""
+    """Return the collation that a tuple of `_collation` defines: id, name, owner, type, locale, options."""
     return Collation(row[0], row[1], row[3], row[4], row[5])

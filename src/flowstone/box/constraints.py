@@ -1,8 +1,8 @@
-"""Constraints of a space as `_space` stores them: foreign keys and check functions, in a format or in the flags.
+"""Constraints of a space as `_space` stores them: foreign keys and check functions, in the format or in the flags.
 
-Definitions only: `foreign_keys.py` enforces them. `read_constraints` trusts the rows of a log or a peer and skips
-malformed constraints; the checks raise the errors of a server for definitions that are made here. Servers before 2.10
-do not support constraints: dialect 2.6 ignores these keys of a format.
+Definitions only: `foreign_keys.py` enforces them. `read_constraints` trusts rows from a log or a peer and skips
+malformed constraints; the checks raise the errors of a real server for local definitions. Servers before 2.10 do not
+support constraints: dialect 2.6 ignores these keys of a format.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FOREIGN_KEY: Final = "foreign_key"
 NAME_MAX: Final = 65000
 
 FieldId = int | str
-"""A field by its number, from 0, or by its name."""
+"""Number (from 0) or name of a field."""
 
 
 class ForeignKey(msgspec.Struct, frozen=True):
-    """Fields that must name a tuple of another space: pairs of a local and a foreign field.
+    """A foreign key: `fields` are pairs of a local field and the field of the parent space that it refers to.
 
-    `space_id` is None for the own space. `field` is the number of the field whose format has the key; None: it is a key
-    of the whole tuple, from the flags of the space.
+    `space_id` is None if the parent is the space itself. `field` is the number of the field whose format has the key,
+    or None for a key of the whole tuple, from the flags of the space.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Check(msgspec.Struct, frozen=True):
 def read_constraints(
     flags: Mapping[Any, Any], format: Sequence[Any]
 ) -> tuple[tuple[ForeignKey, ...], tuple[Check, ...]]:
-    """Return the foreign keys and checks of a space in the order in which servers try them: whole tuples first."""
+    """Return the foreign keys and checks of a space in the server's order of checks: whole tuples first."""
     places: list[tuple[int | None, Any]] = [(None, flags), *enumerate(format)]
     keys = [key for field, options in places for key in _foreign_keys(field, options)]
     checks = [check for field, options in places for check in _checks(field, options)]

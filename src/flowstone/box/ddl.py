@@ -1,8 +1,8 @@
-"""Changes of the schema as people ask for them: box.schema.*, space:create_index() and the like.
+"""The schema functions of the API: box.schema.*, space:create_index() and others.
 
-Each function makes, in one transaction, the statements on system spaces that a real server's Lua layer makes
-(schema.lua of 2.6.0 and 2.11.9), so that they are logged, replicated and refused alike. What the changed rows mean is
-in `alter.py`. A statement that fails leaves the ones before it to whoever rolls the transaction back.
+Each function executes, in one transaction, the statements on system spaces that a real server's Lua layer executes
+(schema.lua of 2.6.0 and 2.11.9), so that they are logged, replicated and rejected in the same way. `alter.py` applies
+the changed rows. If a statement fails, the caller has to roll back the statements before it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.auth import METHOD, hash_of_hash
 
 _NAMED: Final = tuple(privilege for privilege in Privilege if privilege < Privilege.GRANT)
-"""What can be granted by name, in the order of the bits."""
+"""Privileges that can be granted by name, in order of their bits."""
 
 _GRANTABLE: Final[dict[str, int]] = {
     "universe": 0xFFFFFFFF,
@@ -31,7 +31,7 @@ _GRANTABLE: Final[dict[str, int]] = {
     "role": Privilege.EXECUTE | Privilege.USAGE | Privilege.CREATE | Privilege.DROP,
     "user": Privilege.CREATE | Privilege.ALTER | Privilege.DROP,
 }
-"""What makes sense on each type of object."""
+"""Privileges that apply to each type of object, as a mask."""
 
 # --- users ----------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ _GRANTABLE: Final[dict[str, int]] = {
 def create_user(
     txn: Transaction, name: str, *, password: str | None = None, if_not_exists: bool = False, time: int = 0
 ) -> None:
-    """`time` is now, in seconds since 1970; 2.11 notes when a password was set."""
+    """Create a user. `time` is the current Unix time; 2.11 stores when a password was set."""
     if _find(txn, name) is not None:
         if if_not_exists:
             return
@@ -48,7 +48,7 @@ def create_user(
     uid = _insert_user(txn, name, "user", auth, time)
     grant(txn, uid, "public")
     grant(txn, uid, "alter", "user", uid)
-    # Nobody but admin may grant something on the universe.
+    # Only admin may grant privileges on the universe.
     with rows.as_admin(txn):
         grant(txn, uid, "session,usage", "universe", if_not_exists=True)
 
@@ -58,7 +58,7 @@ def user_exists(txn: Transaction, name: str) -> bool:
 
 
 def passwd(txn: Transaction, password: str, user: str | int | None = None, *, time: int = 0) -> None:
-    """Sets the password of `user`; None: of who asks, who needs no right for it."""
+    """Set the password of `user`; None means the current user, who needs no privilege for it."""
     if user is None:
         uid = txn.user
         with rows.as_admin(txn):
@@ -68,7 +68,7 @@ def passwd(txn: Transaction, password: str, user: str | int | None = None, *, ti
 
 
 def drop_user(txn: Transaction, name: str | int, *, if_exists: bool = False) -> None:
-    """Drops the user with all that it owns."""
+    """Drop the user and all objects that it owns."""
     uid = _find(txn, name, "user")
     if uid is None:
         if if_exists:
@@ -82,7 +82,7 @@ def drop_user(txn: Transaction, name: str | int, *, if_exists: bool = False) -> 
 
 
 def user_info(txn: Transaction, user: str | int | None = None) -> list[list[str]]:
-    """Per privilege of the user: its names, the type and the name of the object."""
+    """Return a list per object: the names of the user's privileges, and the type and name of the object."""
     return _info(txn, txn.user if user is None else _user_id(txn, user))
 
 
@@ -115,7 +115,7 @@ def _auth(password: str) -> dict[str, str]:
 
 
 def _find(txn: Transaction, user: str | int, kind: str | None = None) -> int | None:
-    """The id of a user or role that who asks can see."""
+    """Return the id of a user or role that the current user can see, or None."""
     row = rows.get(txn, "_vuser", user, index=rows.BY_NAME if isinstance(user, str) else 0)
     if row is None or kind not in (None, row[3]):
         return None
@@ -189,7 +189,7 @@ def grant_role(
     if_not_exists: bool = False,
     grantor: str | int | None = None,
 ) -> None:
-    """Gives `role` a privilege, or another role."""
+    """Grant `role` a privilege, or another role."""
     uid = _role_id(txn, role)
     _check_role_privilege(privilege)
     _grant(txn, uid, role, privilege, object_type, object_name, if_not_exists=if_not_exists, grantor=grantor)
@@ -235,7 +235,10 @@ def grant(
     if_not_exists: bool = False,
     grantor: str | int | None = None,
 ) -> None:
-    """Gives `user` a privilege on an object; without a name on all of its type, without a type it is a role."""
+    """Grant `user` a privilege on an object; without a name, on all objects of the type.
+
+    Without a type, `privilege` is the name of a role to grant.
+    """
     uid = _user_id(txn, user)
     _grant(txn, uid, user, privilege, object_type, object_name, if_not_exists=if_not_exists, grantor=grantor)
 
@@ -253,7 +256,7 @@ def revoke(
 
 
 class _Subject:
-    """What a grant is about, its three short forms resolved."""
+    """Privilege and object of a grant, with the short forms resolved."""
 
     def __init__(
         self, txn: Transaction, privilege: str | int, object_type: str | None, object_name: str | int | None
@@ -323,7 +326,7 @@ def _revoke(
 
 
 def privilege_bits(privilege: str | int, object_type: str, dialect: Dialect) -> int:
-    """The bits of privileges that are given by name, as far as they make sense on the type."""
+    """Return the bits of the privileges; raise UnsupportedPriv if they do not apply to the type of object."""
     grantable = _GRANTABLE.get(str(object_type))
     if grantable is None:
         raise errors.UnknownSchemaObject(f"Unknown object type '{object_type}'")
@@ -336,7 +339,7 @@ def privilege_bits(privilege: str | int, object_type: str, dialect: Dialect) -> 
 def _parse(text: str, dialect: Dialect) -> int:
     names = {(privilege.name or "").lower(): privilege.value for privilege in _NAMED}
     if dialect is Dialect.V2_6:
-        # Whatever contains a name counts.
+        # 2.6 searches for the names anywhere in the text.
         return sum(bit for name, bit in names.items() if name in text)
     words = [word for word in "".join(c if c.isalpha() else " " for c in text).split() if word]
     return 0 if any(word not in names for word in words) else sum(names[word] for word in dict.fromkeys(words))
@@ -382,7 +385,7 @@ def _object_name(txn: Transaction, object_type: str, object_id: int | str) -> st
     if object_type == "universe" or object_id == "":
         return ""
     view = {"space": "_vspace", "sequence": "_vsequence", "function": "_vfunc"}.get(object_type, "_vuser")
-    # Names are told even where the object itself is not visible.
+    # Servers show the name even if the object is not visible to the user.
     user, txn.user = txn.user, ADMIN
     try:
         row = rows.get(txn, view, object_id)

@@ -1,7 +1,7 @@
-"""Converts constraints from what users write to what `_space` stores (normalize_constraint and the like, schema.lua).
+"""Converts constraints from the API's form to the form stored in `_space` (normalize_constraint in schema.lua).
 
-Names of functions and spaces become ids, numbers of fields count from 0, and a constraint without a name takes that of
-its function or of the foreign space. Only for dialects that have constraints.
+Names of functions and spaces become ids, field numbers count from 0, and a constraint without a name gets the name of
+its function or of the foreign space. Only for dialects that support constraints.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowstone.box.transaction import Transaction
 
 
 def with_stored_constraints(txn: Transaction, space: tuple[int, str], format: list[dict[Any, Any]]) -> None:
-    """Turn the constraints of a stored format of `space`, an id and a name, into ids."""
+    """Convert the constraints in `format` to their stored form, in place. `space` is the id and name of the space."""
     for number, field in enumerate(format, 1):
         prefix = f"format[{number}]: "
         if field.get(CONSTRAINT) is not None:
@@ -26,7 +26,7 @@ def with_stored_constraints(txn: Transaction, space: tuple[int, str], format: li
 
 
 def stored_constraint(txn: Transaction, given: Any, prefix: str = "") -> dict[str, int]:
-    """Return ids of functions by the names of the constraints; `given` is a name, or a table of names."""
+    """Return the ids of functions by constraint name; `given` is a function name or a table of function names."""
     if isinstance(given, str):
         given = (given,)
     if lua_type(given) != "table":
@@ -44,7 +44,7 @@ def stored_constraint(txn: Transaction, given: Any, prefix: str = "") -> dict[st
 def stored_foreign_key(
     txn: Transaction, space: tuple[int, str], given: Any, prefix: str = "", *, is_complex: bool = False
 ) -> dict[str, Any]:
-    """Return foreign keys by their names; `given` is one, or a table of them. `is_complex`: of whole tuples."""
+    """Return foreign keys by name; `given` is one key or a table of keys. `is_complex`: keys of the whole tuple."""
     if not isinstance(given, Mapping):
         raise illegal(f"{prefix}foreign key must be a table")
     parent, field = given.get("space"), given.get("field")
@@ -88,7 +88,7 @@ def _stored_key(
 
 
 def _stored_field(field: Any, prefix: str, what: str) -> int | str:
-    """A field by its name, or by its number: from 1 here, from 0 where it is stored."""
+    """Return the stored form of a field: its name, or its number, from 1 in the API and from 0 when stored."""
     if isinstance(field, str):
         return field
     if lua_type(field) != "number":

@@ -1,8 +1,8 @@
-"""Formats and index parts as people write them, turned into what `_space` and `_index` store (schema.lua).
+"""Converts formats and index parts from the API's form to the form stored in `_space` and `_index` (schema.lua).
 
-Names for fields and collations become numbers, what is left out takes after the format. Lua tables arrive as tuples,
-lists or dicts; a dict with the keys 1 and 2 is a Lua table with a beginning. Fields count from 1 here, from 0 in what
-is stored.
+Names of fields and collations become numbers; omitted options of parts are taken from the format. Lua tables arrive as
+tuples, lists or dicts; a dict with the keys 1 and 2 is a Lua table with an array part. Fields count from 1 in the API
+and from 0 when stored.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ALIASES: Final = {"num": "unsigned", "uint": "unsigned", "str": "string", "int"
 
 
 def illegal(problem: str) -> errors.TarantoolError:
-    """The error for arguments that make no sense."""
+    """Return the error for invalid arguments."""
     return errors.IllegalParams(f"Illegal parameters, {problem}")
 
 
 def check_options(options: Mapping[str, Any], known: Mapping[str, str]) -> None:
-    """Raises unless every option is known and of one of its Lua types, given as `string, number`."""
+    """Raise IllegalParams unless each option is known and has one of its Lua types, listed as `string, number`."""
     for name, value in options.items():
         if name not in known:
             raise illegal(f"unexpected option '{name}'")
@@ -52,7 +52,7 @@ def _pairs(table: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _array(table: Any) -> list[Any]:
-    """What Lua's ipairs finds in a table."""
+    """Return the values that Lua's ipairs finds in a table."""
     if not isinstance(table, Mapping):
         return list(table)
     return list(takewhile(lambda value: value is not None, (table.get(number) for number in count(1))))
@@ -63,7 +63,7 @@ def _is_table(value: object) -> bool:
 
 
 def stored_format(format: Any, collation_id: ResolveCollation) -> list[dict[Any, Any]]:
-    """The format with each field as a map of at least name and type."""
+    """Return the format with each field as a map that has at least name and type."""
     return [_stored_field(number, field, collation_id) for number, field in enumerate(_array(format), 1)]
 
 
@@ -101,9 +101,9 @@ def _collation(what: str, name: Any, collation_id: ResolveCollation) -> int:
 def stored_parts(
     format: Format, parts: Any, collation_id: ResolveCollation, *, inherits_collation: bool = False
 ) -> list[Any]:
-    """Parts of an index on a space of `format`, pairs where nothing but field and type is said of any.
+    """Return the stored parts of an index on a space with `format`: pairs if all parts have only field and type.
 
-    `inherits_collation`: a part without one has that of its field, as in 2.11.
+    `inherits_collation`: a part without a collation gets that of its field, as in 2.11.
     """
     result = [_with_known_type(part) for part in _full_parts(format, parts, collation_id)]
     if inherits_collation:
@@ -128,7 +128,7 @@ def _full_parts(format: Format, parts: Any, collation_id: ResolveCollation) -> l
 
 
 def _flat_parts(parts: list[Any]) -> list[dict[str, Any]]:
-    """As in 1.6: field, type, field, type, …"""
+    """Read parts in the form of 1.6: field, type, field, type, …"""
     problem = "options.parts: expected field_no (number), type (string) pairs"
     if len(parts) % 2:
         raise illegal(problem)
@@ -189,7 +189,7 @@ def _with_known_type(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def resolve_field(format: Format, field: float | str, what: str) -> tuple[int, str | None]:
-    """Number from 0, and the rest of the path, of a field that is given by its number, its name or a JSON path."""
+    """Return the number, from 0, and the rest of the path of a field given by number, name or JSON path."""
     number, rest = (field, None) if not isinstance(field, str) else _resolve_path(format, field)
     if number is None:
         raise illegal(f"{what}: field was not found by name '{field}'")

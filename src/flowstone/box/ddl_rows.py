@@ -1,7 +1,7 @@
-"""Statements on system spaces, by values instead of MessagePack: what the functions of `ddl.py` are made of.
+"""Statements on system spaces with decoded values: the building blocks of the functions in `ddl.py`.
 
-They are those that a client could send: they ask for the user's rights and are logged as a real server's Lua layer
-logs them. Views are read, base spaces written.
+They are the same statements that a client could send: access rights are checked, and rows are logged as by a real
+server's Lua layer. Reads use the system views, writes the base spaces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BY_NAME: Final = 2
 
 BY_OWNER: Final = 1
 _LUA_BASE: Final = 1
-"""Field numbers in operations of Lua count from 1, in the log too."""
+"""Field numbers in operations of the Lua API count from 1, also in the log."""
 
 
 def get(txn: Transaction, space: str, *key: Any, index: int = 0) -> Row | None:
@@ -37,13 +37,16 @@ def select(txn: Transaction, space: str, *key: Any, index: int = 0) -> list[Row]
 
 
 def last(txn: Transaction, space: str, *key: Any) -> Row | None:
-    """The last row, by primary key, that is not behind `key`; without one, of all."""
+    """Return the last row by primary key that is not after `key`; without a key, the last row of all."""
     found = statements.select(txn, txn.space(space), 0, iterator=statements.LE, limit=1, key=pack(key))
     return unpack(found[0]) if found else None
 
 
 def _system(txn: Transaction, space: str) -> Space:
-    """The space to write to. What a definition means must hold at once: the next step of a function looks for it."""
+    """Return the space to write to; raise Unsupported in an interactive transaction.
+
+    A definition must take effect at once, because the next step of a function relies on it.
+    """
     if txn.is_interactive:
         raise errors.Unsupported(
             "A transaction with time between its statements does not support functions that change definitions: "
@@ -61,7 +64,7 @@ def replace(txn: Transaction, space: str, *row: Any) -> None:
 
 
 def update(txn: Transaction, space: str, key: Row, *operations: Row) -> Row | None:
-    """`operations` are `("=", field, value)`, fields counted from 1."""
+    """Update a row and return it; `operations` are `("=", field, value)`, with fields counted from 1."""
     raw = statements.update(txn, _system(txn, space), 0, pack(key), pack(operations), _LUA_BASE)
     return None if raw is None else unpack(raw)
 
@@ -72,7 +75,7 @@ def delete(txn: Transaction, space: str, *key: Any) -> Row | None:
 
 
 def auto_increment(txn: Transaction, space: str, *values: Any) -> int:
-    """Inserts a row with the next free id before its values; the id."""
+    """Insert a row of the next free id and the values; return the id."""
     highest = last(txn, space)
     new_id: int = 1 if highest is None else highest[0] + 1
     insert(txn, space, new_id, *values)
@@ -81,7 +84,7 @@ def auto_increment(txn: Transaction, space: str, *values: Any) -> int:
 
 @contextmanager
 def as_admin(txn: Transaction) -> Iterator[None]:
-    """Lets a user do the one thing that a server does with the rights of admin."""
+    """Run a block with the rights of admin, where real servers do so for any user."""
     user, txn.user = txn.user, ADMIN
     try:
         yield
@@ -90,6 +93,6 @@ def as_admin(txn: Transaction) -> Iterator[None]:
 
 
 def revoke_all(txn: Transaction, object_type: str, object_id: int) -> None:
-    """Takes away everybody's privileges on an object that is about to go."""
+    """Revoke all privileges on an object that is about to be dropped."""
     for row in select(txn, "_vpriv", object_type, object_id, index=2):
         delete(txn, "_priv", row[1], object_type, object_id)

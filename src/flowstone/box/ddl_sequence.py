@@ -71,7 +71,7 @@ def drop_sequence(txn: Transaction, name: str | int, *, if_exists: bool = False)
 
 
 def find_sequence(txn: Transaction, name: str | int) -> int | None:
-    """The id of a sequence that the user can see."""
+    """Return the id of a sequence that the user can see, or None."""
     row = rows.get(txn, "_vsequence", name, index=rows.BY_NAME if isinstance(name, str) else 0)
     return None if row is None else int(row[0])
 
@@ -84,7 +84,7 @@ def _row(txn: Transaction, name: str | int) -> rows.Row:
 
 
 def sequence(txn: Transaction, name: str | int) -> Sequence:
-    """The sequence of this name or id, whether the user can see it or not."""
+    """Return the sequence with this name or id, even if the user cannot see it."""
     for found in txn.box.sequences.values():
         if name in (found.definition.name, found.definition.id):
             return found
@@ -92,7 +92,7 @@ def sequence(txn: Transaction, name: str | int) -> Sequence:
 
 
 def next_value(txn: Transaction, name: str | int) -> int:
-    """The sequence's next number; unlike one that a space takes, it is logged."""
+    """Return the next number of the sequence. Unlike a number taken by a space, it is logged."""
     numbers = sequence(txn, name)
     check_sequence(txn, numbers)
     value = numbers.next()
@@ -113,7 +113,7 @@ def set_value(txn: Transaction, name: str | int, value: int) -> None:
 
 
 def reset_sequence(txn: Transaction, name: str | int) -> None:
-    """Makes the sequence begin at its start again."""
+    """Reset the sequence to its start value."""
     numbers = sequence(txn, name)
     check_sequence(txn, numbers)
     numbers.set(None)
@@ -127,7 +127,7 @@ def _store(txn: Transaction, numbers: Sequence, value: int) -> None:
 
 
 def create_function(txn: Transaction, name: str, /, *, time: int = 0, **options: Any) -> None:
-    """A row of `_func`, so that the right to call `name` can be granted. `time` is now, in seconds since 1970."""
+    """Create a row of `_func`, so that EXECUTE on `name` can be granted. `time` is the current Unix time."""
     check_options(options, {**_FUNCTION_OPTIONS, "if_not_exists": "boolean"})
     if _find_function(txn, name) is not None:
         if options.get("if_not_exists"):

@@ -58,11 +58,11 @@ _VINYL_OPTIONS: Final = {
     "run_size_ratio": 3.5,
     "bloom_fpr": 0.05,
 }
-"""Defaults of box.cfg, which a server writes into definitions of vinyl indexes."""
+"""Defaults of box.cfg that servers write into definitions of vinyl indexes."""
 
 
 def create_space(txn: Transaction, name: str, /, **options: Any) -> tuple[Space, str]:
-    """The new space and "created", or the one that there is and "not created"."""
+    """Create a space; return it and "created", or the existing space and "not created"."""
     if not isinstance(name, str):
         raise illegal("name should be a string")
     options = _given(options)
@@ -124,12 +124,12 @@ def _collation_id(txn: Transaction, name: str) -> int | None:
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is nil: to Lua that is not there."""
+    """Return the options that are not nil: in Lua a nil option is absent."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def drop_space(txn: Transaction, space: int | str, *, if_exists: bool = False) -> None:
-    """Drops the space with its indexes, generated sequence and privileges."""
+    """Drop the space with its indexes, its generated sequence and all privileges on it."""
     if if_exists and not _is_there(txn, space):
         return
     space_id = _space(txn, space).id
@@ -174,7 +174,7 @@ def rename_space(txn: Transaction, space: int | str, name: str) -> None:
 
 
 def format_space(txn: Transaction, space: int | str, format: Any) -> None:
-    """Gives the space another format; its tuples must fit."""
+    """Change the format of the space; existing tuples must match it."""
     if lua_type(format) != "table":
         raise illegal("format should be a table")
     stored = stored_format(format, lambda text: _collation_id(txn, text))
@@ -185,12 +185,12 @@ def format_space(txn: Transaction, space: int | str, format: Any) -> None:
 
 
 def truncate(txn: Transaction, space: int | str) -> None:
-    """Empties the space."""
+    """Delete all tuples of the space."""
     truncated = _space(txn, space)
     row, operations = pack((truncated.id, 1)), pack((("+", 1, 1),))
     statements.upsert(txn, txn.space(system.TRUNCATE_ID), row, operations)
     if truncated.definition.is_local or truncated.definition.is_temporary:
-        # Others have a space of their own under this id: the row is as local as the space.
+        # Other members have their own data in this space, so the row must be as local as the space.
         txn.statements[-1] = txn.statements[-1]._replace(space=truncated)
 
 
@@ -198,7 +198,7 @@ def truncate(txn: Transaction, space: int | str) -> None:
 
 
 def create_index(txn: Transaction, space: int | str, name: str, /, **options: Any) -> tuple[Index, str]:
-    """The new index and "created", or the one that there is and "not created"."""
+    """Create an index; return it and "created", or the existing index and "not created"."""
     if not isinstance(name, str):
         raise illegal("name should be a string")
     options = _given(options)
@@ -279,7 +279,7 @@ def rename_index(txn: Transaction, space: int | str, index: int | str, name: str
 
 
 def alter_index(txn: Transaction, space: int | str, index: int | str, /, **options: Any) -> None:
-    """Changes what `options` name; the rest stays."""
+    """Change the given `options` of an index; the others stay as they are."""
     options = _given(options)
     owner = _space(txn, space)
     index_id = owner.index(index).definition.id
@@ -316,7 +316,7 @@ def _renumber(txn: Transaction, space: Space, index_id: int, options: dict[str, 
 
 
 class _Numbering:
-    """A sequence that is to be attached, `row` of `_space_sequence`, and one that goes with the old row."""
+    """A change of a space's sequence: the new `row` of `_space_sequence`, and the id of a sequence to drop."""
 
     def __init__(self, row: tuple[Any, ...] | None, dropped: int | None) -> None:
         self.row = row
@@ -332,7 +332,7 @@ def _prepare_sequence(
     index_id: int,
     name: str,
 ) -> _Numbering | None:
-    """Checks the option `sequence` and takes the old sequence off, before the index changes."""
+    """Check the option `sequence` and detach the old sequence, before the index changes."""
 
     def refused(reason: str) -> errors.TarantoolError:
         return errors.ModifyIndex(f"Can't create or modify index '{name}' in space '{space.name}': {reason}")
@@ -400,7 +400,7 @@ def _attachable(txn: Transaction, name: str | int, space: Space) -> int:
 
 
 def _place(part: Any) -> tuple[int, str, str]:
-    """Field, path and type of a stored part."""
+    """Return field, path and type of a stored part."""
     if isinstance(part, Mapping):
         return part["field"], part.get("path") or "", part["type"]
     return part[0], "", part[1]

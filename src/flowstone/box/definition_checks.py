@@ -1,8 +1,8 @@
-"""What a server checks in a tuple of `_space` or `_index` before it believes it, with its errors (alter.cc of 2.6.0).
+"""The checks of a real server on tuples of `_space` and `_index`, with its errors (alter.cc of 2.6.0).
 
-Only for changes that are made here: what comes from a log or a peer was checked there, perhaps by a newer server.
-The tuples have passed the formats of their spaces. Types and options are those of 2.6, and what 2.11 adds where it is
-served; the order of the checks is the server's, since the first to fail is what a client sees.
+Only for local changes: rows from a log or a peer were checked there, perhaps by a newer server. The tuples have already
+passed the formats of their spaces. Types and options are those of 2.6, plus those of 2.11 in that dialect. The order of
+the checks is the server's, since a client sees the first error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flowstone.iproto import errors
 
 NAME_MAX: Final = 65000
 _INVALID_NAME_MAX: Final = 64
-"""How much of a name that is too long is shown."""
+"""Number of characters of an overlong name that an error message shows."""
 
 SPACE_ID_MAX: Final = 2**31 - 1
 INDEX_ID_MAX: Final = 127
@@ -91,7 +91,7 @@ Collations = Mapping[int, object]
 
 
 def checked_space(row: tuple[Any, ...], error: type[errors.TarantoolError], dialect: Dialect) -> SpaceDefinition:
-    """The space that a tuple of `_space` defines. `error` is CreateSpace or AlterSpace."""
+    """Check a tuple of `_space` and return its space. `error` is CreateSpace or AlterSpace."""
     space_id, _, name, engine, field_count, flags, format = row[:7]
     text = "Failed to create space '{}': {}" if error is errors.CreateSpace else "Can't modify space '{}': {}"
 
@@ -128,7 +128,7 @@ def checked_space(row: tuple[Any, ...], error: type[errors.TarantoolError], dial
 
 
 def _field_problem(number: int, field: Any, dialect: Dialect) -> str | None:
-    """What is wrong with a field of a format, for the reason of an error; some errors are of their own."""
+    """Return what is wrong with a field of a format, or None. Some problems raise an error of their own."""
     if not isinstance(field, dict):
         return f"field {number} is not map"
     for key, value in field.items():
@@ -181,7 +181,7 @@ def _check_duplicates(format: tuple[dict[str, Any], ...]) -> None:
 def checked_index(
     row: tuple[Any, ...], space: SpaceDefinition, collations: Collations, dialect: Dialect
 ) -> IndexDefinition:
-    """The index that a tuple of `_index` defines on `space`, whatever its kind."""
+    """Check a tuple of `_index` and return the index that it defines on `space`."""
     if len(row) != 6:
         got = ", ".join(_kind_name(value) for value in row)
         raise errors.WrongIndexRecord(
@@ -297,7 +297,7 @@ def _check_collations(index: IndexDefinition, space: SpaceDefinition, collations
 
 
 def check_format_collations(space: SpaceDefinition, collations: Collations) -> None:
-    """Raises where a field of the format has a collation that is not there."""
+    """Raise WrongCollationOptions if a field of the format has an unknown collation."""
     for number, field in enumerate(space.fields, 1):
         if field.collation and field.collation not in collations:
             raise errors.WrongCollationOptions(
@@ -306,7 +306,7 @@ def check_format_collations(space: SpaceDefinition, collations: Collations) -> N
 
 
 def _checked_paths(index: IndexDefinition) -> list[tuple[Step, ...]]:
-    """The steps of each part; all parts through an array's elements must go through the same array."""
+    """Return the path of each part as steps; all multikey parts must refer to the same array."""
     paths = [parse_path(part.path or "") for part in index.parts]
     root: tuple[int, tuple[Step, ...]] | None = None
     for number, (part, steps) in enumerate(zip(index.parts, paths, strict=True), 1):
@@ -348,7 +348,7 @@ def _check_index(index: IndexDefinition, index_id: int, space: SpaceDefinition, 
 
 
 def _check_engine(index: IndexDefinition, space: SpaceDefinition, paths: list[tuple[Step, ...]]) -> None:
-    """What an engine says of an index that is well defined."""
+    """Raise the error of the engine if it does not support the index, which is otherwise valid."""
     if space.engine == "vinyl" and index.type != "tree":
         raise errors.IndexType(f"Unsupported index type supplied for index '{index.name}' in space '{space.name}'")
     if any(part.is_nullable for part in index.parts):
@@ -395,19 +395,19 @@ def _kind_problem(index: IndexDefinition, is_multikey: bool) -> str | None:
 
 
 def check_part_types(space: SpaceDefinition, dialect: Dialect = Dialect.V2_6) -> None:
-    """Raises where an index and the format, or two indexes, want different things of a field (tuple_format.c)."""
+    """Raise an error if an index and the format, or two indexes, disagree on the type of a field (tuple_format.c)."""
     nodes: dict[tuple[Step, ...], _Node] = {}
     for number, field in enumerate(space.fields):
         nodes[number,] = _Node(field.type)
     for index in space.indexes:
         if index.is_functional:
-            continue  # its parts are of the function's result
+            continue  # its parts refer to the result of the function
         for part in index.parts:
             _use_part(nodes, part, dialect)
 
 
 class _Node:
-    """What is known of one place in a tuple."""
+    """The type of one value in a tuple, as determined so far."""
 
     __slots__ = ("is_key_part", "type")
 
@@ -435,7 +435,7 @@ def _use_part(nodes: dict[tuple[Step, ...], _Node], part: IndexPart, dialect: Di
 
 
 def _check_elements(nodes: dict[tuple[Step, ...], _Node], steps: tuple[Step, ...]) -> None:
-    """An array has either all its elements in an index, or single ones."""
+    """Raise MultikeyIndexMismatch if an array is indexed both by all elements and by single ones."""
     parent, is_every = steps[:-1], steps[-1] is EVERY
     for other in nodes:
         if other[:-1] == parent and (other[-1] is EVERY) != is_every:
@@ -457,7 +457,7 @@ def _place(steps: tuple[Step, ...]) -> str:
 
 
 def known_type(name: object, dialect: Dialect) -> str | None:
-    """Today's name of a field type, or None where the dialect has no such type."""
+    """Return the current name of a field type, or None if the dialect does not have the type."""
     if not isinstance(name, str) or not name:
         return None
     kind = field_type(name)
@@ -467,14 +467,14 @@ def known_type(name: object, dialect: Dialect) -> str | None:
 
 
 def check_identifier(name: str) -> None:
-    """Raises unless `name` is of printable characters, and has any."""
+    """Raise Identifier unless `name` is non-empty and consists of printable characters."""
     for character in name or "\0":
         if character == "\ufffd" or unicodedata.category(character) in ("Cn", "Zl", "Zp", "Cc", "Cs"):
             raise errors.Identifier(f"Invalid identifier '{name}' (expected printable symbols only or it is too long)")
 
 
 def check_name_length(name: str, error: type[errors.TarantoolError], text: str, reason: str) -> None:
-    """Raises `error`, with `text` that takes the beginning of the name and the reason."""
+    """Raise `error` if `name` is too long; `text` is formatted with the beginning of the name and `reason`."""
     if len(name.encode("utf-8", "surrogateescape")) > NAME_MAX:
         raise error(text.format(name[:_INVALID_NAME_MAX], reason))
 
@@ -482,7 +482,7 @@ def check_name_length(name: str, error: type[errors.TarantoolError], text: str, 
 def check_options(
     options: Mapping[Any, Any], known: Mapping[str, str], error: type[errors.TarantoolError], text: str, field: int
 ) -> None:
-    """Raises `error`, with `text` that takes the field and a problem, unless all are known and of their type."""
+    """Raise `error` if an option is unknown or has a wrong type; `text` is formatted with `field` and the problem."""
     for key, value in options.items():
         if not isinstance(key, str):
             raise error(text.format(field, "key must be a string"))

@@ -1,8 +1,8 @@
-"""What a space, an index and a field are, and how the tuples of `_space` and `_index` say it.
+"""Definitions of spaces, indexes and fields, and how to read them from tuples of `_space` and `_index`.
 
-Frozen values, read from decoded tuples of every age: index parts as pairs or maps, type names in any case,
-options of newer servers left unread. A tuple that does not make sense is a `DefinitionError`; who reads a log
-keeps its text and goes on.
+Definitions are frozen values. Tuples of all server versions are accepted: index parts as pairs or maps, type names in
+any case, unknown options of newer servers ignored. An invalid tuple raises `DefinitionError`; readers of a log keep its
+text and continue.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.constants import GROUP_LOCAL
 
 LEGACY_TYPES: Final = {"num": "unsigned", "str": "string", "*": "any"}
-"""Names from before 1.7, which servers still accept."""
+"""Type names from before 1.7, which servers still accept."""
 
 FIELD_NUMBER_MAX: Final = (1 << 31) - 1
-"""TUPLE_INDEX_BASE arithmetic of the server is of 32 bits."""
+"""Largest field number: servers compute with TUPLE_INDEX_BASE in 32 bits."""
 
 
 class DefinitionError(RemoteProtocolError):
-    """A tuple of `_space` or `_index` that defines nothing."""
+    """A tuple of `_space` or `_index` is not a valid definition."""
 
 
 class FieldDefinition(msgspec.Struct, frozen=True):
-    """A named field of a format. `type` is in today's lower-case spelling; `collation` an id of `_collation`."""
+    """A named field of a format. `type` has its current, lower-case name; `collation` is an id in `_collation`."""
 
     name: str
     type: str = "any"
@@ -37,9 +37,9 @@ class FieldDefinition(msgspec.Struct, frozen=True):
 
 
 class IndexPart(msgspec.Struct, frozen=True):
-    """`field` counts from 0; `path` leads into a document, from that field on.
+    """A part of an index key. `field` counts from 0; `path` is a JSON path into that field.
 
-    `exclude_null`, of 2.11: tuples with nil there are not in the index.
+    With `exclude_null` (2.11) tuples with nil in this part are not in the index.
     """
 
     field: int
@@ -51,7 +51,7 @@ class IndexPart(msgspec.Struct, frozen=True):
 
 
 class IndexDefinition(msgspec.Struct, frozen=True):
-    """`type` is tree, hash, bitset or rtree, in lower case."""
+    """An index of a space. `type` is tree, hash, bitset or rtree, in lower case."""
 
     space_id: int
     id: int
@@ -60,13 +60,13 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     unique: bool
     parts: tuple[IndexPart, ...]
     is_functional: bool = False
-    """Keys are computed by a function of `_func`, in Lua."""
+    """True if a Lua function in `_func` computes the keys."""
     dimension: int = 2
-    """Of the points and boxes in an rtree."""
+    """Number of dimensions of the points and boxes in an rtree."""
 
 
 class SpaceDefinition(msgspec.Struct, frozen=True):
-    """A space and its indexes, in the order of their ids. `field_count` is 0 where tuples may be of any length."""
+    """A space and its indexes, in order of their ids. `field_count` is 0 if tuples may have any number of fields."""
 
     id: int
     name: str
@@ -84,7 +84,7 @@ class SpaceDefinition(msgspec.Struct, frozen=True):
 
     @property
     def primary_key(self) -> IndexDefinition | None:
-        """Index 0; a space just created, or a view, has none."""
+        """Index 0; None for a view or a newly created space."""
         return self.indexes[0] if self.indexes and self.indexes[0].id == 0 else None
 
     @property
@@ -93,7 +93,7 @@ class SpaceDefinition(msgspec.Struct, frozen=True):
 
 
 def read_space(row: tuple[Any, ...]) -> SpaceDefinition:
-    """The space, without indexes, that a tuple of `_space` defines."""
+    """Return the space, without indexes, that a tuple of `_space` defines."""
     flags = _at(row, 5, {})
     if isinstance(flags, str):
         # Before 1.7: an empty string or "temporary".
@@ -112,7 +112,7 @@ def read_space(row: tuple[Any, ...]) -> SpaceDefinition:
         fields=fields,
         is_sync=flags.get("is_sync") is True,
         is_local=flags.get("group_id", 0) == GROUP_LOCAL,
-        # Since 3.0 `type` says it: "temporary" (the definition too) or "data-temporary".
+        # Since 3.0 `type` is "temporary" (definition and data) or "data-temporary".
         is_temporary=flags.get("temporary") is True or "temporary" in str(flags.get("type", "")),
         is_view=flags.get("view") is True,
         foreign_keys=foreign_keys,
@@ -121,7 +121,7 @@ def read_space(row: tuple[Any, ...]) -> SpaceDefinition:
 
 
 def read_index(row: tuple[Any, ...], fields: tuple[FieldDefinition, ...] = ()) -> IndexDefinition:
-    """The index that a tuple of `_index` defines, on a space with format `fields`."""
+    """Return the index that a tuple of `_index` defines, on a space with format `fields`."""
     options, parts = _at(row, 4, None), _at(row, 5, None)
     if type(options) is int:
         # Before 1.6.5: unique, part count, then field and type of each part in turn.
@@ -147,12 +147,12 @@ def read_index(row: tuple[Any, ...], fields: tuple[FieldDefinition, ...] = ()) -
 
 
 def with_indexes(space: SpaceDefinition, indexes: Iterable[IndexDefinition]) -> SpaceDefinition:
-    """`space` with exactly these indexes."""
+    """Return `space` with exactly these indexes."""
     return msgspec.structs.replace(space, indexes=tuple(sorted(indexes, key=lambda index: index.id)))
 
 
 def field_type(name: object) -> str:
-    """A type's name as it is written today. Names that no server knows yet pass unchanged."""
+    """Return the current, lower-case name of a field type; unknown names are kept."""
     if not isinstance(name, str) or not name:
         raise DefinitionError(f"field type is {name!r}, not a name")
     lower = name.lower()
@@ -183,7 +183,7 @@ def _read_field(number: int, entry: object) -> FieldDefinition:
 def _read_part(part: object, fields: tuple[FieldDefinition, ...]) -> IndexPart:
     if isinstance(part, tuple) and len(part) >= 2:
         field = _field_number(part[0])
-        # In this form a part takes after its field.
+        # A pair has no options of its own: it inherits nullability from its field.
         nullable = field < len(fields) and fields[field].is_nullable
         return IndexPart(field, field_type(part[1]), nullable)
     if not isinstance(part, dict):
@@ -192,7 +192,7 @@ def _read_part(part: object, fields: tuple[FieldDefinition, ...]) -> IndexPart:
     if path is not None and not isinstance(path, str):
         raise DefinitionError(f"path of an index part is {path!r}, not a string")
     return IndexPart(
-        _field_number(part.get("field", 0)),  # a server takes the first field where none is named
+        _field_number(part.get("field", 0)),  # servers default to the first field
         field_type(part.get("type")),
         _is_nullable(part),
         _collation(part),

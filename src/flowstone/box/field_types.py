@@ -1,8 +1,8 @@
-"""Field types of formats and index parts: which MessagePack kinds each accepts, and which type contains which.
+"""Field types of formats and index parts: the MessagePack kinds each accepts, and which types contain others.
 
-A kind is what the first bytes of a value tell: `kind_at` reads it off raw MessagePack, where a float differs from a
-double and a number written as signed from one written as unsigned, as the server's type checks have it. `PYTHON_TYPES`
-says the same of decoded values, as far as these still show it.
+`kind_at` reads the kind of a value from the first bytes of its MessagePack. As in the server's type checks, a float
+differs from a double, and a signed encoding of a number from an unsigned one. `PYTHON_TYPES` has the same rules for
+decoded values, as far as these still show the difference.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from flowstone.iproto.extensions import Datetime, ErrorStack, Extension, Extensi
 from flowstone.iproto.scan import CHILDREN, FIXED, LENGTH, skip_value
 
 Class = type
-"""`type` is what fields have, too."""
+"""Alias for annotations in functions that have a parameter named `type`."""
 
 KIND_NIL: Final = 1
 KIND_UINT: Final = 2
-KIND_INT: Final = 4  # a negative number, or any that was written as signed
+KIND_INT: Final = 4  # a negative number, or any number with a signed encoding
 KIND_STR: Final = 8
 KIND_BIN: Final = 16
 KIND_ARRAY: Final = 32
@@ -59,7 +59,7 @@ ACCEPTS: Final[dict[str, int]] = {
     "array": KIND_ARRAY,
     "map": KIND_MAP,
 }
-"""The kinds that a field of a type takes. nil is added where the field is nullable; `any` takes it in any case."""
+"""Kinds that a field of each type accepts. Nullable fields also accept nil; `any` always does."""
 
 _NUMBERS: Final = (int, float, Decimal)
 _SCALARS: Final = (bool, *_NUMBERS, str, bytes, uuid.UUID, Datetime)
@@ -83,18 +83,18 @@ PYTHON_TYPES: Final[dict[str, frozenset[type]]] = {
     "array": frozenset((tuple,)),
     "map": frozenset((dict,)),
 }
-"""The classes of decoded values that a field of a type takes. An unsigned one must not be negative, besides."""
+"""Classes of decoded values that a field of each type accepts. For `unsigned` the value must not be negative."""
 
 _DIFFERING: Final[dict[tuple[str, Dialect], tuple[int, frozenset[type]]]] = {
-    # Before 2.7 a server stops at a row with a UUID in a scalar; it has no datetime at all.
+    # Servers before 2.7 fail on a row with a UUID in a scalar field; they have no datetime.
     ("scalar", Dialect.V2_6): (
         _SCALAR & ~(KIND_UUID | KIND_DATETIME),
         frozenset(_SCALARS) - {uuid.UUID, Datetime},
     ),
-    # Since 2.11 it is compared as a number is.
+    # Since 2.11 doubles compare like numbers and accept integers.
     ("double", Dialect.V2_11): (_INTEGER | KIND_FLOAT | KIND_DOUBLE, frozenset((int, float))),
 }
-"""What a type accepts in one of the dialects, as kinds and as classes."""
+"""Types that differ between the dialects: accepted kinds and classes."""
 
 
 def accepted_kinds(type: str, dialect: Dialect) -> int:
@@ -103,7 +103,7 @@ def accepted_kinds(type: str, dialect: Dialect) -> int:
 
 
 def accepted_classes(type: str, dialect: Dialect) -> frozenset[Class]:
-    """Of decoded values; none for a type that is not known."""
+    """Return the accepted classes of decoded values; none for an unknown type."""
     differing = _DIFFERING.get((type, dialect))
     return PYTHON_TYPES.get(type, frozenset()) if differing is None else differing[1]
 
@@ -122,7 +122,7 @@ _WIDER: Final[dict[str, tuple[str, ...]]] = {
 
 
 def contains(outer: str, inner: str, dialect: Dialect = Dialect.V2_11) -> bool:
-    """True where a field of type `outer` may hold all values of type `inner`."""
+    """Return True if a field of type `outer` accepts all values of type `inner`."""
     if inner == "uuid" and outer == "scalar":
         return dialect is Dialect.V2_11
     return outer in ("any", inner) or outer in _WIDER.get(inner, ())
@@ -136,7 +136,7 @@ _EXTENSIONS: Final = {
 
 
 def _kinds() -> tuple[int, ...]:
-    """The kind by first byte; 0 for extensions, whose code follows later."""
+    """Return the kind by first byte; 0 for extensions, whose kind depends on their code."""
     kinds = [KIND_UINT] * 0x80 + [KIND_MAP] * 0x10 + [KIND_ARRAY] * 0x10 + [KIND_STR] * 0x20
     kinds += [KIND_NIL, 0, KIND_BOOL, KIND_BOOL] + [KIND_BIN] * 3 + [0] * 3 + [KIND_FLOAT, KIND_DOUBLE]
     kinds += [KIND_UINT] * 4 + [KIND_INT] * 4 + [0] * 5 + [KIND_STR] * 3 + [KIND_ARRAY] * 2 + [KIND_MAP] * 2
@@ -148,14 +148,14 @@ _FIXED: Final = FIXED.tobytes()
 _CHILDREN: Final = CHILDREN.tobytes()
 _LENGTH: Final = LENGTH.tobytes()
 _SIZES: Final = bytes(0 if _LENGTH[marker] or _CHILDREN[marker] else 1 + _FIXED[marker] for marker in range(0x100))
-"""The bytes of a whole value by its first byte; 0 where that does not tell."""
+"""Size of a value by its first byte; 0 if the first byte does not determine it."""
 
 WALK_MAX: Final = 64
-"""Values that are stepped over here; a call of the compiled scanner costs about as much."""
+"""Number of values to skip in Python; calling the compiled scanner costs about as much."""
 
 
 def kind_at(raw: bytes, at: int) -> int:
-    """The kind of the value at `at`."""
+    """Return the kind of the value at `at`."""
     marker = raw[at]
     kind = _KINDS[marker]
     if kind:
@@ -164,25 +164,25 @@ def kind_at(raw: bytes, at: int) -> int:
 
 
 def extension_code_at(raw: bytes, at: int) -> int:
-    """The code, signed, of the extension at `at`."""
+    """Return the signed code of the extension at `at`."""
     code = raw[at + 1 + _LENGTH[raw[at]]]
     return code - 0x100 if code >= 0x80 else code
 
 
 def is_accepted(accepted: int, raw: bytes, at: int) -> bool:
-    """True where the value at `at` is of one of the kinds `accepted`.
+    """Return True if the kind of the value at `at` is in the mask `accepted`.
 
-    An extension of code 0, or with a negative one, is no value of any type to a server.
+    Servers accept an extension with code 0 or a negative code for no type at all.
     """
     kind = kind_at(raw, at)
     if not kind & accepted:
         return False
-    # The server shifts a bit by the code, modulo 32.
+    # The server shifts a bit by the code modulo 32, so multiples of 32 are like code 0.
     return kind != KIND_EXT or ((code := extension_code_at(raw, at)) > 0 and code % 32 != 0)
 
 
 def children_of(raw: bytes, at: int) -> tuple[int, int]:
-    """How many values stand in the array or map at `at` (keys count, too), and where the first is."""
+    """Return the number of values in the array or map at `at`, including keys, and the offset of the first one."""
     marker = raw[at]
     width = _LENGTH[marker]
     if not width:
@@ -192,7 +192,7 @@ def children_of(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def end_of(raw: bytes, at: int) -> int:
-    """Where the value at `at` ends. `raw` is whole MessagePack."""
+    """Return the end offset of the value at `at`. `raw` must be complete MessagePack."""
     size = _SIZES[raw[at]]
     return at + size if size else _end_of_larger(raw, at)
 
@@ -220,7 +220,7 @@ def _end_of_larger(raw: bytes, start: int) -> int:
 
 
 def elements_of(raw: bytes) -> list[bytes]:
-    """The elements of the array `raw`, each as it is: the fields of a tuple."""
+    """Return the raw elements of the array `raw`, such as the fields of a tuple."""
     count, at = children_of(raw, 0)
     elements = []
     for _ in range(count):

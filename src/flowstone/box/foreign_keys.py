@@ -1,9 +1,9 @@
-"""Enforcement of constraints: which spaces refer to others, and which statements are refused (tuple_constraint_fkey.c).
+"""Enforcement of foreign keys and check constraints (tuple_constraint_fkey.c of real servers).
 
-When a child's tuple is written, the parent's tuple must exist; a parent's tuple stays while a child refers to it. Both
-are looked up in the indexes as they are before the statement, one statement at a time. Recovery and joins trust their
-rows; statements of clients and appliers are checked. Check functions cannot be run here: rows that a peer has accepted
-are applied, local writes are refused.
+When a child tuple is written, its parent tuple must exist; a parent tuple cannot be deleted while a child refers to it.
+Lookups use the indexes as they are before the statement, one statement at a time. Recovery and joins trust their rows;
+statements of clients and appliers are checked. Check functions cannot be run here: rows that a peer has accepted are
+applied, and local writes are rejected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIELD: Final = re.compile(r"Tuple field \[?(\d+)")
 
 
 class Guards(NamedTuple):
-    """Constraints for statements on a space. `referrers`: foreign keys of children, with the child's id."""
+    """Constraints on statements on a space. `referrers` are foreign keys of child spaces, with the child's id."""
 
     foreign_keys: tuple[ForeignKey, ...]
     checks: tuple[Check, ...]
@@ -36,7 +36,7 @@ class Guards(NamedTuple):
 
 
 def guards_of(definition: SpaceDefinition, keys: dict[int, tuple[ForeignKey, ...]]) -> Guards | None:
-    """Return the guards of a space, None if it has none; `keys` are all foreign keys by the id of their space."""
+    """Return the guards of a space, or None; `keys` holds all foreign keys by the id of the child space."""
     referrers = tuple(
         (child_id, key) for child_id, each in keys.items() for key in each if key.parent_id(child_id) == definition.id
     )
@@ -55,7 +55,7 @@ def is_enforced(txn: Transaction) -> bool:
 
 
 def check_runnable(box: Box, space: Space, checks: tuple[Check, ...]) -> None:
-    """Refuse a local write to a space whose tuples a function has to check."""
+    """Reject a local write to a space with check constraints, whose functions cannot be run here."""
     if not checks:
         return
     check = checks[0]
@@ -80,7 +80,7 @@ def check_tuple(txn: Transaction, space: Space, raw: bytes, values: Values) -> N
     try:
         space.format.check(raw, values)
     except errors.FieldType as error:
-        # Servers go from field to field: a key before the field of the wrong type fails first.
+        # Servers check field by field: a foreign key before the field with the wrong type fails first.
         found = _FIELD.match(error.message)
         wrong = int(found[1]) - INDEX_BASE if found else 0
         check_foreign_keys(txn, space, [key for key in of_fields if (key.field or 0) < wrong], values)
@@ -89,7 +89,7 @@ def check_tuple(txn: Transaction, space: Space, raw: bytes, values: Values) -> N
 
 
 def check_foreign_keys(txn: Transaction, space: Space, keys: list[ForeignKey], values: Values) -> None:
-    """Raise error 239 or 240 unless every key of a tuple of `space` names a tuple, or is nil."""
+    """Raise error 239 or 240 unless each foreign key of a tuple of `space` is nil or refers to an existing tuple."""
     for key in keys:
         problem = _child_problem(txn, space, key, values)
         if problem is None:
@@ -132,7 +132,7 @@ def _missing(txn: Transaction, index: Index, key: Values) -> str | None:
 
 
 def check_referrers(txn: Transaction, space: Space, old: bytes, new: bytes | None) -> None:
-    """Raise error 238 if a tuple of another space names `old`, which goes or (`new`) is replaced."""
+    """Raise error 238 if a tuple refers to `old`, which is replaced by `new`, or deleted if `new` is None."""
     guards = space.guards
     if guards is None or not guards.referrers or not is_enforced(txn):
         return
@@ -151,7 +151,7 @@ def _parent_problem(
     if None in foreign:
         return "wrong foreign field name"
     if new is not None:
-        # A tuple that is replaced keeps its primary key.
+        # A replaced tuple keeps its primary key.
         named = _index_over(space, foreign, unique=True)
         if named is not None and (named is space.primary or named.key.entries(old) == named.key.entries(new)):
             return None
@@ -164,7 +164,7 @@ def _parent_problem(
     numbers = [fields[part.field] for part in index.definition.parts]
     wanted = tuple(old[number] if number is not None and number < len(old) else None for number in numbers)
     if None in wanted or (key.field is None and 0 in wanted and txn.box.is_recovering):
-        # Servers treat 0 as nil here, and so delete the parent: rows that a peer has accepted must be applied.
+        # Servers treat 0 as nil here and let the parent be deleted. Rows that a peer has accepted must be applied.
         return None
     try:
         span = index.key.span(EQ, wanted)
@@ -205,7 +205,7 @@ def _covers(definition: IndexDefinition, fields: list[int]) -> bool:
 
 
 def _where(definition: SpaceDefinition, field: int) -> str:
-    """Return a field as messages of 2.11 name it."""
+    """Return the name of a field in error messages of 2.11."""
     names = definition.field_names
     return f"{field + INDEX_BASE} ({names[field]})" if field < len(names) else str(field + INDEX_BASE)
 
@@ -269,7 +269,7 @@ def check_rows(txn: Transaction, altered: Space, before: SpaceDefinition) -> Non
 
 
 def check_unreferenced(txn: Transaction, space: Space, *, if_filled: bool) -> None:
-    """Raise error 12 if another space refers to `space`, which is dropped or, `if_filled`, only loses its tuples."""
+    """Raise error 12 if another space refers to `space`; with `if_filled`, only if that space has tuples."""
     if space.guards is None or not is_enforced(txn):
         return
     for child_id, _ in space.guards.referrers:

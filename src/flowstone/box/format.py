@@ -1,9 +1,9 @@
-"""The format of a space's tuples: what each field must be, by the format's own word and by the indexes' parts.
+"""The format of a space's tuples: the rules for each field, from the space format and from index parts.
 
-The rules, the order in which they are applied and the words are those of the server's tuple format: types are checked
-in the order of the tuple, down the JSON paths of index parts, and what is missing is told last. A tuple is looked at
-twice at most: quickly by its decoded values, and, where these do not settle it, by its bytes. What an RTREE index asks
-of its field comes after all that. Such an index is kept here for a real server that will recover the data.
+Rules, their order and the error texts are those of the server's tuple format: types are checked in tuple order and down
+the JSON paths of index parts, and missing fields are reported last. A tuple is checked in up to two passes: a quick one
+over its decoded values, and a close one over its bytes if the quick one is not conclusive. RTREE indexes are checked
+last. They are not served here, but real servers that recover the data rely on valid fields.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from flowstone.iproto.extensions import Extension
 from flowstone.iproto.msgpack import unpack
 
 _SIGNED_BUT_NOT_NEGATIVE: Final = re.compile(rb"[\xd0-\xd3][\x00-\x7f]", re.DOTALL)
-"""A number so written is no unsigned to the server. Such bytes in strings and doubles only cost a closer look."""
+"""A non-negative number with a signed encoding, which servers reject as unsigned. A false match costs a close check."""
 
 _SINGLE_FLOAT: Final = 0xCA
 
 _DECODED: Final = KIND_DECIMAL | KIND_UUID | KIND_DATETIME
-"""Their content may be nonsense, which a server stores; only in an index it would have to make sense of it."""
+"""Extensions whose content is checked only in index parts: servers store a malformed one in any other field."""
 
 
 class FormatField:
-    """A field of the format, or a place inside one that a JSON path leads to."""
+    """A field of the format, or a value inside a field that a JSON path refers to."""
 
     __slots__ = ("accepted", "children", "id", "is_key_part", "is_nullable", "path", "type")
 
@@ -64,7 +64,7 @@ class FormatField:
 
     @property
     def where(self) -> str:
-        """The field as messages name it."""
+        """The name of the field in error messages."""
         first = self.path[0]
         assert isinstance(first, int)
         return str(first + INDEX_BASE) if len(self.path) == 1 else format_path(self.path)
@@ -77,7 +77,7 @@ class FormatField:
         return self.children.get(EVERY) or self.children.get(step)
 
     def make_room_for(self, step: Step) -> None:
-        """Becomes the array or map that a path's next step needs, unless it is something else already."""
+        """Become the array or map that the next step of a path requires; raise an error if another index conflicts."""
         needed = "map" if isinstance(step, str) else "array"
         if not contains(self.type, needed):
             raise errors.IndexPartTypeMismatch(
@@ -90,23 +90,23 @@ class FormatField:
             )
 
     def demand_container(self) -> None:
-        """Arrays and maps on the way of a path must be there, whatever they are by default."""
+        """Make an array or map on a path mandatory, even if the field is nullable by default."""
         if self.type in ("array", "map"):
             self.is_nullable = False
 
 
 class _Rectangle:
-    """What an RTREE index wants of its field: the coordinates of a point, or of two opposite corners of a box."""
+    """The check of an RTREE index: its field holds the coordinates of a point, or of two opposite corners of a box."""
 
     __slots__ = ("_dimension", "_steps")
 
     def __init__(self, index: IndexDefinition) -> None:
-        part = index.parts[0]  # a server allows no other
+        part = index.parts[0]  # servers allow a single part
         self._steps: tuple[Step, ...] = (part.field, *(parse_path(part.path) if part.path else ()))
         self._dimension = index.dimension
 
     def check(self, values: Any) -> None:
-        """`values` are a tuple that has an array at that place."""
+        """Raise the server's error if the field is no rectangle; `values` is a tuple that has passed its format."""
         for step in self._steps:
             values = values[step]
         points, corners = self._dimension, self._dimension * 2
@@ -115,19 +115,19 @@ class _Rectangle:
                 f"RTree: Field must be an array with {points} (point) or {corners} (rectangle/box) numeric coordinates"
             )
         for number, value in enumerate(values):
-            # A server takes coordinates as doubles, and integers only where nothing of them is lost.
+            # Servers convert coordinates to doubles and accept only integers that a double represents exactly.
             if not (type(value) is float or (type(value) is int and int(float(value)) == value)):
-                # The server names the coordinate, not the field.
+                # The server's text has the number of the coordinate, not of the field.
                 raise errors.FieldType(
                     f"Tuple field {number + INDEX_BASE} type does not match one required by operation: expected number"
                 )
 
 
 class TupleFormat:
-    """What the tuples of a space must look like. Never changes.
+    """The rules for the tuples of a space. Immutable.
 
-    `masks` has, per field from 0, the kinds it accepts (`field_types.py`), or is None where the fields' own kinds
-    do not settle whether a tuple is right. Extensions that only a closer look tells apart are in no mask.
+    `masks` holds the accepted kinds (`field_types.py`) of each field, from 0, or is None if the kinds of the fields
+    alone cannot decide whether a tuple is valid. Extensions that need a close check are in no mask.
     """
 
     field_names: tuple[str, ...]
@@ -155,15 +155,15 @@ class TupleFormat:
 
     @property
     def type(self) -> str:
-        """A tuple is an array, and its fields are its children."""
+        """Type of a tuple as a node of an update tree: an array with the fields as children."""
         return "array"
 
     def child_at(self, step: Step) -> FormatField | None:
-        """The field of that number, if the format knows it."""
+        """Return the field with number `step`, or None if the format does not define it."""
         return self._fields[step] if isinstance(step, int) and step < len(self._fields) else None
 
     def check(self, raw: bytes, values: tuple[Any, ...]) -> None:
-        """Raises what the server says to a tuple that does not fit. `values` is what `raw` decodes to."""
+        """Raise the server's error if the tuple is invalid. `values` is the decoded `raw`."""
         if not self._is_surely_right(raw, values):
             self._check_closely(raw)
         if self._rectangles:
@@ -176,7 +176,7 @@ class TupleFormat:
         field = self._fields[part.field]
         if part.path:
             field = self._descend(field, parse_path(part.path))
-        # Of two opinions the stricter one holds. 2.6.0 lets a nullable path overrule, and then crashes.
+        # The stricter definition applies. In 2.6.0 a nullable path overrides the other one, and the server crashes.
         field.is_nullable = field.is_nullable and part.is_nullable
         if contains(field.type, part.type):
             field.type = part.type
@@ -201,10 +201,10 @@ class TupleFormat:
         closely = [KIND_EXT | _DECODED if field.is_key_part else KIND_EXT for field in self._fields]
         return np.array([field.accepted & ~kinds for field, kinds in zip(self._fields, closely, strict=True)], np.int64)
 
-    # --- the quick look ------------------------------------------------------------------------------------------
+    # --- quick check ---------------------------------------------------------------------------------------------
 
     def _compile(self, dialect: Dialect) -> Callable[[bytes, tuple[Any, ...]], bool]:
-        """A test that says True of most tuples that fit, and of no other."""
+        """Return a test that is True for most valid tuples and for no invalid one."""
         allowed = tuple(_allowed_classes(field, dialect) for field in self._fields)
         unsigned = tuple(field.id for field in self._fields if field.type == "unsigned")
         delicate = tuple(field.id for field in self._fields if field.type in ("unsigned", "double"))
@@ -229,7 +229,7 @@ class TupleFormat:
         return (lambda raw, values: False) if self._is_nested else is_surely_right
 
     def _have_right_kinds(self, raw: bytes, numbers: tuple[int, ...]) -> bool:
-        """True where the fields of these numbers, ascending, are written as the format demands."""
+        """Return True if the fields with these numbers, in ascending order, have accepted encodings."""
         count, at = children_of(raw, 0)
         here = 0
         for number in numbers:
@@ -242,7 +242,7 @@ class TupleFormat:
                 return False
         return True
 
-    # --- the close look ------------------------------------------------------------------------------------------
+    # --- close check ---------------------------------------------------------------------------------------------
 
     def _check_closely(self, raw: bytes) -> None:
         count, at = children_of(raw, 0)
@@ -256,7 +256,7 @@ class TupleFormat:
         _check_missing(self._all_fields(), found)
 
     def _all_fields(self) -> Iterator[FormatField]:
-        """The fields and what is inside of them, without the insides of multikey arrays."""
+        """Yield all fields and nested fields, level by level, except those inside of multikey arrays."""
         level = self._fields
         while level:
             yield from level
@@ -289,12 +289,12 @@ def _mismatch(field: FormatField, part: IndexPart) -> errors.TarantoolError:
 
 
 def _allowed_classes(field: FormatField, dialect: Dialect) -> frozenset[type]:
-    classes = accepted_classes(field.type, dialect) - {Extension}  # whose code decides
+    classes = accepted_classes(field.type, dialect) - {Extension}  # an extension needs a close check of its code
     return classes | {type(None)} if field.is_nullable else classes
 
 
 def _check_value(raw: bytes, at: int, field: FormatField, found: dict[int, None]) -> int:
-    """Checks the value at `at` and all inside that paths lead to; where it ends."""
+    """Check the value at `at` and the nested values that paths refer to; return its end offset."""
     if not is_accepted(field.accepted, raw, at):
         raise _wrong_type(field)
     found[field.id] = None

@@ -1,7 +1,7 @@
-"""What a row of `_func` says: a function's name and owner, and how it may be called.
+"""Definitions of functions, as stored in `_func`: name, owner, and how a function may be called.
 
-A definition only. What runs when a function is called is the node's part: Python functions registered there, and the
-built-in set. Bodies in Lua or C are kept and handed on, never run.
+Definitions only: the node runs Python functions registered there, and built-in ones. Bodies in Lua or C are kept and
+replicated, never run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPTIONS: Final = {"is_multikey": "boolean"}
 
 
 class FunctionDefinition(msgspec.Struct, frozen=True):
-    """`is_setuid`: it runs with the rights of its owner. `body` is empty where the function is found by its name."""
+    """A row of `_func`. `is_setuid`: runs with the rights of its owner. `body` is empty if only the name is stored."""
 
     id: int
     owner: int
@@ -41,7 +41,7 @@ class FunctionDefinition(msgspec.Struct, frozen=True):
 
 
 def read_function(row: tuple[Any, ...]) -> FunctionDefinition:
-    """The function that a tuple of `_func` defines; before 2.2 it ended behind the language."""
+    """Return the function that a tuple of `_func` defines; before 2.2 the tuple ended after the language."""
     short = FunctionDefinition(
         id=row[0],
         owner=row[1],
@@ -66,7 +66,7 @@ def read_function(row: tuple[Any, ...]) -> FunctionDefinition:
 
 
 def check_function(row: tuple[Any, ...]) -> None:
-    """Raises what a server says of a tuple of `_func`, of the format of that space, that it does not take."""
+    """Raise the error of a real server for an invalid tuple of `_func`, which has passed the format of that space."""
     name: str = row[2]
     check_name_length(name, errors.CreateFunction, "Failed to create function '{}': {}", "function name is too long")
     check_identifier(name)

@@ -1,10 +1,10 @@
-"""An index: where each tuple of a space is found by its key, and in which order keys follow each other.
+"""An index: a map from key to tuple, and for TREE the order of the keys.
 
-A dictionary from key to tuple, and for TREE the same keys in order. Writes only note that a key came or went; many new
-keys are sorted among themselves, and put in their places in steps (`settle_partly`) when there is time. A read puts the
-few in their places that it finds, and reads around many, so nobody waits for all. `set` is the only way to change an
-index: it tells every open read view what stood there before. What a key is, `keys.py` says; which tuples may be
-written, the statements decide.
+Theory of operation: a TREE index is a dictionary plus an `Order` of its keys. A write only records that a key was added
+or deleted. Added keys are sorted in batches ("runs") and merged into the order later, in steps (`settle_partly`), when
+the node is idle. A read merges a small backlog at once and reads around a large one, so no request waits for a full
+sort. `set` passes the old tuple to every open read view before it changes an entry. `keys.py` defines what a key is;
+the statements decide which tuples may be written.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from flowstone.box.read_view import ReadView
 
 SERVED_TYPES: Final = frozenset(("tree", "hash"))
-"""RTREE and BITSET are kept as definitions, for whoever replicates from us, and never read."""
+"""RTREE and BITSET indexes are kept as definitions for downstream servers; requests cannot read them."""
 
 WHOLE: Final = Span(None, None, False)
 
 RUN: Final = 20_000
-"""New keys that are sorted as soon as they are so many: two milliseconds."""
+"""Number of new keys that are sorted into a run; sorting them takes about two milliseconds."""
 
 SETTLED_BY_READ: Final = 1000
-"""Keys that a read in order puts in their places; it reads around more."""
+"""Largest backlog that an ordered read merges at once; it reads around a larger one."""
 
 RUNS_MAX: Final = 100
 DEBT_MAX: Final = 100_000
-"""Beyond so many runs, or so many keys that came or went (or twice as many as there are), writes pay back."""
+"""Above this many runs, or this many unsettled keys (or twice the index size, if that is more), writes also settle."""
 
 _MOST: Final = 3
-"""If one key in so many is in no place yet, all are sorted anew."""
+"""`settle` sorts all keys anew if more than one key in this many is in a run: merging would cost more."""
 
 
 class Index:
@@ -63,7 +63,8 @@ class Index:
         self.is_ordered = definition.type == "tree"
         self.map: dict[Key, bytes] = {}
         self.views = views
-        # Every key of the map is in `_order`, in a run or in `_fresh`, once; beyond those only what `_gone` names.
+        # Each key of the map is in exactly one of `_order`, a run and `_fresh`. Deleted keys that are still in one of
+        # them are in `_gone`.
         self._order = Order([])
         self._runs: list[list[Key]] = []
         self._fresh: list[Key] = []
@@ -76,7 +77,7 @@ class Index:
         return self.map.get(key)
 
     def set(self, key: Key, tuple_: bytes | None) -> bytes | None:
-        """Puts `tuple_` at `key`, or takes away what is there (None); gives what was there before."""
+        """Store `tuple_` at `key`, or delete the entry if it is None; return the old tuple."""
         entries = self.map
         old = entries.get(key)
         for view in self.views:
@@ -98,7 +99,7 @@ class Index:
         return old
 
     def add_fresh(self, keys: list[Key]) -> None:
-        """Says that `keys` were put into the map by somebody who writes many at once (see `bulk.py`)."""
+        """Record `keys` that a bulk write (`bulk.py`) has added to the map."""
         if not self.is_ordered:
             return
         if self._gone:
@@ -109,7 +110,7 @@ class Index:
             self._bound_debt()
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        """The entries of `span`, in order; of an unordered index see `behind`. Not to be held over a write."""
+        """Return the entries of `span` in order (unordered index: see `behind`). A write invalidates the iterator."""
         entries = self.map
         if not self.is_ordered:
             return behind(span, iter(entries.items()))
@@ -124,7 +125,7 @@ class Index:
         return ((key, entries[key]) for key in keys if key in entries)
 
     def count(self, span: Span) -> int:
-        """How many entries `span` has."""
+        """Return the number of entries in `span`."""
         if span.low is None and span.high is None:
             return len(self.map)
         if not self.is_ordered:
@@ -140,11 +141,11 @@ class Index:
 
     @property
     def debt(self) -> int:
-        """How many keys came or went that are not in their places yet."""
+        """Number of added and deleted keys that are not merged into the order yet."""
         return len(self._fresh) + len(self._gone) + sum(map(len, self._runs))
 
     def settle(self) -> None:
-        """Brings the order up to date with what came and went."""
+        """Merge all added and deleted keys into the order."""
         if self._fresh:
             self._runs.append(self._sorted_fresh())
         if sum(map(len, self._runs)) * _MOST > len(self.map):
@@ -158,7 +159,7 @@ class Index:
             self.settle_partly(self.debt)
 
     def settle_partly(self, limit: int) -> bool:
-        """As `settle`, for about `limit` keys; True when nothing is left to do. Nobody waits long for that."""
+        """Merge about `limit` keys into the order; return True if none are left. Bounds the time of one step."""
         gone, order, runs = self._gone, self._order, self._runs
         if self._fresh and not runs:
             runs.append(self._sorted_fresh())
@@ -174,14 +175,14 @@ class Index:
         return not (runs or gone or self._fresh)
 
     def _sorted_fresh(self) -> list[Key]:
-        """What came since it was last asked for, without what has gone again."""
+        """Empty `_fresh` and return its keys sorted, without those deleted since."""
         fresh, self._fresh = self._fresh, []
         if gone := self._gone:
             fresh = [key for key in fresh if key not in gone or gone.pop(key)]
         return in_order(fresh)
 
     def _bound_debt(self) -> None:
-        """Sorts what came, which no read need do then; and pays back what was put off for long."""
+        """Sort the new keys into a run, so that no read has to, and settle some keys if the backlog is too large."""
         size = len(self._fresh)
         if run := self._sorted_fresh():
             self._runs.append(run)
@@ -189,7 +190,7 @@ class Index:
             self.settle_partly(size + size // 4)
 
     def _make_readable(self) -> bool:
-        """True if the order alone is the truth; otherwise runs and what has gone are to be looked at, too."""
+        """Merge a small backlog; return True if the order is complete, False if `_runs` and `_gone` count, too."""
         if len(self._fresh) > SETTLED_BY_READ:
             self._bound_debt()
         elif self._fresh:
@@ -199,7 +200,7 @@ class Index:
         return not (self._runs or self._gone)
 
     def random(self, number: int) -> bytes | None:
-        """The tuple at position `number`, modulo their count."""
+        """Return the tuple at position `number` modulo the number of tuples; None if there are none."""
         if not self.map:
             return None
         number %= len(self.map)
@@ -209,14 +210,17 @@ class Index:
 
 
 def _part(run: list[Key], low: Key | None, high: Key | None) -> range:
-    """Where in a sorted list that span is."""
+    """Return the positions in the sorted list `run` of the keys from `low` up to but without `high`."""
     return range(0 if low is None else bisect_left(run, low), len(run) if high is None else bisect_left(run, high))
 
 
 def behind(span: Span, entries: Iterator[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
-    """Of an unordered index: all `entries`, or with the iterator GT those that follow its key, if that is there."""
+    """Return the `entries` of an unordered index that `span` selects.
+
+    Those are all entries, or for the iterator GT the entries after its key; none if the key does not exist.
+    """
     if span.low is not None:
-        # The span begins right above the key.
+        # The span of GT begins right above the key.
         key = span.low - 1 if isinstance(span.low, int) else span.low[:-1]
         any(found == key for found, _ in entries)
     return entries

@@ -1,12 +1,12 @@
-"""Single values as bytes that order as the server orders the values.
+"""Encodes single values as bytes that compare as the server compares the values (docs/spec/files.md#index-key-order).
 
-Every encoding is prefix-free and starts with a byte below 0xff, so that encodings can follow each other in a key, and
-a key with 0xff behind it stands above all that begin with the key. The first byte is the class of the value, in the
-order of a scalar index: nil, boolean, number, string, varbinary, uuid, datetime.
+Each encoding is prefix-free and starts with a byte below 0xff, so that encodings can be concatenated to keys, and a key
+followed by 0xff is greater than all keys that begin with it. The first byte is the class of the value, in the order of
+a scalar index: nil, boolean, number, string, varbinary, uuid, datetime.
 
-Numbers of every kind compare by their exact value. A double that is not in the range of integers, or is none, and has
-a decimal form of at most 15 digits stands for that decimal, as servers convert it: 0.1 equals the decimal 0.1. NaN is
-below every number.
+Numbers of all kinds compare by their exact value. A double with a fraction, or outside of the integer range, that has a
+decimal form of at most 15 digits is encoded as that decimal, as servers convert it: 0.1 equals the decimal 0.1. NaN is
+less than all numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flowstone.iproto.extensions import Datetime
 Encoder = Callable[[Any], bytes]
 
 ABOVE: Final = b"\xff"
-"""What a key is followed by to stand above all keys that begin with it."""
+"""Suffix that makes a key greater than all keys that begin with it."""
 
 NIL: Final = b"\x01"
 _FALSE: Final = b"\x08"
@@ -34,7 +34,7 @@ _TRUE: Final = b"\x09"
 _NAN: Final = b"\x10"
 _MINUS_INFINITY: Final = b"\x20"
 _LARGE_NEGATIVE: Final = b"\x30"
-_INTEGER_BIAS: Final = 0x40 << 64  # integers, and what has an integer part in their range, begin with 0x3f or 0x40
+_INTEGER_BIAS: Final = 0x40 << 64  # numbers with an integer part in 64-bit range begin with 0x3f or 0x40
 _LARGE: Final = b"\x50"
 _INFINITY: Final = b"\x60"
 _STRING: Final = b"\x80"
@@ -44,9 +44,9 @@ _DATETIME: Final = b"\xb0"
 
 _INTEGERS_END: Final = 1 << 64
 _SHORT_DIGITS: Final = 15
-"""DBL_DIG: decimal digits that every double keeps, and that servers convert it to a decimal by."""
+"""DBL_DIG: number of decimal digits with which servers convert a double to a decimal."""
 
-# What follows the integer part of a number.
+# The byte after the integer part of a number.
 _NO_FRACTION: Final = b"\x00"
 _FRACTION: Final = b"\x01"
 _NEGATIVE_FRACTION: Final = b"\x02"
@@ -58,7 +58,7 @@ _QUIET_BIT: Final = 1 << 51
 
 
 def encode_integer(value: int) -> bytes:
-    """-2^63 to 2^64-1, always of nine bytes."""
+    """Encode an integer from -2^63 to 2^64-1 in nine bytes."""
     return (value + _INTEGER_BIAS).to_bytes(9, "big")
 
 
@@ -95,7 +95,7 @@ def _encode_decimal(value: Decimal) -> bytes:
     digits = "".join(map(str, digit_tuple)).strip("0")
     if not digits:
         return encode_integer(0) + _NO_FRACTION
-    point = value.adjusted() + 1  # how many digits stand before the point
+    point = value.adjusted() + 1  # number of digits before the point
     assert isinstance(exponent, int)
     if point > 20 or (point == 20 and abs(int(value)) >= _INTEGERS_END):
         large = _digits(point, digits)
@@ -108,7 +108,7 @@ def _encode_decimal(value: Decimal) -> bytes:
 
 
 def _encode_fraction(is_negative: bool, whole: int, exponent: int, fraction: str) -> bytes:
-    """whole + 0.fraction × 10^exponent, or that below 0; the last digit is not 0."""
+    """Encode whole + 0.fraction × 10^exponent, negated if `is_negative`; the last digit is not 0."""
     digits = fraction.lstrip("0")
     encoded = _digits(exponent - (len(fraction) - len(digits)), digits)
     if is_negative:
@@ -117,15 +117,15 @@ def _encode_fraction(is_negative: bool, whole: int, exponent: int, fraction: str
 
 
 def _digits(exponent: int, digits: str) -> bytes:
-    """0.digits × 10^exponent; the first and the last digit are not 0."""
+    """Encode 0.digits × 10^exponent; the first and the last digit are not 0."""
     return (exponent + _EXPONENT_BIAS).to_bytes(4, "big") + digits.encode() + b"\x00"
 
 
 def encode_double(value: float) -> bytes:
-    """Of an index that holds doubles only."""
+    """Encode a double for an index that has only doubles."""
     if value != value:
         return _encode_nan(value)
-    bits = _DOUBLE_BIG.pack(value + 0.0)  # makes 0.0 of -0.0
+    bits = _DOUBLE_BIG.pack(value + 0.0)  # turns -0.0 into 0.0
     if bits[0] & 0x80:
         return _LARGE_NEGATIVE + bits.translate(_COMPLEMENT)
     return _LARGE + bits
@@ -142,7 +142,7 @@ def encode_string(value: str) -> bytes:
         data = value.encode("utf-8", "surrogateescape")
     if "\x00" in value:
         data = data.replace(b"\x00", b"\x00\xff")
-    return b"\x80%b\x00\x00" % data  # _STRING first, spelled out: this is in the way of every such key
+    return b"\x80%b\x00\x00" % data  # b"\x80" is _STRING, inlined for speed
 
 
 def encode_binary(value: bytes) -> bytes:
@@ -154,7 +154,7 @@ def encode_uuid(value: uuid.UUID) -> bytes:
 
 
 def encode_datetime(value: Datetime) -> bytes:
-    """By the moment; the zone does not matter."""
+    """Encode the point in time; the time zone does not affect the order."""
     return _DATETIME + (value.seconds + (1 << 63)).to_bytes(8, "big") + value.nsec.to_bytes(4, "big")
 
 
@@ -163,7 +163,7 @@ def _encode_unordered(value: object) -> bytes:
 
 
 def _collated(collation: Collation) -> Encoder:
-    sort_key = collation.sort_key  # whose only zero byte is the last
+    sort_key = collation.sort_key  # its result has a single zero byte, at the end
     return lambda value: _STRING + sort_key(value)
 
 
@@ -199,12 +199,12 @@ _ENCODERS: Final[dict[str, Encoder]] = {
 
 
 def encoder(type: str, is_nullable: bool, collation: Collation | None, dialect: Dialect = Dialect.V2_6) -> Encoder:
-    """The encoder for values of a field type; of another type nothing has an order."""
+    """Return the encoder for values of a field type; for a type without an order it raises IllegalParams."""
     if type in ("string", "scalar"):
         text = encode_string if collation is None or collation.is_binary else _collated(collation)
         encode = text if type == "string" else _scalar(text)
     elif type == "double" and dialect is Dialect.V2_11:
-        encode = encode_number  # integers are among them
+        encode = encode_number  # a double field of 2.11 also accepts integers
     else:
         encode = _ENCODERS.get(type, _encode_unordered)
     return _nullable(encode) if is_nullable else encode

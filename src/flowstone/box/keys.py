@@ -1,9 +1,9 @@
-"""Where tuples stand in an index: the keys of tuples and of requests, as values that Python's own `<` orders.
+"""Index keys of tuples and requests, as values that Python's own `<` orders as the server does.
 
-A key is the number itself in a unique index of one integer, the bytes themselves in one of one string, else the
-encodings of its parts (`key_encoding.py`), one after the other. In an index that is not unique, or at a key that holds
-nil, the primary key follows, so that entries are distinct and equal keys stand in the order of the primary key.
-`KeyDefinition` takes tuples that their format has checked and requests that nobody has.
+In a unique index on a single integer the key is the number itself, on a single string its bytes; otherwise it is the
+concatenated encodings of the parts (`key_encoding.py`). In a non-unique index, or if a part is nil, the primary key is
+appended, so that entries are distinct and equal keys are in primary key order. `KeyDefinition` relies on tuples having
+passed their format; keys of requests are checked here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Values = tuple[Any, ...]
 
 
 EQ, REQ, ALL, LT, LE, GE, GT = range(7)
-"""Iterator types of SELECT that ordered indexes have."""
+"""Iterator types of SELECT that ordered indexes support."""
 
 _REVERSE: Final = (REQ, LT, LE)
 _HASH_ITERATORS: Final = (EQ, ALL, GT)
 
 
 class KeyKind(Enum):
-    """What a key is: the number, the string's bytes, or encoded parts."""
+    """Representation of keys: the number, the bytes of the string, or encoded parts."""
 
     INTEGER = "integer"
     STRING = "string"
@@ -40,7 +40,7 @@ class KeyKind(Enum):
 
 
 class Span(NamedTuple):
-    """The entries from `low` up to but without `high`, None being open; to be read backwards if `reverse`."""
+    """The half-open range of entries from `low` to `high`; None means unbounded. Read backwards if `reverse`."""
 
     low: Key | None
     high: Key | None
@@ -51,7 +51,7 @@ _Getter = Callable[[Values], Any]
 
 
 class _Part(NamedTuple):
-    """A part, ready to use. `steps` lead on from the field; behind EVERY they are those within an element."""
+    """An index part, prepared for use. `steps` is the path from the field; steps after EVERY are within an element."""
 
     definition: IndexPart
     get: _Getter
@@ -62,10 +62,10 @@ class _Part(NamedTuple):
 
 
 class KeyDefinition:
-    """How tuples are placed in one index. Never changes.
+    """Computes the keys of one index. Immutable.
 
-    `entries` gives the keys of a decoded, format-checked tuple: one; several, distinct and ordered, in a multikey
-    index. `exact` gives the key of a request that must name one tuple of a unique index.
+    `entries` returns the keys of a decoded tuple that has passed its format: one key, or for a multikey index any
+    number of distinct keys in order. `exact` returns the key of a request that must match one tuple of a unique index.
     """
 
     kind: KeyKind
@@ -93,7 +93,7 @@ class KeyDefinition:
         self.kind = _kind_of(index, self._parts)
         self._is_tree = index.type == "tree"
         self._encoders = tuple(part.encode for part in self._parts)
-        # Tuples of what is needed per part of a request's key: attributes cost as much as the encoding.
+        # Plain tuples for the keys of requests: attribute access would cost as much as the encoding.
         self._requested = tuple(
             (part.types, part.is_unsigned, part.definition.is_nullable, part.encode) for part in self._parts
         )
@@ -101,7 +101,7 @@ class KeyDefinition:
         self.exact = self._compile_exact()
 
     def span(self, iterator: int, values: Values) -> Span:
-        """What a SELECT with this iterator and key reads."""
+        """Return the span that a SELECT with this iterator and key reads."""
         if not values and self._takes_no_parts(iterator):
             return Span(None, None, iterator in _REVERSE)
         self._check_count(len(values))
@@ -118,11 +118,11 @@ class KeyDefinition:
             return Span(None, above, True)
         if iterator == GT:
             return Span(above, None, False)
-        # ALL with a key is GE in a tree, and everything in a hash.
+        # ALL with a key means GE in a tree and all entries in a hash.
         return Span(at if self._is_tree else None, None, False)
 
     def _bounds(self, values: Values) -> tuple[Key, Key]:
-        """The first place at or above the key, and the first above all that begin with it."""
+        """Return the lower and upper bound of all entries that begin with the key."""
         if self.kind is KeyKind.INTEGER:
             number = self.exact(values)
             assert isinstance(number, int)
@@ -137,7 +137,7 @@ class KeyDefinition:
     def _encode(self, values: Sequence[Any]) -> bytes:
         return b"".join([encode(value) for encode, value in zip(self._encoders, values, strict=False)])
 
-    # --- the keys of tuples --------------------------------------------------------------------------------------
+    # --- keys of tuples ------------------------------------------------------------------------------------------
 
     def _compile_entries(self) -> Callable[[Values], list[Key]]:
         if self.is_multikey:
@@ -156,7 +156,7 @@ class KeyDefinition:
         return _joined(self._parts)
 
     def _without_excluded(self, entries: Callable[[Values], list[Key]]) -> Callable[[Values], list[Key]]:
-        """`entries`, and none of a tuple with nil where the index excludes it."""
+        """Wrap `entries` to return no keys for a tuple with nil in a part that has `exclude_null`."""
         excluding = tuple(part for part in self._parts if part.definition.exclude_null and EVERY not in part.steps)
         if not excluding:
             return entries
@@ -167,7 +167,7 @@ class KeyDefinition:
         return [self._encode(key) + self._tail_of(values) if None in key else self._encode(key)]
 
     def _multikey_entries(self, values: Values) -> list[Key]:
-        """An entry per element of the array; none where there is no array."""
+        """Return one entry per distinct element of the array; none if there is no array."""
         elements = _elements(self._parts, values)
         plain = [None if EVERY in part.steps else part.get(values) for part in self._parts]
         tail: bytes | None = None
@@ -189,7 +189,7 @@ class KeyDefinition:
     def _tail_of(self, values: Values) -> bytes:
         return b"".join([part.encode(part.get(values)) for part in self._tail])
 
-    # --- the keys of requests ------------------------------------------------------------------------------------
+    # --- keys of requests ----------------------------------------------------------------------------------------
 
     def _compile_exact(self) -> Callable[[Values], Key]:
         if self.kind is KeyKind.INTEGER:
@@ -245,7 +245,7 @@ class KeyDefinition:
         return self._encode_request(values, False)
 
     def _encode_request(self, values: Values, takes_nil: bool) -> bytes:
-        """The encoded parts of a key that nobody has checked yet."""
+        """Check and encode the parts of a request's key."""
         encoded = b""
         for value, (types, is_unsigned, is_nullable, encode) in zip(values, self._requested, strict=False):
             if type(value) in types and not (is_unsigned and value < 0):
@@ -257,7 +257,7 @@ class KeyDefinition:
         return encoded
 
     def _wrong_part(self, values: Values, takes_nil: bool) -> errors.TarantoolError:
-        """Of the first part that has no value of its type."""
+        """Return the error for the first part whose value has a wrong type."""
         for number, (part, value) in enumerate(zip(self._parts, values, strict=False)):
             is_right = type(value) in part.types and not (part.is_unsigned and value < 0)
             if not is_right and not (value is None and takes_nil and part.definition.is_nullable):
@@ -327,7 +327,7 @@ def _getter(part: IndexPart, steps: tuple[Step, ...]) -> _Getter:
 
 
 def _joined(parts: tuple[_Part, ...]) -> Callable[[Values], list[Key]]:
-    """Entries of one key each; the shapes that most indexes have are spelled out, for speed."""
+    """Return a function for entries of a single key; the most common shapes have a fast path."""
     if all(not part.steps and not part.definition.is_nullable for part in parts):
         fields, encoders = [part.definition.field for part in parts], [part.encode for part in parts]
         if len(parts) == 1:
@@ -342,7 +342,7 @@ def _joined(parts: tuple[_Part, ...]) -> Callable[[Values], list[Key]]:
 
 
 def _elements(parts: tuple[_Part, ...], values: Values) -> tuple[Any, ...]:
-    """The array that the `[*]` of a multikey index stands for."""
+    """Return the array that `[*]` of a multikey index refers to; empty if there is none."""
     part = next(part for part in parts if EVERY in part.steps)
     field = part.definition.field
     array = find(values[field], part.steps[: part.steps.index(EVERY)]) if field < len(values) else None

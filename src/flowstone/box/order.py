@@ -1,7 +1,7 @@
-"""Keys in order, in pieces that are changed one at a time: so many keys come or go in steps as short as one likes.
+"""Sorted keys, stored in pieces so that large batches can be added and removed in short steps.
 
-A list of sorted lists of some hundred keys each. Takes and gives keys in sorted batches; whether a key is there is
-known to whoever holds the dictionary of them.
+An `Order` is a list of sorted lists of about a thousand keys each. Keys are added and removed in sorted batches. It
+does not check for duplicates or missing keys: the caller has the dictionary of all keys.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import numpy as np
 from flowstone.box.keys import Key
 
 PIECE: Final = 1000
-"""Keys of a piece when it is made: it is split at twice, and joined with the next one at half as many."""
+"""Keys in a new piece. A piece is split above twice this size and joined with the next one below half of it."""
 
 _FEW: Final = 20
-"""So many times as many keys as those that come or go make looking for their places cheaper than a pass over all."""
+"""A piece at least this many times larger than the batch is changed key by key; else one pass over it is cheaper."""
 
 _BY_COLUMN: Final = 1000
-"""Integers that are sorted as a column of numbers if they are more: many times as fast."""
+"""More integers than this are sorted with NumPy, which is many times faster."""
 
 
 def in_order(keys: list[Key]) -> list[Key]:
-    """The same keys, sorted; the very list if it is sorted already."""
+    """Return `keys` sorted; this may be the same list if it is already in order."""
     if len(keys) > _BY_COLUMN and isinstance(keys[0], int):
         try:
             column = np.array(keys, np.int64)
-        except OverflowError:  # there are unsigned numbers beyond
+        except OverflowError:  # unsigned keys above 2^63 - 1
             return sorted(keys)
-        if (column[1:] > column[:-1]).all():  # as snapshots and sequences have them
+        if (column[1:] > column[:-1]).all():  # usual for keys from snapshots and sequences
             return keys
         return list(map(keys.__getitem__, column.argsort().tolist()))
     return sorted(keys)
@@ -44,9 +44,9 @@ class Order:
     __slots__ = ("_firsts", "_pieces")
 
     def __init__(self, keys: list[Key]) -> None:
-        """`keys` are sorted already."""
+        """Store `keys`, which must be sorted."""
         self._pieces = [keys[at : at + PIECE] for at in range(0, len(keys), PIECE)] or [[]]
-        # No key of a piece is smaller than its first one was; of the foremost piece that may be anything.
+        # Lower bound of the keys in each piece. The bound of the first piece is never used.
         self._firsts: list[Key] = [piece[0] for piece in self._pieces] if keys else [b""]
 
     def __len__(self) -> int:
@@ -63,7 +63,7 @@ class Order:
         raise IndexError(number)
 
     def add(self, keys: list[Key]) -> None:
-        """Takes sorted `keys` in, none of which is there."""
+        """Add sorted `keys`, none of which is present."""
         for number, batch in self._by_piece(keys):
             piece = self._pieces[number]
             if len(batch) * _FEW < len(piece):
@@ -78,7 +78,7 @@ class Order:
                 self._firsts[number : number + 1] = [part[0] for part in parts]
 
     def remove(self, keys: list[Key]) -> None:
-        """Takes sorted `keys` out, all of which are there."""
+        """Remove sorted `keys`, all of which are present."""
         for number, batch in self._by_piece(keys):
             piece = self._pieces[number]
             if len(batch) * _FEW < len(piece):
@@ -88,7 +88,7 @@ class Order:
                 gone = dict.fromkeys(batch)
                 piece = self._pieces[number] = [key for key in piece if key not in gone]
             if len(piece) < PIECE // 2 and number + 1 < len(self._pieces):
-                # The batches come from behind: what follows is done with.
+                # Batches are handled from the last piece to the first, so the next piece is already done.
                 piece += self._pieces.pop(number + 1)
                 del self._firsts[number + 1]
                 if len(piece) > 2 * PIECE:
@@ -97,11 +97,11 @@ class Order:
                     self._firsts.insert(number + 1, piece[half])
 
     def span(self, low: Key | None, high: Key | None, reverse: bool) -> Iterator[Key]:
-        """The keys from `low` up to but without `high`. Not to be held over a change."""
+        """Return the keys in the half-open range from `low` to `high`. A change invalidates the iterator."""
         return chain.from_iterable(self._backwards(low, high) if reverse else self._forwards(low, high))
 
     def rank(self, key: Key) -> int:
-        """How many keys are smaller."""
+        """Return the number of keys less than `key`."""
         number = self._piece_of(key)
         return sum(map(len, self._pieces[:number])) + bisect_left(self._pieces[number], key)
 
@@ -109,7 +109,7 @@ class Order:
         return bisect_right(self._firsts, key, 1) - 1
 
     def _by_piece(self, keys: list[Key]) -> Iterator[tuple[int, list[Key]]]:
-        """Which `keys` belong to which piece, from behind, so that pieces that become two move no others."""
+        """Yield the `keys` that belong to each piece, last piece first: splitting a piece then moves no later batch."""
         end = len(keys)
         while end:
             number = self._piece_of(keys[end - 1])

@@ -1,7 +1,7 @@
 """JSON paths into documents: `name`, `.name`, `["name"]`, `[1]`, and `[*]` for every element of an array.
 
-The syntax and the positions of its errors are those of the server's lexer. Positions in paths count from 1, steps
-from 0. Used for index parts and for update operations; pure text and values.
+Used by index parts and update operations. The syntax and the error positions are those of the server's lexer. Array
+positions count from 1 in paths and from 0 in steps.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Every(Enum):
 
 EVERY: Final = Every.ELEMENT
 Step = int | str | Literal[Every.ELEMENT]
-"""A position from 0 in an array, a key of a map, or EVERY."""
+"""A position in an array (from 0), a key of a map, or EVERY."""
 
 
 class PathError(FlowstoneError):
-    """Not a path. `position` is that of the first wrong character, counted from 1."""
+    """An invalid path. `position` is the position of the first invalid character, from 1."""
 
     def __init__(self, path: str, position: int) -> None:
         super().__init__(f"{path!r} is no JSON path: wrong at character {position}")
@@ -37,7 +37,7 @@ class PathError(FlowstoneError):
 
 
 def parse_path(path: str) -> tuple[Step, ...]:
-    """The steps of `path`; none for an empty one."""
+    """Return the steps of `path`; an empty path has none."""
     steps = []
     at = 0
     while at < len(path):
@@ -47,7 +47,7 @@ def parse_path(path: str) -> tuple[Step, ...]:
 
 
 def parse_step(path: str, at: int) -> tuple[Step, int]:
-    """The step that starts at `at`, and where it ends."""
+    """Return the step that starts at `at`, and its end offset."""
     first = path[at]
     if first == "[":
         return _bracket(path, at + 1)
@@ -59,7 +59,7 @@ def parse_step(path: str, at: int) -> tuple[Step, int]:
 
 
 def _bracket(path: str, at: int) -> tuple[Step, int]:
-    """What follows `[`, and where its `]` ends."""
+    """Return the step after `[`, and the end offset of its `]`."""
     if at == len(path):
         raise PathError(path, at)
     step: Step
@@ -101,12 +101,12 @@ def _identifier(path: str, at: int) -> tuple[str, int]:
 def _continues_identifier(character: str) -> bool:
     if character == "_" or character.isalpha() or character.isdecimal():
         return True
-    # Letter numbers and spacing marks are alphabetic to Unicode though no letters.
+    # Unicode counts letter numbers and spacing marks as alphabetic; `isalpha` does not.
     return unicodedata.category(character) in ("Nl", "Mc")
 
 
 def format_path(steps: Sequence[Step]) -> str:
-    """The one spelling that messages use: `[1]["name"][*]`."""
+    """Return the steps as error messages spell them: `[1]["name"][*]`."""
     return "".join(_format_step(step) for step in steps)
 
 
@@ -117,7 +117,7 @@ def _format_step(step: Step) -> str:
 
 
 def find(document: Any, steps: Sequence[Step]) -> Any:
-    """What is at the end of the steps, or None where there is nothing. The steps lead through no EVERY."""
+    """Return the value at the end of the steps, or None if there is none. The steps must not contain EVERY."""
     for step in steps:
         if isinstance(step, int):
             if type(document) is not tuple or step >= len(document):

@@ -1,9 +1,9 @@
-"""Definitions that an interactive transaction has changed but not committed, as its own later statements see them.
+"""Uncommitted definitions of an interactive transaction, as its own later statements see them.
 
 Truncations, formats, foreign keys and checks apply from the statement that changes them, as on real servers. The spaces
-made here share their indexes with those in the box, or have empty ones, and are never put into it. New and dropped
-spaces and indexes take effect with the commit. A foreign key whose lookup depends on one of those is not checked before
-the commit, which makes all changes again in their order and checks each of them (`check_change`).
+created here share the indexes of the spaces in the box, or have empty ones, and are never put into the box. New and
+dropped spaces and indexes take effect at commit. A foreign key whose lookup depends on one of these is not checked
+before the commit, which applies all changes again in order and checks each of them (`check_change`).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ABOUT_SPACES: Final = (system.SPACE_ID, system.INDEX_ID, system.TRUNCATE_ID, system.FUNC_INDEX_ID)
-"""System spaces whose rows begin with the id of the space that they are about."""
+"""System spaces whose rows begin with the id of the space that they define or change."""
 
 
 class PendingDefinitions:
-    """What one transaction has changed; `shown` gives the spaces as its statements see them."""
+    """The changed definitions of one transaction; `shown` returns a space as its statements see it."""
 
     def __init__(self, box: Box) -> None:
         self._box = box
         self._definitions: dict[int, SpaceDefinition] = {}
         self._truncated: dict[int, Space] = {}
         self._deferred: dict[int, bool] = {}
-        """Spaces that are dropped, or whose indexes change: foreign keys that need them are checked by the commit."""
+        """Ids of spaces that are dropped or whose indexes change: their foreign keys are checked at commit."""
         self._shown: dict[Space, Space] = {}
 
     def note(self, system_id: int, old: Values | None, new: Values | None) -> Callable[[], None] | None:
-        """Take note of a changed row of the system space `system_id`; return what takes the note back."""
+        """Record a changed row of the system space `system_id`; return a function that undoes this, or None."""
         row = new or old
         space = self._box.spaces.get(row[0]) if row is not None and system_id in _ABOUT_SPACES else None
         if space is None or space.id < system.FIRST_USER_SPACE_ID:
@@ -69,7 +69,7 @@ class PendingDefinitions:
         return undo
 
     def shown(self, space: Space) -> Space:
-        """Return `space` with the tuples, definition and constraints that the transaction has left it."""
+        """Return `space` with the truncation, definition and constraints of the transaction applied."""
         found = self._shown.get(space)
         if found is None:
             found = self._shown[space] = self._made(space)
@@ -97,7 +97,7 @@ class PendingDefinitions:
 
 
 def _redefined(box: Box, space: Space, row: Values | None) -> SpaceDefinition | None:
-    """Return the definition that a row of `_space` gives `space`; None if it is dropped, or the commit refuses it."""
+    """Return the definition in a row of `_space`; None if it drops `space` or the commit will reject it."""
     if row is None:
         return None
     try:
@@ -109,7 +109,7 @@ def _redefined(box: Box, space: Space, row: Values | None) -> SpaceDefinition | 
 
 
 def check_change(txn: Transaction, space: Space, old: bytes | None, new: bytes | None) -> None:
-    """Check that `old` may become `new` in `space` as it is now, whatever it was when the statement was executed."""
+    """Check that `old` may become `new` under the current definition of `space`, at commit."""
     if space.guards is not None:
         check_runnable(txn.box, space, space.guards.checks)
     if new is not None:

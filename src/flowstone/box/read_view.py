@@ -1,8 +1,8 @@
-"""Read views: all spaces as they were at one moment, while writing goes on.
+"""Read views: all spaces as of one moment, while writes continue.
 
-A view is the live index plus what it held before: the first overwrite of a key since the view was opened leaves the
-old tuple here. Opening costs nothing, reading a little, and memory grows with what is written while the view is open.
-Checkpoints, joins, interactive transactions and confirmed reads all stand on this one mechanism.
+A view reads the live indexes and overlays the old tuples: the first change of a key after the view was opened stores
+the old tuple here. Opening is cheap, reading costs a little more than without a view, and memory grows with the writes
+made while the view is open. Checkpoints, joins, interactive transactions and confirmed reads all use it.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from flowstone.errors import FlowstoneError
 Changes = dict[Key, bytes | None]
 
 _PASSED_OVER: Final = 8
-"""How many times the keys of a slice are passed over if they are new: that costs little, and new ones keep coming."""
+"""A slice scans at most this many times its size: skipping keys newer than the view is cheap, but must be bounded."""
 
 _FEW: Final = 8
-"""New keys that are put in their places one by one; sorting all again costs less for more."""
+"""Up to this many new keys are inserted one by one; for more, sorting the whole list is cheaper."""
 
 
 class ReadViewClosed(FlowstoneError):
-    """A view was read that has been closed, and no longer knows what there was."""
+    """A closed view was read; its old tuples are gone."""
 
     def __init__(self) -> None:
         super().__init__("the read view is closed", hint="read from it before it is closed, or open another one")
 
 
 class Source(Protocol):
-    """What entries can be read from: an index, or a layer over one."""
+    """A readable set of entries: an index, or a layer over one."""
 
     def get(self, key: Key) -> bytes | None: ...
 
@@ -43,17 +43,17 @@ class Source(Protocol):
 
 
 class KeyOrder:
-    """The keys of `changes` in order, brought up to date when they are asked for: a short scan then costs little."""
+    """The keys of `changes` in order, updated lazily and incrementally so that short scans stay cheap."""
 
     __slots__ = ("_changes", "_keys")
 
     def __init__(self, changes: Changes) -> None:
         self._changes = changes
-        # The oldest keys of the changes. New ones are the last there, as dictionaries keep the order.
+        # The oldest keys of `changes`, sorted. Newer keys are at the end of `changes`: dictionaries keep their order.
         self._keys: list[Any] = []
 
     def within(self, span: Span) -> Iterator[Key]:
-        """Those of `span`, in its direction; not to be held over a change."""
+        """Return the keys within `span`, in its direction. A change invalidates the iterator."""
         keys = self._keys
         new = list(islice(reversed(self._changes), len(self._changes) - len(keys)))
         if len(new) <= _FEW:
@@ -67,14 +67,14 @@ class KeyOrder:
         return map(keys.__getitem__, range(high - 1, low - 1, -1) if span.reverse else range(low, high))
 
     def remove(self, key: Key) -> None:
-        """Says that `key` is no longer one of the changes."""
+        """Forget `key`, which was removed from the changes."""
         place = bisect_left(self._keys, key)
         if place < len(self._keys) and self._keys[place] == key:
             del self._keys[place]
 
 
 class Layer:
-    """A source with `changes` laid over it; None there means that the key is absent. No order: an unordered index."""
+    """A source overlaid with `changes`, where None marks an absent key. `order` is None for an unordered index."""
 
     __slots__ = ("_base", "_changes", "_order")
 
@@ -92,7 +92,7 @@ class Layer:
         return self._merged(span, self._order.within(span))
 
     def _merged(self, span: Span, changed: Iterator[Key]) -> Iterator[tuple[Key, bytes]]:
-        """What there is of `span` in the base, with each changed key in its place."""
+        """Merge the entries of `span` in the base with the changed keys."""
         changes, reverse = self._changes, span.reverse
         next_changed = next(changed, None)
         for entry in self._base.scan(span):
@@ -124,19 +124,19 @@ class Layer:
 
 
 def contains(span: Span, key: Key) -> bool:
-    """True if `key` lies in `span`; keys of one index are all of one type."""
+    """Return True if `key` lies within `span`; all keys of an index have the same type."""
     return (span.low is None or key >= span.low) and (  # type: ignore[operator]
         span.high is None or key < span.high  # type: ignore[operator]
     )
 
 
 class Spans:
-    """Many spans of one index: whether a key lies in one of them is known at once."""
+    """Union of many spans of one index, with fast membership tests."""
 
     __slots__ = ("_highs", "_lows", "_rest")
 
     def __init__(self, spans: Sequence[Span]) -> None:
-        # What has no lower or no upper end comes down to one each.
+        # All spans without a lower bound merge into one, and so do all spans without an upper bound.
         below = [span.high for span in spans if span.low is None]
         above: list[Any] = [span.low for span in spans if span.low is not None and span.high is None]
         self._rest = [Span(None, _highest(below), False)] if below else []
@@ -157,17 +157,17 @@ class Spans:
 
 
 def _highest(ends: list[Any]) -> Any:
-    """Of upper ends, None being beyond all."""
+    """Return the greatest upper bound; None means unbounded."""
     return None if None in ends else max(ends)
 
 
 class ReadView:
-    """Made by `Box.open_view`; `close` it, or use it in a `with` statement."""
+    """The state of all spaces when `Box.open_view` was called. Close it, or use it in a `with` statement."""
 
     def __init__(self, spaces: dict[int, Space], views: list[ReadView], sequence_rows: Sequence[bytes] = ()) -> None:
         self.spaces = spaces
         self.sequence_rows = sequence_rows
-        """The values of all sequences, as tuples of `_sequence_data`."""
+        """The values of all sequences, as raw tuples of `_sequence_data`."""
         self.changes: dict[Index, Changes] = {}
         self._orders: dict[Index, KeyOrder] = {}
         self.is_closed = False
@@ -175,7 +175,7 @@ class ReadView:
         views.append(self)
 
     def keep(self, index: Index, key: Key, old: bytes | None) -> None:
-        """Told by the index, before each change, what stood at `key`: the first time counts."""
+        """Keep the tuple at `key` before a change; indexes call this for every change, only the first one counts."""
         changes = self.changes.get(index)
         if changes is None:
             changes = self.changes[index] = {}
@@ -183,12 +183,12 @@ class ReadView:
             changes[key] = old
 
     def check(self) -> None:
-        """Raises ReadViewClosed if it is."""
+        """Raise ReadViewClosed if the view is closed."""
         if self.is_closed:
             raise ReadViewClosed
 
     def source(self, index: Index) -> Source:
-        """The entries of `index` at the view's moment."""
+        """Return the entries of `index` as of the view."""
         self.check()
         changes = self.changes.get(index)
         if changes is None:
@@ -204,14 +204,15 @@ class ReadView:
         return self.source(index).get(key)
 
     def scan(self, index: Index, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        """The entries of `span`, in order; not to be held over a write."""
+        """Return the entries of `span` in order. A write invalidates the iterator."""
         return self.source(index).scan(span)
 
     def slices(self, index: Index, count: int) -> Iterator[list[bytes]]:
-        """All tuples of `index`, in order, in lists of about `count`; between two of them anything may be written.
+        """Yield all tuples of `index`, in order, in lists of about `count`. Writes are allowed between two lists.
 
-        Each list costs what it holds and what was written since the last one, however much was written before. New
-        keys are passed over many at a time, and lists may be empty, so this ends although many come.
+        The cost of a list depends on its size and on the writes since the previous list, not on earlier writes. The
+        number of keys scanned per list is bounded, so a list may be empty if many keys are newer than the view; the
+        scan ends at the key that was the greatest at its start.
         """
         if not index.is_ordered:
             yield from self._unordered_slices(index, count)
@@ -225,7 +226,7 @@ class ReadView:
         while not is_end:
             self.check()
             changes = self.changes.get(index, {})
-            # Changes are noted in order, so the new ones are the last.
+            # `changes` is in insertion order, so the new ones are at its end.
             for key, old in islice(reversed(changes.items()), len(changes) - seen):
                 if old is not None and (last is None or key > last):  # type: ignore[operator]
                     heappush(gone, key)
@@ -259,7 +260,7 @@ class ReadView:
                 yield piece
 
     def close(self) -> None:
-        """Gives back what it holds; closing twice is harmless."""
+        """Release the old tuples; closing twice is harmless."""
         if not self.is_closed:
             self.is_closed = True
             self._views.remove(self)
@@ -274,11 +275,11 @@ class ReadView:
 
 
 def _old(changes: Changes, key: Key) -> tuple[bytes, ...]:
-    """What a view has in the place of a changed key: its old tuple, or nothing."""
+    """Return the old tuple of a changed key as a sequence of one, or an empty one if the key was absent."""
     old = changes.get(key)
     return () if old is None else (old,)
 
 
 def successor(key: Key) -> Key:
-    """The smallest key that is greater."""
+    """Return the smallest key greater than `key`."""
     return key + 1 if isinstance(key, int) else key + b"\0"

@@ -1,8 +1,8 @@
-"""The schema as a log tells it: definitions by id and name, how they change, and what held when.
+"""The schema as recorded in a log: definitions by id and name, and how they change over time.
 
-`Schema` is a value. `SchemaTracker` takes the rows of `_space` and `_index` in log order; DDL is nothing else.
-`SchemaHistory` remembers what a tracker said, by the caller's positions. A row that defines nothing sensible
-never stops the reading: its space is then known by id only, and `Schema.problem` says why.
+`Schema` is an immutable value. `SchemaTracker` applies rows of `_space` and `_index` in log order. `SchemaHistory`
+records the changes by position. An invalid row never stops the reading of a log: its space is then known by id only,
+and `Schema.problem` returns the reason.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ Row = tuple[Any, ...]
 RowKey = tuple[int, ...]
 
 _KEY_FIELDS: Final = {system.SPACE_ID: 1, system.INDEX_ID: 2}
-"""How many leading fields make the primary key."""
+"""Number of leading fields that form the primary key."""
 
 _NAME_INDEX: Final = 2
-"""The id of the index by name, of `_space` and of `_index`."""
+"""Id of the index by name, in both `_space` and `_index`."""
 
 
 class UnknownSpace(FlowstoneError):
@@ -56,7 +56,7 @@ class UnknownSpace(FlowstoneError):
 
 
 class Schema:
-    """All spaces at one moment. Never changes; cheap to hold on to."""
+    """All spaces at one moment. Immutable."""
 
     __slots__ = ("_by_id", "_by_name", "_problems", "_synchronous")
 
@@ -67,11 +67,11 @@ class Schema:
         self._synchronous = frozenset(space.id for space in self._by_id.values() if space.is_sync)
 
     def get(self, space: int | str) -> SpaceDefinition | None:
-        """The space with this id or name."""
+        """Return the space with this id or name, or None."""
         return self._by_id.get(space) if isinstance(space, int) else self._by_name.get(space)
 
     def space(self, space: int | str) -> SpaceDefinition:
-        """The space with this id or name, or an error that says why there is none."""
+        """Return the space with this id or name; raise UnknownSpace, with the reason if known, if there is none."""
         found = self.get(space)
         if found is not None:
             return found
@@ -83,16 +83,16 @@ class Schema:
         raise UnknownSpace(f"unknown space {space!r}", hint=f"there are: {some}" if names else None)
 
     def problem(self, space_id: int) -> str | None:
-        """What is wrong with the definition of the space or of one of its indexes."""
+        """Return the error in the definition of the space or of one of its indexes, or None."""
         return self._problems.get(space_id)
 
     @property
     def synchronous(self) -> frozenset[int]:
-        """Ids of the spaces with is_sync."""
+        """Ids of the synchronous spaces (is_sync)."""
         return self._synchronous
 
     def __iter__(self) -> Iterator[SpaceDefinition]:
-        """The spaces in the order of their ids."""
+        """Iterate over the spaces in order of their ids."""
         return iter(self._by_id.values())
 
     def __len__(self) -> int:
@@ -108,14 +108,14 @@ class Schema:
 
 
 class SchemaTracker:
-    """Follows the rows of `_space` and `_index`. Knows the system spaces from the start."""
+    """Applies rows of `_space` and `_index`. The system spaces are known from the start."""
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[RowKey, Row]] = {
             system.SPACE_ID: {(row[0],): row for row in system.space_rows()},
             system.INDEX_ID: {(row[0], row[1]): row for row in system.index_rows()},
         }
-        # The keys of a space's rows in `_index`, in the order of the index ids.
+        # Keys of each space's rows in `_index`, in order of the index ids.
         self._index_keys: dict[int, list[RowKey]] = {}
         for key in self._rows[system.INDEX_ID]:
             self._index_keys.setdefault(key[0], []).append(key)
@@ -126,7 +126,7 @@ class SchemaTracker:
             self._define(space_id)
 
     def copy(self) -> SchemaTracker:
-        """One that goes its own way from here. Rows and definitions never change, so they are shared."""
+        """Return an independent copy. Rows and definitions are immutable and shared."""
         other = SchemaTracker.__new__(SchemaTracker)
         other._rows = {table_id: dict(rows) for table_id, rows in self._rows.items()}
         other._index_keys = dict(self._index_keys)
@@ -137,19 +137,19 @@ class SchemaTracker:
 
     @property
     def schema(self) -> Schema:
-        """The schema now. Made when asked for, and the same object until something changes."""
+        """The current schema. Created on demand; the same object until the next change."""
         if self._schema is None:
             self._schema = Schema(self._spaces, self._problems)
         return self._schema
 
     def rows(self) -> list[tuple[int, Row]]:
-        """The rows of `_space` and `_index`, each with the id of its space: what another tracker would start from."""
+        """Return the current rows of `_space` and `_index`, each with the id of its system space."""
         return [(table_id, row) for table_id, rows in self._rows.items() for row in rows.values()]
 
     def apply(self, row_type: int, body: bytes) -> int | None:
-        """Takes a row of the log; the id of the space whose definition it changed, or None.
+        """Apply a row of the log; return the id of the space whose definition it changed, or None.
 
-        Rows of other spaces, and rows that change nothing, are no error.
+        Rows of other spaces and rows without effect are ignored.
         """
         try:
             request = unpack_body(body)
@@ -161,7 +161,7 @@ class SchemaTracker:
         try:
             change = self._change(table_id, row_type, request)
         except TarantoolError as error:
-            # Operations that the log's writer could do and we cannot: the old definition holds no longer.
+            # The server that wrote the log could apply these operations and we cannot: the old definition is stale.
             key = self._key_of_request(table_id, request)
             if key is None:
                 return None
@@ -172,7 +172,7 @@ class SchemaTracker:
         return self._keep(table_id, key, row)
 
     def _change(self, table_id: int, row_type: int, request: dict[int, Any]) -> tuple[RowKey, Row | None] | None:
-        """What the request does: the key and its new row, None in its place for a deletion."""
+        """Return the key that the request changes and its new row (None if deleted), or None for no effect."""
         if row_type in (RequestType.INSERT, RequestType.REPLACE):
             return _keyed(table_id, request.get(Key.TUPLE))
         if row_type == RequestType.UPSERT:
@@ -198,7 +198,7 @@ class SchemaTracker:
 
     @staticmethod
     def _same_key(key: RowKey, row: Row) -> tuple[RowKey, Row | None] | None:
-        """A server refuses to change a primary key in UPDATE and ignores it in UPSERT."""
+        """Ignore a changed primary key: servers reject it in UPDATE and ignore it in UPSERT."""
         return (key, row) if row[: len(key)] == key else None
 
     def _operations(self, table_id: int, request: dict[int, Any], key: Key) -> Any:
@@ -245,7 +245,7 @@ class SchemaTracker:
         return space_id
 
     def _define(self, space_id: int) -> None:
-        """Reads the definition of `space_id` from its rows, and what is wrong with it."""
+        """Read the definition of `space_id`, and any problem with it, from its rows."""
         self._spaces.pop(space_id, None)
         self._problems.pop(space_id, None)
         row = self._rows[system.SPACE_ID].get((space_id,))
@@ -266,7 +266,7 @@ class SchemaTracker:
 
 
 def _keyed(table_id: int, row: object) -> tuple[RowKey, Row] | None:
-    """The row with its primary key, or None where there is no such key in it."""
+    """Return the row with its primary key, or None if it has no valid key."""
     if not isinstance(row, tuple):
         return None
     key = row[: _KEY_FIELDS[table_id]]
@@ -278,7 +278,7 @@ def _is_key(key: tuple[object, ...]) -> bool:
 
 
 class Ordered(Protocol):
-    """What positions must be able to do among themselves."""
+    """Required of positions: they can be compared with each other."""
 
     def __lt__(self, other: Any, /) -> bool: ...
 
@@ -287,35 +287,35 @@ P = TypeVar("P", bound=Ordered)
 
 
 class Change(NamedTuple, Generic[P]):
-    """At `position` the space got this definition; None: it was dropped, or is known by id only."""
+    """A definition that a space got at `position`; None if it was dropped or is known by id only."""
 
     position: P
     space: SpaceDefinition | None
 
 
 class SchemaHistory(Generic[P]):
-    """Schemas by position. A position is anything that the caller orders, such as (file number, offset).
+    """Schemas by position. Positions are chosen by the caller, such as (file number, offset), and must be ordered.
 
-    What a row at a position changes holds for the rows behind it, not for itself.
+    A change at a position applies to the rows after it, not to the row itself.
     """
 
     def __init__(self, initial: Schema) -> None:
         self._initial = initial
         self._positions: list[P] = []
         self._changes: list[tuple[int, SpaceDefinition | None, str | None]] = []
-        # The schema last asked for, and how many changes are in it: readers ask in order.
+        # The schema returned last, and the number of changes it includes: readers usually ask in order.
         self._latest = initial
         self._included = 0
 
     def record(self, position: P, space_id: int, schema: Schema) -> None:
-        """Remembers that the row at `position` changed `space_id`, after which `schema` holds."""
+        """Record that the row at `position` changed space `space_id`, resulting in `schema`."""
         if self._positions and position < self._positions[-1]:
             raise ValueError(f"schema change at {position!r} recorded after the one at {self._positions[-1]!r}")
         self._positions.append(position)
         self._changes.append((space_id, schema.get(space_id), schema.problem(space_id)))
 
     def at(self, position: P) -> Schema:
-        """The schema under which the row at `position` was written."""
+        """Return the schema that applied when the row at `position` was written."""
         count = bisect_left(self._positions, position)
         if count != self._included:
             self._latest = self._rebuild(count)
@@ -323,7 +323,7 @@ class SchemaHistory(Generic[P]):
         return self._latest
 
     def changes_of(self, space_id: int) -> list[Change[P]]:
-        """All changes of one space, oldest first."""
+        """Return all changes of one space, oldest first."""
         return [
             Change(position, space)
             for position, (changed, space, _) in zip(self._positions, self._changes, strict=True)

@@ -1,8 +1,8 @@
-"""Sequences: numbers that are handed out once, and how a space takes its keys from one.
+"""Sequences: generators of unique numbers, and their use for the keys of a space.
 
-The definition is a row of `_sequence`. A value that was set or asked for is a row of `_sequence_data`, and logged. One
-that a space takes for an inserted tuple is neither: whoever replays the insert sees the number in the tuple
-(`Sequence.update`), and snapshots write the rows of `_sequence_data` from what the sequences have come to.
+The definition is a row of `_sequence`. A value that a client sets or requests is stored in `_sequence_data` and logged.
+A number that a space takes for an inserted tuple is neither: replaying the insert advances the sequence by the number
+in the tuple (`Sequence.update`), and snapshots write rows of `_sequence_data` with the current values.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class SequenceDefinition(msgspec.Struct, frozen=True):
 
 
 def read_sequence(row: tuple[Any, ...]) -> SequenceDefinition:
-    """The sequence that a tuple of `_sequence`, of the format of that space, defines."""
+    """Return the sequence that a tuple of `_sequence` defines; the tuple has passed the format of that space."""
     return SequenceDefinition(*row[:9])
 
 
 class Sequence:
-    """`value` is the last number handed out; None before the first."""
+    """A sequence. `value` is the last number generated, or None before the first."""
 
     __slots__ = ("definition", "value")
 
@@ -56,12 +56,12 @@ class Sequence:
         return self.value
 
     def peek(self) -> int:
-        """The number that `next` would hand out."""
+        """Return the number that `next` would return."""
         definition, value = self.definition, self.value
         if value is None:
             return definition.start
         low, high, step = definition.min, definition.max, definition.step
-        # A definition may have been altered, and then the value is outside of its bounds.
+        # The value may be out of bounds after the definition was altered.
         if step > 0 and value < low:
             return low
         if step < 0 and value > high:
@@ -74,27 +74,27 @@ class Sequence:
         return low if step > 0 else high
 
     def next(self) -> int:
-        """Hands out the next number."""
+        """Generate the next number."""
         self.value = value = self.peek()
         return value
 
     def set(self, value: int | None) -> None:
-        """Makes `value` the last one handed out; None: `next` begins at the start again."""
+        """Set the last number generated; None makes `next` begin at the start value."""
         self.value = value
 
     def update(self, value: int) -> None:
-        """Takes note of a number that a tuple came with; one behind the current value changes nothing."""
+        """Advance to an explicit number in a tuple, unless the sequence is already past it."""
         step = self.definition.step
         if value > INT64_MAX:
-            return  # no sequence gets there
+            return  # beyond the range of sequences
         if self.value is None or (value > self.value if step > 0 else value < self.value):
             self.value = value
 
 
 class SpaceSequence(msgspec.Struct, frozen=True):
-    """A row of `_space_sequence`: what fills `field` (from 0) of the space's tuples, at `path` in it, where it is nil.
+    """A row of `_space_sequence`: the sequence that replaces nil in `field` (from 0), at `path` in it, of new tuples.
 
-    `is_generated`: the sequence was made for this space by `sequence = true` and goes with it.
+    `is_generated`: the sequence was created for this space by `sequence = true` and is dropped with it.
     """
 
     sequence: Sequence
@@ -104,7 +104,7 @@ class SpaceSequence(msgspec.Struct, frozen=True):
 
 
 def check_sequence(transaction: Transaction, sequence: Sequence) -> None:
-    """Raises AccessDenied unless the user may take numbers from the sequence."""
+    """Raise AccessDenied unless the user may write to the sequence."""
     definition = sequence.definition
     transaction.box.access.check(
         transaction.user, Privilege.WRITE, "sequence", definition.id, definition.owner, definition.name

@@ -1,7 +1,7 @@
-"""A space: its definition, the format its tuples obey, and its indexes, the first of which holds the tuples.
+"""A space: its definition, the format of its tuples, and its indexes. The primary index holds the tuples.
 
-Altering makes another `Space` that shares the indexes which stay as they are, so that going back is putting the old
-one back. Knows nothing of transactions, users or logs.
+Altering creates another `Space` that shares the unchanged indexes, so a rollback only has to restore the old object.
+This module knows nothing about transactions, users or logs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_KNOWN: Final = object()
 
 
 FORMATS_KEPT: Final = 1024
-"""Formats are made anew for each row about a space or an index, and at each start; the same ones, nearly always."""
+"""Size of the cache of formats. Each row of `_space` or `_index` needs a format, nearly always one seen before."""
 
 
 @lru_cache(maxsize=FORMATS_KEPT)
@@ -39,7 +39,7 @@ def _format_of(definition: SpaceDefinition, dialect: Dialect) -> TupleFormat:
 
 
 class Space:
-    """Spaces are compared by identity: an altered one is another."""
+    """One version of a space. Spaces compare by identity: altering creates another one."""
 
     __slots__ = (
         "_dialect",
@@ -65,9 +65,9 @@ class Space:
         self.format = _format_of(definition, dialect)
         self.views = views
         self._dialect = dialect
-        self.lane: Any = NOT_KNOWN  # what `bulk.py` knows of it
+        self.lane: Any = NOT_KNOWN  # cache of `bulk.lane_of`
         self.guards: Guards | None = None
-        """Constraints of this space and of those that refer to it; the box sets them."""
+        """Constraints of this space and of spaces that refer to it; set by the box."""
         self.sequence: SpaceSequence | None = None
         self.indexes: dict[int, Index] = {}
         self._set_indexes(
@@ -80,7 +80,7 @@ class Space:
         self.served = tuple(index for index in indexes.values() if index.is_served)
 
     def claim_indexes(self) -> None:
-        """Makes shared indexes go by the names they have in this space, which becomes the valid one."""
+        """Give shared indexes the definitions, such as names, of this space, which becomes the current one."""
         for definition in self.definition.indexes:
             self.indexes[definition.id].definition = definition
 
@@ -99,7 +99,7 @@ class Space:
         return f"<Space {self.name!r} of {len(self)} tuples>"
 
     def index(self, index: int | str) -> Index:
-        """The index with this id or name."""
+        """Return the index with this id or name; raise NoSuchIndexId or NoSuchIndexName if it does not exist."""
         if isinstance(index, int):
             found = self.indexes.get(index)
             if found is None:
@@ -111,15 +111,16 @@ class Space:
         raise errors.NoSuchIndexName(f"No index '{index}' is defined in space '{self.name}'")
 
     def empty(self, collations: Mapping[int, Collation]) -> Space:
-        """The same space without tuples: what truncation leaves."""
+        """Return the same space without tuples, as after truncation."""
         emptied = Space(self.definition, collations, self.views, self._dialect)
         emptied.sequence = self.sequence
         return emptied
 
     def altered(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> Space:
-        """A space with the same tuples, defined by `definition`.
+        """Return a space with the same tuples, defined by `definition`.
 
-        Indexes whose definition stays are shared, others are built from the tuples; raises what the tuples break.
+        Indexes that keep their definition are shared; others are built from the tuples. Raise the server's error if a
+        tuple does not fit the new format or a unique index.
         """
         altered = Space(definition, collations, self.views, self._dialect)
         altered.sequence = self.sequence
@@ -134,7 +135,7 @@ class Space:
         return altered
 
     def redefined(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> Space:
-        """Return a space defined by `definition`, with the same indexes and tuples, which are not checked."""
+        """Return a space defined by `definition`, with the same indexes; tuples are not checked."""
         redefined = Space(definition, collations, self.views, self._dialect)
         redefined.sequence = self.sequence
         redefined._set_indexes(self.indexes)
@@ -143,7 +144,7 @@ class Space:
     def _kept_indexes(self, altered: Space) -> dict[int, Index]:
         old_primary, new_primary = self.definition.primary_key, altered.definition.primary_key
         if old_primary is None or new_primary is None or old_primary.parts != new_primary.parts:
-            return {}  # entries of other indexes end in the primary key
+            return {}  # entries of secondary indexes end in the primary key
         kept: dict[int, Index] = {}
         for number, index in self.indexes.items():
             other = altered.indexes.get(number)
@@ -153,7 +154,7 @@ class Space:
         return kept
 
     def _build(self, tuples: Iterator[bytes], indexes: tuple[Index, ...]) -> None:
-        """Checks `tuples` against the format and puts them into `indexes`."""
+        """Check `tuples` against the format and add them to `indexes`."""
         for raw in tuples:
             values = unpack(raw)
             self.format.check(raw, values)
@@ -163,19 +164,19 @@ class Space:
                         raise self.duplicate(index)
 
     def tuples(self) -> Iterator[bytes]:
-        """All tuples, in the order of the primary key; not to be held over a write."""
+        """Return all tuples in the order of the primary key. A write invalidates the iterator."""
         if self.primary is None:
             return iter(())
         return (raw for _, raw in self.primary.scan())
 
     def duplicate(self, index: Index) -> errors.TarantoolError:
-        """The error for a key that is there already."""
+        """Return the error for a duplicate key in `index`."""
         return errors.TupleFound(
             f"Duplicate key exists in unique index '{index.definition.name}' in space '{self.name}'"
         )
 
     def entries(self, old: Values | None, new: Values | None) -> Iterator[tuple[Index, list[Key], list[Key]]]:
-        """Per index: the entries that `old` has and `new` has not, and those of `new`."""
+        """Yield for each served index the entries that only `old` has, and all entries of `new`."""
         for index in self.served:
             added = index.key.entries(new) if new is not None else []
             removed = index.key.entries(old) if old is not None else []
@@ -185,5 +186,5 @@ class Space:
 
 
 def _places_alike(old: IndexDefinition, new: IndexDefinition) -> bool:
-    """True if entries of an index that is redefined so stay where they are."""
+    """Return True if redefining `old` as `new` leaves all entries in place."""
     return (old.type, old.unique, old.parts) == (new.type, new.unique, new.parts)

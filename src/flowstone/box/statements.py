@@ -1,7 +1,7 @@
 """The statements: SELECT, INSERT, REPLACE, UPDATE, UPSERT, DELETE, with the checks and errors of a real server.
 
-Each takes a transaction, works on raw tuples and keys, and adds to the transaction the row that a real server would
-log. Order of the checks: space, read-only, rights, index, key, format, unique keys (box.cc, memtx_space.c of 2.6.0).
+Each works on raw tuples and keys, and adds to its transaction the row that a real server would log. The order of the
+checks is the server's: space, read-only, rights, index, key, format, unique keys (box.cc, memtx_space.c of 2.6.0).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from flowstone.iproto.row import encode_uint
 EMPTY_KEY: Final = b"\x90"
 LIMIT_MAX: Final = 0xFFFFFFFF
 BLACKHOLE: Final = "blackhole"
-"""The engine that logs and keeps nothing."""
+"""The engine that logs rows without storing tuples."""
 
 EQ, REQ, ALL, LT, LE, GE, GT = range(7)
 ITERATOR_COUNT: Final = 12
 TUPLE_HEAD_SIZE: Final = 14
-"""What a real server allocates beside the bytes of a tuple; `memtx_max_tuple_size` counts it."""
+"""Bytes that a real server allocates in addition to the tuple; `memtx_max_tuple_size` includes them."""
 
 _REVERSE: Final = frozenset((REQ, LT, LE))
 _OF_HASH: Final = frozenset((EQ, ALL, GT))
 
-# Plain numbers: looking into an enum costs more than many a statement.
+# Plain integers: access to an enum member costs a noticeable part of a statement.
 _READ, _WRITE = Privilege.READ.value, Privilege.WRITE.value
 INSERT, REPLACE, UPDATE = RequestType.INSERT.value, RequestType.REPLACE.value, RequestType.UPDATE.value
 DELETE, UPSERT = RequestType.DELETE.value, RequestType.UPSERT.value
@@ -57,7 +57,7 @@ def select(
     key: bytes = EMPTY_KEY,
     after: bytes | None = None,
 ) -> list[bytes]:
-    """The tuples; `after` is a position that `position_of` has given."""
+    """Return the matching tuples; `after` is a position returned by `position_of`."""
     if not 0 <= iterator < ITERATOR_COUNT:
         raise errors.IllegalParams("Illegal parameters, Invalid iterator type")
     check_access(txn, space, _READ)
@@ -83,7 +83,7 @@ def select(
 
 
 def count(txn: Transaction, space: Space, index_id: int, *, iterator: int = EQ, key: bytes = EMPTY_KEY) -> int:
-    """How many tuples a select would give."""
+    """Return the number of tuples that `select` would return."""
     check_access(txn, space, _READ)
     index = space.index(index_id)
     values = unpack(key)
@@ -95,14 +95,14 @@ def count(txn: Transaction, space: Space, index_id: int, *, iterator: int = EQ, 
 
 
 def get(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes | None:
-    """The one tuple with this key of a unique index."""
+    """Return the tuple with this key of a unique index, or None."""
     check_access(txn, space, _READ)
     index = space.index(index_id)
     return _find_visible(txn, space, index, _exact(space, index, key))
 
 
 def position_of(index: Index, tuple_: bytes) -> bytes:
-    """An opaque text from which a later `select` goes on behind `tuple_`."""
+    """Return an opaque position from which a later `select` continues after `tuple_`."""
     entry = index.key.entries(unpack(tuple_))
     if len(entry) != 1:
         raise errors.Unsupported(f"Index '{index.definition.name}' does not support pagination")
@@ -110,7 +110,7 @@ def position_of(index: Index, tuple_: bytes) -> bytes:
 
 
 def insert(txn: Transaction, space: Space, raw: bytes, *, numbered: bool = True) -> bytes:
-    """`numbered`: as far as the space has a sequence, with a number from it."""
+    """Insert a tuple and return it; with `numbered`, the sequence of the space, if any, fills a nil key."""
     raw, values = _checked_tuple(txn, space, raw, numbered=numbered)
     if space.primary is not None:
         if txn.find(space.primary, space.primary.key.entries(values)[0]) is not None:
@@ -132,7 +132,7 @@ def replace(txn: Transaction, space: Space, raw: bytes) -> bytes:
 
 
 def delete(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes | None:
-    """The tuple that went; without one a row is logged all the same."""
+    """Delete and return the tuple with this key. Log the row even if there is no such tuple, as servers do."""
     index = _index_to_write(txn, space, index_id)
     old = txn.find(index, _exact(space, index, key))
     if old is not None:
@@ -146,12 +146,12 @@ def delete(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes |
 def update(
     txn: Transaction, space: Space, index_id: int, key: bytes, operations: bytes, index_base: int = 0
 ) -> bytes | None:
-    """The new tuple, or None where no tuple has the key; then nobody looks at the operations."""
+    """Return the new tuple, or None if no tuple has the key; then the operations are not even decoded."""
     index = _index_to_write(txn, space, index_id)
     old = txn.find(index, _exact(space, index, key))
     new = None
     if old is not None:
-        # What was logged was possible where it was made.
+        # A logged update was valid on the server that executed it.
         rules = UpdateRules(txn.box.dialect.fills_gaps, repeats=txn.box.is_recovering)
         new = update_raw(old, _operations(space, operations, index_base), space.format, rules)
         new_values, old_values = unpack(new), unpack(old)
@@ -174,7 +174,7 @@ def update(
 
 
 def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_base: int = 0) -> None:
-    """Inserts the tuple, or changes by the operations the one that has its primary key."""
+    """Insert the tuple, or apply the operations to the existing tuple with its primary key."""
     raw, values = _checked_tuple(txn, space, raw, numbered=False)
     primary = _primary(space)
     if any(index.key.is_unique for index in space.served[1:]) and space.definition.engine == "vinyl":
@@ -191,7 +191,7 @@ def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_
         _check_referrers(txn, space, old, new)
         _check_size(txn, new)
         _check_fit(txn, space, new, new_values)
-        # A change of the primary key is left out, as everything that an upsert cannot do.
+        # A change of the primary key is ignored, like every other operation that fails in an upsert.
         if primary.key.entries(new_values) == [key]:
             txn.write(space, old, new, None, new_values)
     txn.log(Statement(UPSERT, space, upsert_body(space, index_base, operations, raw)))
@@ -206,7 +206,7 @@ def check_access(txn: Transaction, space: Space, privilege: int) -> None:
         return
     definition = space.definition
     if definition.engine == "sysview" and privilege == _READ:
-        return  # views are for everybody: they show what one may see
+        return  # all users may read views, which filter by user
     access.check(user, privilege, "space", definition.id, definition.owner, definition.name)
 
 
@@ -225,7 +225,7 @@ def check_writable(txn: Transaction, space: Space) -> None:
 
 
 def _checked_tuple(txn: Transaction, space: Space, raw: bytes, *, numbered: bool = True) -> tuple[bytes, Values]:
-    """The tuple to write, with its number from the space's sequence; an UPSERT takes none."""
+    """Check a new tuple; return it, with a number from the space's sequence if `numbered` (not for UPSERT)."""
     check_writable(txn, space)
     if space.definition.engine != BLACKHOLE:
         _primary(space)
@@ -248,15 +248,15 @@ def _check_fit(txn: Transaction, space: Space, raw: bytes, values: Values) -> No
 
 
 def _check_referrers(txn: Transaction, space: Space, old: bytes, new: bytes | None) -> None:
-    """Check that no tuple refers to `old`, which goes or is replaced by `new`."""
+    """Check that no tuple refers to `old`, which is deleted or replaced by `new`."""
     if space.guards is not None:
         check_referrers(txn, space, old, new)
 
 
 def _numbered(txn: Transaction, numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[bytes, Values]:
-    """The tuple with its sequence's next number where it has nil; a number that it came with moves the sequence.
+    """Return the tuple with the next number of its sequence in place of nil; an explicit number advances the sequence.
 
-    Numbers are never taken back: a transaction that is rolled back leaves a gap.
+    Numbers are never reused: a transaction that is rolled back leaves a gap.
     """
     if not numbering.is_generated and txn.user != ADMIN and not txn.box.is_recovering:
         check_sequence(txn, numbering.sequence)
@@ -266,7 +266,7 @@ def _numbered(txn: Transaction, numbering: SpaceSequence, raw: bytes, values: Va
         try:
             value = value[step]
         except (KeyError, IndexError, TypeError):
-            return raw, values  # the format will say what is missing
+            return raw, values  # the format check reports the missing field
     if type(value) is int:
         numbering.sequence.update(value)
     if value is not None:
@@ -279,7 +279,7 @@ def _numbered(txn: Transaction, numbering: SpaceSequence, raw: bytes, values: Va
 
 def _operations(space: Space, operations: bytes, index_base: int) -> tuple[Operation, ...]:
     if index_base >= 1 << 31:
-        index_base -= 1 << 32  # the server reads it as a signed number of 32 bits
+        index_base -= 1 << 32  # the server reads it as a signed 32-bit integer
     return decode_operations(operations, index_base=index_base, field_names=space.format.field_names)
 
 
@@ -312,7 +312,7 @@ def _exact(space: Space, index: Index, key: bytes) -> Key:
 
 
 def _is_point(index: Index, iterator: int, values: Any) -> bool:
-    """Whether at most one tuple can match, at an entry that is known without looking."""
+    """Return True if the key selects at most one tuple, whose entry can be computed from the key."""
     return (
         (iterator == EQ or (iterator == REQ and index.is_ordered))
         and index.is_served
@@ -327,7 +327,7 @@ def _span(space: Space, index: Index, iterator: int, values: Values) -> Span:
     _check_served(space, index)
     if iterator <= GT and (index.is_ordered or iterator in _OF_HASH):
         return index.key.span(iterator, values)
-    index.key.span(EQ, values)  # what is wrong with the key is said first
+    index.key.span(EQ, values)  # an invalid key is reported first
     raise errors.UnsupportedIndexFeature(
         f"Index '{index.definition.name}' ({index.definition.type.upper()}) of space '{space.name}'"
         f" ({space.definition.engine}) does not support requested iterator type"
@@ -371,12 +371,12 @@ def _find_visible(txn: Transaction, space: Space, index: Index, key: Key) -> byt
 
 
 def tuple_body(space: Space, raw: bytes) -> bytes:
-    """The body of an INSERT or REPLACE row."""
+    """Return the body of an INSERT or REPLACE row."""
     return b"\x82\x10" + encode_uint(space.id) + b"\x21" + raw
 
 
 def _logged_key(space: Space, index: Index, key: bytes, old: bytes | None) -> tuple[Index, bytes]:
-    """By what a row of the log names a tuple: its primary key, as servers do; what found none is logged as it came."""
+    """Return the index and key to log: the primary key of `old`, as servers do, or the request's own if None."""
     if old is None or not index.definition.id:
         return index, key
     primary, values = _primary(space), unpack(old)
@@ -385,7 +385,7 @@ def _logged_key(space: Space, index: Index, key: bytes, old: bytes | None) -> tu
 
 
 def key_body(space: Space, index: Index, index_base: int, key: bytes, operations: bytes = b"") -> bytes:
-    """The body of a DELETE or UPDATE row."""
+    """Return the body of a DELETE or UPDATE row."""
     parts = [b"\x10" + encode_uint(space.id)]
     if index.definition.id:
         parts.append(b"\x11" + encode_uint(index.definition.id))
@@ -398,7 +398,7 @@ def key_body(space: Space, index: Index, index_base: int, key: bytes, operations
 
 
 def upsert_body(space: Space, index_base: int, operations: bytes, raw: bytes) -> bytes:
-    """The body of an UPSERT row."""
+    """Return the body of an UPSERT row."""
     base = b"\x15" + encode_uint(index_base) if index_base else b""
     head = bytes((0x83 + bool(index_base),))
     return head + b"\x10" + encode_uint(space.id) + base + b"\x28" + operations + b"\x21" + raw

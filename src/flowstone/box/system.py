@@ -1,8 +1,8 @@
-"""The system spaces every instance is born with: their ids, fields and primary keys.
+"""The built-in system spaces: their ids, fields and primary keys (docs/spec/files.md#system-spaces).
 
-With these a log that comes without its snapshot still shows `_space` by name, and the schema can be tracked from
-the first row. Fields are those of 3.8; a server's own snapshot replaces them by what holds there. Rows are told in
-the form `_space` and `_index` have, so that one path reads both.
+These definitions make it possible to read a log without its snapshot: `_space` has a name, and the schema can be
+tracked from the first row. Fields are those of 3.8; the rows of a server's own snapshot replace them. Definitions are
+returned as rows of `_space` and `_index`, so that the same code reads both.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ FIRST_SYSTEM_SPACE_ID: Final = 256
 FIRST_USER_SPACE_ID: Final = 512
 
 NEWER_SPACE_IDS: Final = frozenset((341, GC_CONSUMERS_ID, RECOVERY_POINT_ID))
-"""Spaces that came after 2.6: where they exist, `_space` says so."""
+"""System spaces newer than 2.6; where they exist, they have a row in `_space`."""
 
 SCHEMA_SPACE_IDS: Final = frozenset((SPACE_ID, INDEX_ID))
-"""The spaces whose rows are the schema."""
+"""The system spaces whose rows define spaces and indexes."""
 
 _FIELDS: Final = {
     VINYL_DEFERRED_DELETE_ID: "space_id:unsigned lsn:unsigned tuple:array",
@@ -101,7 +101,7 @@ _VIEWS: Final = {
     PRIV_ID: 313,
     SPACE_SEQUENCE_ID: 341,
 }
-"""Read-only views with the fields and keys of what they show; `_vspace` shows `_space`."""
+"""Ids of the read-only views by base space, such as `_vspace` of `_space`; fields and keys are the same."""
 
 _ENGINES: Final = {VINYL_DEFERRED_DELETE_ID: "blackhole", SESSION_SETTINGS_ID: "service"}
 _FLAGS: Final[dict[int, dict[str, object]]] = {
@@ -117,15 +117,15 @@ _KEYS: Final = {
     FUNC_INDEX_ID: (0, 1),
     RECOVERY_POINT_ID: (0, 1, 2),
 }
-"""Primary keys, by positions, where they are not the first field."""
+"""Field numbers of primary keys other than the first field alone."""
 
 
 def space_rows() -> list[tuple[Any, ...]]:
-    """The tuples of `_space` that define the system spaces."""
+    """Return the tuples of `_space` that define the system spaces."""
     rows = []
     for space_id, name in _NAMES.items():
         format = _format(space_id)
-        # Only `_session_settings` has tuples of exactly as many fields as its format.
+        # Only `_session_settings` fixes the number of fields.
         field_count = len(format) if space_id == SESSION_SETTINGS_ID else 0
         flags = _FLAGS.get(space_id, {})
         rows.append((space_id, 1, name, _ENGINES.get(space_id, "memtx"), field_count, flags, format))
@@ -135,7 +135,7 @@ def space_rows() -> list[tuple[Any, ...]]:
 
 
 def index_rows() -> list[tuple[Any, ...]]:
-    """The tuples of `_index` that define their primary keys."""
+    """Return the tuples of `_index` that define the primary keys of the system spaces."""
     rows = []
     for space_id in _NAMES:
         if space_id == VINYL_DEFERRED_DELETE_ID:

@@ -1,4 +1,4 @@
-"""Looking for what rows of system spaces name: spaces, and rows that refer to an object."""
+"""Lookups for DDL: the space that a row refers to, and rows of system spaces that refer to an object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PRIVILEGES_BY_OBJECT = 2
 
 
 def space_of(transaction: Transaction, space_id: int) -> Space:
-    """The space that a row is about."""
+    """Return the space that a row refers to; raise NoSuchSpace if it does not exist."""
     space = transaction.box.spaces.get(space_id)
     if space is None:
         raise errors.NoSuchSpace(f"Space '{space_id}' does not exist")
@@ -24,7 +24,7 @@ def space_of(transaction: Transaction, space_id: int) -> Space:
 
 
 def has_rows(transaction: Transaction, space_id: int, index_id: int, *key: Any) -> bool:
-    """Whether the system space has a row with this key, or beginning of one; no space or index has none."""
+    """Return True if the system space has a row with this full or partial key; False if space or index is missing."""
     space = transaction.box.spaces.get(space_id)
     index = space.indexes.get(index_id) if space is not None else None
     if index is None:
@@ -35,5 +35,5 @@ def has_rows(transaction: Transaction, space_id: int, index_id: int, *key: Any) 
 
 
 def has_grants(transaction: Transaction, object_type: str, object_id: int) -> bool:
-    """Whether somebody has a privilege on the object."""
+    """Return True if a user or role has a privilege on the object."""
     return has_rows(transaction, system.PRIV_ID, _PRIVILEGES_BY_OBJECT, object_type, object_id)

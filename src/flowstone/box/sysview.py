@@ -1,7 +1,7 @@
 """System views: `_vspace` shows the rows of `_space` that a user may see, and so on.
 
-A view has no tuples. Its indexes have the parts of the ones that it looks through, so a key or span found with one
-fits the other. Who may read the base space sees all; others see what they own or have a privilege on.
+A view has no tuples. Its indexes have the same parts as those of the base space, so keys and spans are valid in both.
+Users who may read the base space see all rows; others see the objects they own or have a privilege on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOURCES: Final = {
     313: system.PRIV_ID,
     341: system.SPACE_SEQUENCE_ID,
 }
-"""Which space each view shows."""
+"""Id of the base space, by the id of the view."""
 
 _CHANGES: Final = Privilege.READ | Privilege.WRITE | Privilege.DROP | Privilege.ALTER
 _CALLS: Final = _CHANGES | Privilege.EXECUTE
@@ -38,7 +38,7 @@ Filter = Callable[[tuple[Any, ...]], bool]
 
 
 def scan(transaction: Transaction, view: Space, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
-    """The entries of `span` in the index that `index` of `view` stands for, as far as the user may see them."""
+    """Yield the entries of `span` in the base index of `index` that the user may see."""
     source = _source(transaction, view, index)
     is_visible = visible_to(transaction, view.id)
     if is_visible is None:
@@ -50,14 +50,14 @@ def scan(transaction: Transaction, view: Space, index: Index, span: Span) -> Ite
 
 
 def find(transaction: Transaction, view: Space, index: Index, key: Key) -> bytes | None:
-    """The tuple at `key`, if the user may see it."""
+    """Return the tuple at `key`, or None if there is none or the user may not see it."""
     raw = transaction.find(_source(transaction, view, index), key)
     is_visible = visible_to(transaction, view.id)
     return raw if raw is None or is_visible is None or is_visible(unpack(raw)) else None
 
 
 def visible_to(transaction: Transaction, view_id: int) -> Filter | None:
-    """Which rows of the base space the transaction's user sees through the view; None: all."""
+    """Return a filter for the rows that the transaction's user sees through the view; None if all are visible."""
     user, access = transaction.user, transaction.box.access
     kind, privilege = _KINDS.get(view_id, (None, _CHANGES))
     held = access.universal(user)
@@ -74,7 +74,7 @@ def _source(transaction: Transaction, view: Space, index: Index) -> Index:
 
 
 def _of_spaces(transaction: Transaction) -> Filter:
-    """Rows about a space, whose id is their first field."""
+    """Return the filter for rows whose first field is the id of a space."""
     spaces, user, access = transaction.box.spaces, transaction.user, transaction.box.access
 
     def is_visible(row: tuple[Any, ...]) -> bool:
@@ -85,7 +85,7 @@ def _of_spaces(transaction: Transaction) -> Filter:
 
 
 def _of_objects(kind: str) -> Callable[[Transaction], Filter]:
-    """Rows of functions or sequences: id, owner, …"""
+    """Return a filter for rows of functions or sequences, which begin with id and owner."""
 
     def make(transaction: Transaction) -> Filter:
         user, access = transaction.user, transaction.box.access
@@ -111,7 +111,7 @@ _KINDS: Final[dict[int, tuple[str | None, int]]] = {
     297: ("function", _CALLS),
     341: ("space", _CHANGES),
 }
-"""The type of objects that a view is about, and the privileges on all of them that open it."""
+"""The type of objects in a view, and the privileges on the whole type that make all rows visible."""
 
 _FILTERS: Final[dict[int, Callable[[Transaction], Filter]]] = {
     281: _of_spaces,
@@ -122,4 +122,4 @@ _FILTERS: Final[dict[int, Callable[[Transaction], Filter]]] = {
     313: _of_privileges,
     341: _of_spaces,
 }
-"""`_vcollation` is not here: everybody sees all collations."""
+"""Filters by the id of the view. `_vcollation` has none: all users see all collations."""

@@ -1,10 +1,10 @@
-"""Transactions: statements that become true together, and how they are taken back.
+"""Transactions: groups of statements that take effect, and are rolled back, together.
 
-`Transaction` changes the live indexes at once and remembers how to undo it: autocommit, recovery, replication and DDL,
-none of which gives way to others before it ends. `InteractiveTransaction` may wait for its client between statements:
-it reads a view of the moment of its first one, keeps its writes to itself, and at commit finds out whether what it read
-still holds; the first committer wins. Both only collect the rows for the log: who writes them, and when, is the node's
-part.
+`Transaction` changes the live indexes at once and records how to undo the changes. It serves autocommit, recovery,
+replication and DDL, which never yield to other tasks before they end. `InteractiveTransaction` may stay open while it
+waits for its client: it reads from a view opened by its first statement, keeps its writes to itself, and checks at
+commit that everything it read is unchanged; the first committer wins. Both only collect the rows for the log; the node
+writes them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from flowstone.box.foreign_keys import Guards
 
 ADMIN: Final = 1
-"""The user that may do everything: who embeds a node, and whatever the node does by itself."""
+"""The user with all rights: for programs that embed a node, and for actions of the node itself."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ Undo = tuple[Index, Key, bytes | None] | Callable[[], None]
 
 
 class Statement(NamedTuple):
-    """One row for the log. `body` is its MessagePack map; `space` is None for a row that is about none (NOP)."""
+    """One row for the log. `body` is its MessagePack map; `space` is None for a row without a space (NOP)."""
 
     type: int
     space: Space | None
@@ -44,33 +44,35 @@ class Statement(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        """Never replicated. Of a temporary space only its truncation is logged at all."""
+        """True if the row is not replicated. For a temporary space only its truncation is logged at all."""
         return self.space is not None and (self.space.definition.is_local or self.space.definition.is_temporary)
 
 
 class Isolation(IntEnum):
-    """What a transaction may see, by the numbers of the protocol."""
+    """Isolation levels, numbered as in the protocol."""
 
     DEFAULT = 0
     READ_COMMITTED = 1
     READ_CONFIRMED = 2
     BEST_EFFORT = 3
     LINEARIZABLE = 4
-    """As READ_CONFIRMED, begun when everything is here that a quorum had before: that wait is the node's part."""
+    """READ_CONFIRMED on data that includes everything a quorum had before the start; the node waits for that data."""
 
 
 _READING_CONFIRMED: Final = (Isolation.READ_CONFIRMED, Isolation.LINEARIZABLE)
 
 
 class Transaction:
-    """Statements whose effect is there at once; `rollback` takes all of it back, the newest first."""
+    """Statements that take effect at once; `rollback` undoes all of them, newest first."""
 
     is_interactive = False
     keeps_spaces = False
-    """Whether a row of a definition keeps the spaces there were, for views opened while it is in flight, although the
-    box is recovering: then nobody opens any, and it would cost a log of many definitions dear."""
+    """True if a DDL row keeps a copy of the old spaces during recovery, too, for views opened while it is in flight.
+
+    Reading a log opens no views, and copying the spaces for each of many definitions would be expensive.
+    """
     enforces_keys = False
-    """True if foreign keys are enforced although the box is recovering: for rows of a peer, as servers do."""
+    """True if foreign keys are enforced during recovery, too: real servers do so for rows from a peer."""
 
     def __init__(self, box: Box, user: int = ADMIN) -> None:
         self.box = box
@@ -81,7 +83,7 @@ class Transaction:
 
     @property
     def is_sync(self) -> bool:
-        """Whether it waits for a quorum: it was told to, or one of its statements is about a synchronous space."""
+        """True if the commit waits for a quorum: `make_sync` was called, or a statement is on a synchronous space."""
         if self._is_made_sync:
             return True
         for statement in self.statements:
@@ -91,7 +93,7 @@ class Transaction:
         return False
 
     def make_sync(self) -> None:
-        """It waits for a quorum, whatever its spaces are."""
+        """Make the commit wait for a quorum even if no space is synchronous."""
         self._is_made_sync = True
 
     def space(self, space: int | str) -> Space:
@@ -101,7 +103,7 @@ class Transaction:
         return index.map.get(key)
 
     def find_to_replace(self, space: Space, index: Index, key: Key) -> bytes | None:
-        """As `find`, for who overwrites the tuple without having looked at it."""
+        """Same as `find`, for statements that overwrite the tuple without reading it."""
         return index.map.get(key)
 
     def scan(self, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
@@ -111,11 +113,11 @@ class Transaction:
         return index.count(span)
 
     def random(self, index: Index, number: int) -> bytes | None:
-        """The tuple at position `number` of `index`, modulo their count."""
+        """Return the tuple at position `number` of `index`, modulo the number of tuples."""
         return index.random(number)
 
     def log(self, statement: Statement) -> None:
-        """Adds a row for the log; temporary spaces have none."""
+        """Add a row for the log; changes of temporary spaces are not logged."""
         space = statement.space
         if space is None or not space.definition.is_temporary:
             self.statements.append(statement)
@@ -123,9 +125,12 @@ class Transaction:
     def write(
         self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
     ) -> None:
-        """Replaces tuple `old` by `new`, either of which may be missing; a taken unique key changes nothing."""
+        """Replace tuple `old` by `new`; either may be None.
+
+        Raise TupleFound, and change nothing, if a secondary unique key belongs to another tuple.
+        """
         if new_values is not None and len(space.served) == 1 and space.id >= FIRST_USER_SPACE_ID:
-            # As most: in its only index the new tuple stands where the old one stood.
+            # The common case: in the only index the new tuple replaces the old one at the same key.
             index = space.served[0]
             self._set(index, index.key.entries(new_values)[0], new)
             return
@@ -133,7 +138,7 @@ class Transaction:
             old_values = unpack(old)
         planned = list(space.entries(old_values, new_values))
         for index, _, added in planned:
-            # Of the primary index the statement knows already: it found `old` there, or nothing.
+            # The statement has already looked up the primary key: it found `old`, or nothing.
             if index.key.is_unique and index is not space.primary:
                 for entry in added:
                     found = self.find(index, entry)
@@ -149,7 +154,7 @@ class Transaction:
             self._alter(space, old_values, new_values, mark)
 
     def put_along(self, space: Space, row: Values) -> None:
-        """Write and log a row of a system space that goes with the statement under way; rights are not checked."""
+        """Write and log a row of a system space as part of the current statement; access rights are not checked."""
         assert space.primary is not None
         old = self.find(space.primary, space.primary.key.entries(row)[0])
         self.write(space, old, pack(row), None, row)
@@ -170,11 +175,11 @@ class Transaction:
             self._undo.append(_Altered(undo, before))
 
     def on_rollback(self, undo: Callable[[], None]) -> None:
-        """`undo` takes back something that is no entry of an index, in its turn."""
+        """Register `undo`, which reverts a change outside of the indexes, to run in order during a rollback."""
         self._undo.append(undo)
 
     def savepoint(self) -> tuple[int, int]:
-        """A point to go back to with `rollback_to`."""
+        """Return the current point, for `rollback_to`."""
         return len(self._undo), len(self.statements)
 
     def rollback_to(self, savepoint: tuple[int, int]) -> None:
@@ -182,7 +187,7 @@ class Transaction:
         del self.statements[savepoint[1] :]
 
     def attempt(self, statement: Callable[[], T]) -> T:
-        """Runs one statement of several: if it fails, it alone is taken back."""
+        """Run one statement; if it fails, roll back this statement only and raise its error."""
         savepoint = self.savepoint()
         try:
             return statement()
@@ -191,7 +196,7 @@ class Transaction:
             raise
 
     def rollback(self) -> None:
-        """Takes everything back; the transaction is empty afterwards."""
+        """Undo all statements; the transaction is empty afterwards."""
         self.rollback_to((0, 0))
 
     def _undo_to(self, mark: int) -> None:
@@ -204,7 +209,7 @@ class Transaction:
                 entry()
 
     def hide_from(self, view: ReadView) -> None:
-        """Makes `view`, just opened, see what was there before this transaction."""
+        """Make `view`, which has just been opened, show the state before this transaction."""
         for entry in reversed(self._undo):
             if isinstance(entry, tuple):
                 index, key, before = entry
@@ -214,12 +219,12 @@ class Transaction:
 
 
 class InteractiveTransaction(Transaction):
-    """Statements with time between them; nobody else sees them before `prepare`.
+    """A transaction that may stay open between statements; others see its changes only after `prepare`.
 
-    It sees everything as it was at its first statement, and until then it costs nobody anything. One that has failed
-    answers whatever is asked of it, `prepare` too, with its failure; after a rollback it is as if it had just begun.
-    Rows of system spaces take effect with `prepare`, which refuses those that make no sense; before, only the
-    statements of this transaction see what it has truncated, and obey formats and constraints that it has changed.
+    It reads the data as of its first statement, and holds no resources before that. After a failure every call,
+    including `prepare`, raises the same error; after a rollback it is as new. Rows of system spaces take effect in
+    `prepare`, which rejects invalid ones. Until then only the later statements of this transaction see its truncations
+    and obey the formats and constraints that it has changed.
     """
 
     is_interactive = True
@@ -242,17 +247,17 @@ class InteractiveTransaction(Transaction):
         self._pending: PendingDefinitions | None = None
 
     def check(self) -> None:
-        """Raises why it has failed, if it has."""
+        """Raise the failure of this transaction, if it has failed."""
         if self._failure is not None:
-            raise self._failure.with_traceback(None)  # which would grow with every time that it is raised
+            raise self._failure.with_traceback(None)  # the traceback would grow each time the error is raised
 
     def fail(self, failure: errors.TarantoolError) -> None:
-        """Takes everything back; from now on there is only `failure` to be had."""
+        """Roll back; every later call raises `failure`."""
         self.rollback()
         self._failure = failure
 
     def end(self) -> None:
-        """Takes everything back, for good."""
+        """Roll back and close the transaction; every later call raises NoTransaction."""
         self.fail(errors.NoTransaction("No active transaction"))
 
     def space(self, space: int | str) -> Space:
@@ -272,12 +277,12 @@ class InteractiveTransaction(Transaction):
         raise failure
 
     def _opened(self) -> ReadView:
-        """The view, opened by the first statement that has a right to what it names."""
+        """Return the view; the first statement that passes its access checks opens it."""
         self.check()
         if self._view is None:
             spaces = self.box.spaces
             self._view = self.box.open_view(confirmed=self.isolation in _READING_CONFIRMED)
-            # Nothing was read of a space that was looked up and has changed since.
+            # Spaces that were looked up but have changed since do not conflict: nothing was read from them.
             self._spaces = {number: space for number, space in self._spaces.items() if spaces.get(number) is space}
             self._guards = {number: space.guards for number, space in self._spaces.items()}
             if any(self._view.spaces.get(number) is not space for number, space in self._spaces.items()):
@@ -297,11 +302,11 @@ class InteractiveTransaction(Transaction):
         return view.get(index, key)
 
     def find_to_replace(self, space: Space, index: Index, key: Key) -> bytes | None:
-        """That alone is no conflict, unless the old tuple says which entries of other indexes must go."""
+        """Overwriting is not a read, unless the old tuple determines which secondary entries to delete."""
         return self._find(index, key) if len(space.served) == 1 else self.find(index, key)
 
     def scan(self, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
-        """Reads the part of `span` that is taken from the iterator, to its end if the iterator ends."""
+        """Yield the entries of `span`, and record the part that was consumed as read; all of it if the scan ends."""
         source = self._opened().source(index)
         writes = self._writes.get(index)
         if writes is not None:
@@ -318,7 +323,7 @@ class InteractiveTransaction(Transaction):
         return sum(1 for _ in self.scan(index, span))
 
     def random(self, index: Index, number: int) -> bytes | None:
-        """Which tuple that is depends on all of them."""
+        """Read the whole index: the result depends on all tuples."""
         tuples = [raw for _, raw in self.scan(index, WHOLE)]
         return tuples[number % len(tuples)] if tuples else None
 
@@ -354,9 +359,10 @@ class InteractiveTransaction(Transaction):
             self._undo.append(undo)
 
     def prepare(self) -> Transaction:
-        """Makes the writes live, as a transaction that can be taken back; error 97 if what it read has changed.
+        """Apply the writes to the box and return them as a `Transaction` that can still be rolled back.
 
-        However that goes, this one is at its end.
+        Raise error 97 (transaction conflict) if data that this transaction read has changed. Either way this
+        transaction ends.
         """
         try:
             self.check()
@@ -380,7 +386,7 @@ class InteractiveTransaction(Transaction):
             self.end()
 
     def _repeat(self, prepared: Transaction) -> None:
-        """Apply the changes in their order: those of system spaces determine what later ones find and must obey."""
+        """Apply the changes in order: changes of system spaces determine the spaces and rules of later ones."""
         primaries = {number: space.primary for number, space in self._spaces.items()}
         try:
             for space_id, old, new in self._changes:
@@ -406,7 +412,7 @@ class InteractiveTransaction(Transaction):
         for index, before in changes.items():
             keys, spans = self._keys_read.get(index, {}), Spans(self._spans_read.get(index, []))
             for key, value in before.items():
-                # What was changed and is as before, say because its log write failed, disturbs nobody.
+                # A change that has been reverted, for example after a failed log write, is no conflict.
                 if (key in keys or key in spans) and index.map.get(key) != value:
                     raise conflict()
 
@@ -419,7 +425,7 @@ class InteractiveTransaction(Transaction):
 
 
 class _Altered:
-    """How to take back what a row of a system space did, and which spaces there were before it."""
+    """Undo of a DDL row, with the spaces as they were before it."""
 
     __slots__ = ("_undo", "spaces")
 
@@ -432,7 +438,7 @@ class _Altered:
 
 
 class _Overlay:
-    """How to take back one write of an interactive transaction."""
+    """Undo of one write of an interactive transaction."""
 
     __slots__ = ("_before", "_key", "_order", "_was_there", "_writes")
 
@@ -453,19 +459,19 @@ class _Overlay:
 
 
 def _covered(span: Span, last: Key) -> Span:
-    """The part of `span` up to and with `last`."""
+    """Return the part of `span` up to and including `last`, in its direction."""
     return Span(last, span.high, True) if span.reverse else Span(span.low, successor(last), False)
 
 
 def _check_linearizable(space: Space) -> None:
-    """What others have committed to an asynchronous space, nobody can know."""
+    """Raise Unsupported for an asynchronous space: its latest commits on other members cannot be known."""
     definition = space.definition
     if not (definition.is_sync or definition.is_temporary or definition.is_local):
         raise errors.Unsupported(f'space "{space.name}" does not support linearizable operations')
 
 
 def _primary_changed(space: Space) -> errors.TarantoolError:
-    """The error of statements that have found tuples by an index that no longer is the primary one."""
+    """Return the error for a write that used an index which is no longer the primary one."""
     return errors.Unsupported(
         f"Flowstone does not support writing to space '{space.name}' in the transaction that changes its primary index;"
         " commit that change first"
@@ -473,5 +479,5 @@ def _primary_changed(space: Space) -> errors.TarantoolError:
 
 
 def conflict() -> errors.TarantoolError:
-    """The error of a transaction that was not the first to commit."""
+    """Return the error for a transaction that was not the first to commit."""
     return errors.TransactionConflict("Transaction has been aborted by conflict")

@@ -1,9 +1,9 @@
-"""Update operations: what UPDATE and UPSERT do to a tuple.
+"""Applies the operations of UPDATE and UPSERT to a tuple (docs/spec/files.md#update-operations).
 
-Pure functions on raw tuples, with the semantics, the bytes and the error codes of the real server: what no operation
-touches keeps its bytes. `update` and `upsert` do the same to decoded tuples. An operation is checked when it is decoded
-(`update_operation.py`) and once more against the tuple it meets (`update_tree.py`). Who holds the tuple, its format
-and its keys is the caller's business.
+Pure functions on raw tuples, with the semantics, the resulting bytes and the error codes of the real server: values
+that no operation touches keep their bytes. `update` and `upsert` do the same for decoded tuples. An operation is
+checked when it is decoded (`update_operation.py`) and again when it is applied to a tuple (`update_tree.py`). Checking
+the format and the keys of the result is up to the caller.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = [
 
 
 FILL_MAX: Final = 1 << 24
-"""Fields that `=` or `!` may add in front of what it writes; no tuple of a sane size has more."""
+"""Largest number of nil fields that `=` or `!` may add before its value, to bound memory; real tuples have fewer."""
 
 _NIL: Final = b"\xc0"
 
 
 class UpdateRules(NamedTuple):
-    """What differs between ages of servers."""
+    """Differences between server versions."""
 
     fills_gaps: bool = False
-    """Since 2.8: `=` and `!` behind the end of a tuple fill the gap with nils, and `#` there does nothing."""
+    """Since 2.8: `=` and `!` past the end of a tuple fill the gap with nils, and `#` past the end does nothing."""
     repeats: bool = False
-    """Since 3.0: several operations may change one field, each what the one before has left."""
+    """Since 3.0: several operations may change one field; each applies to the result of the previous one."""
 
 
 OLDEST: Final = UpdateRules()
@@ -50,9 +50,9 @@ OLDEST: Final = UpdateRules()
 def update_raw(
     raw: bytes, operations: Sequence[Operation], format: TupleFormat | None = None, rules: UpdateRules = OLDEST
 ) -> bytes:
-    """The tuple after all operations, left to right; the first that fails is the error.
+    """Apply the operations from left to right and return the new tuple; raise the first error.
 
-    `format` tells where doubles must stay doubles. Without it a sum is one if the field was.
+    `format` determines which fields must stay doubles. Without it a result is a double if the old value was.
     """
     typed = format or Untyped()
     root = Array(raw)
@@ -64,7 +64,7 @@ def update_raw(
 def upsert_raw(
     raw: bytes, operations: Sequence[Operation], format: TupleFormat | None = None, rules: UpdateRules = OLDEST
 ) -> bytes:
-    """As `update_raw`, but an operation that fails is left out, as the server does for a tuple it finds."""
+    """Same as `update_raw`, but skip operations that fail, as servers do when an UPSERT finds a tuple."""
     typed = format or Untyped()
     root = Array(raw)
     for operation in operations:
@@ -90,7 +90,7 @@ def _applied(root: Array, operation: Operation, typed: Typed, rules: UpdateRules
 
 
 def _fill_gap(root: Array, operation: Operation) -> bool:
-    """Makes the tuple long enough for the operation; False if that is a deletion, of nothing then."""
+    """Extend the tuple for the operation; return False if there is nothing to do: a deletion past the end."""
     gap = operation.field - len(root.items)
     if operation.code == "#":
         return gap < 0
@@ -105,12 +105,12 @@ def _fill_gap(root: Array, operation: Operation) -> bool:
 
 
 def update(values: tuple[Any, ...], operations: Sequence[Operation]) -> tuple[Any, ...]:
-    """`update_raw` of a decoded tuple."""
+    """Same as `update_raw`, for a decoded tuple."""
     changed: tuple[Any, ...] = unpack(update_raw(pack(values), operations))
     return changed
 
 
 def upsert(values: tuple[Any, ...], operations: Sequence[Operation]) -> tuple[Any, ...]:
-    """`upsert_raw` of a decoded tuple."""
+    """Same as `upsert_raw`, for a decoded tuple."""
     changed: tuple[Any, ...] = unpack(upsert_raw(pack(values), operations))
     return changed

@@ -1,7 +1,8 @@
-"""One update operation: read from a request, checked as far as that needs no tuple, and what may be wrong with it.
+"""Decodes update operations of a request, checks what can be checked without a tuple, and builds their errors.
 
-The texts are the server's. A path is read as far as it makes sense: the server reads on only while it finds something,
-so what is wrong further behind is an error of the operation on a tuple, not of the request.
+The error texts are the server's. A path is parsed up to its first invalid step (`WrongStep`). The server parses a path
+while it descends into the tuple, so a syntax error late in a path is an error of applying the operation, not of
+decoding the request.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OPERATIONS_MAX: Final = 4000
 """BOX_UPDATE_OP_CNT_MAX of the server."""
 
 INDEX_BASE_OF_TEXT: Final = 1
-"""Positions count from 1 in paths and in messages, whatever base the request has."""
+"""Positions in paths and in error messages count from 1, whatever the request's INDEX_BASE is."""
 
 ARGUMENTS: Final = {"=": 1, "!": 1, "+": 1, "-": 1, "&": 1, "|": 1, "^": 1, "#": 1, ":": 3}
 _CHANGED_TWICE: Final = "double update of the same field"
@@ -32,7 +33,7 @@ _UINT32_MAX: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class WrongStep:
-    """Where a path stops making sense, or says `[*]`, which no operation can follow; counted from 1."""
+    """The position, from 1, at which a path becomes invalid, or has `[*]`, which operations cannot use."""
 
     position: int
     is_every: bool = False
@@ -42,20 +43,20 @@ UpdateStep = Step | WrongStep
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """One decoded operation. `field` counts from 0, or from the end if negative; `path` leads on from there."""
+    """One decoded operation. `field` counts from 0, or from the end if negative; `path` leads from there into it."""
 
     code: str
     field: int
     arguments: tuple[Any, ...]
     path: tuple[UpdateStep, ...] = ()
     text: str = ""
-    """The name or path that the request used for the field, if it was one."""
+    """The name or path of the field in the request; empty if the request used a number."""
     value: bytes = b""
-    """The MessagePack of what `=` or `!` writes."""
+    """The MessagePack value that `=` or `!` writes."""
 
     @property
     def where(self) -> str:
-        """The field as messages name it."""
+        """The name of the field in error messages."""
         if self.text:
             return f"'{self.text}'"
         return str(self.field + INDEX_BASE_OF_TEXT if self.field >= 0 else self.field)
@@ -64,9 +65,10 @@ class Operation(msgspec.Struct, frozen=True):
 def decode_operations(
     operations: object, *, index_base: int = 0, field_names: Sequence[str] = ()
 ) -> tuple[Operation, ...]:
-    """The operations of a request: its MessagePack, or what that decodes to, which may write values differently.
+    """Decode the operations of a request, given as MessagePack or already decoded.
 
-    `index_base` is the request's INDEX_BASE; `field_names` are the format's.
+    With MessagePack, values keep the encoding of the request. `index_base` is the request's INDEX_BASE; `field_names`
+    are the names in the space format.
     """
     raws: Sequence[bytes] | None = None
     if isinstance(operations, bytes):

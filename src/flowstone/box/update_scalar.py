@@ -1,6 +1,6 @@
-"""What an arithmetic, bitwise or splice operation makes of one value, from MessagePack to MessagePack.
+"""Arithmetic, bitwise and splice operations on one value, from MessagePack to MessagePack.
 
-The numbers are the server's: integers of 64 bits, doubles, and decimals of 38 digits.
+Numbers have the server's ranges: 64-bit integers, doubles, and decimals of 38 digits.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _UINT64_MAX: Final = (1 << 64) - 1
 _DECIMAL_PROBLEMS: Final = (decimal.InvalidOperation, decimal.Overflow, decimal.DivisionByZero)
 _DECIMAL_DIGITS: Final = 38
 _DOUBLE_DIGITS: Final = 15
-"""DBL_DIG, what a double guarantees; the server makes a decimal of it by way of this text."""
+"""DBL_DIG: the server converts a double to a decimal by way of a text with this many digits."""
 
 _FLOAT_MAX: Final = 3.4028234663852886e38
 _FLOAT: Final = struct.Struct(">f")
 
 
 class Float(NamedTuple):
-    """A result to be stored in half the bytes where that is exact, except where the format demands doubles."""
+    """A floating-point result. It is stored as a 4-byte float if that is exact, unless the format requires a double."""
 
     value: float
     was_double: bool
@@ -44,7 +44,7 @@ Result = bytes | Float
 
 
 def compute(operation: Operation, raw: bytes) -> Result:
-    """The value that takes the place of the one in `raw`."""
+    """Return the result of the operation on the value `raw`."""
     if operation.code in "+-":
         return _arithmetic(operation, raw)
     return _splice(operation, raw) if operation.code == ":" else _bitwise(operation, raw)
@@ -68,7 +68,7 @@ def _arithmetic(operation: Operation, raw: bytes) -> Result:
 
 
 def _decimal_arithmetic(operation: Operation, left: Any, right: Any) -> Decimal:
-    # The server's decNumber context: 38 digits, of which up to 38 may stand behind the point.
+    # The server's decNumber context: 38 digits, up to 38 of them after the point.
     context = decimal.Context(
         prec=_DECIMAL_DIGITS,
         rounding=decimal.ROUND_HALF_UP,
@@ -112,7 +112,7 @@ def _bitwise(operation: Operation, raw: bytes) -> bytes:
 def _splice(operation: Operation, raw: bytes) -> bytes:
     if kind_at(raw, 0) != KIND_STR:
         raise wrong_type(operation, "a string")
-    # Offsets count bytes, and may cut a character in two.
+    # Offsets count bytes and may split a character.
     text: str = unpack(raw)
     old = text.encode("utf-8", "surrogateescape")
     offset, cut, paste = operation.arguments

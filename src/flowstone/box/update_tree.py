@@ -1,9 +1,9 @@
-"""A tuple on its way through update operations: what was changed where, down to the bytes.
+"""A tuple while update operations are applied: a tree of the changes so far.
 
-Everything that no operation touches keeps its bytes. Operations on one document are put together as the server does:
-the first is remembered with its path (`Bar`); from the second on, the container where their paths part is taken apart
-(`Array`, `Map`), and `Route` leads to it. That decides where a map's keys end up, and which second operation on a place
-is an error, so this module follows the server's steps closely.
+Theory of operation: values that no operation touches keep their bytes. Operations on one document are combined as the
+server does it. The first operation is stored with its path (`Bar`). From the second on, the container at which the
+paths diverge is decomposed (`Array`, `Map`), and a `Route` leads to it. These steps determine the order of a map's keys
+in the result and which repeated operations are errors, so this module follows the server step by step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Steps = tuple[UpdateStep, ...]
 
 
 class Typed(Protocol):
-    """What a format knows of a place: its type, and the places inside."""
+    """What a format defines for a value: its type and its nested values."""
 
     @property
     def type(self) -> str: ...
@@ -47,7 +47,7 @@ class Typed(Protocol):
 
 
 class Untyped:
-    """Nothing is known of the format: a double stays one."""
+    """Stands for an unknown format: a double stays a double."""
 
     type: Final = "?"
 
@@ -56,7 +56,7 @@ class Untyped:
 
 
 class Node:
-    """A value of the tuple; this base is one that nothing has changed. `raw` is what it was."""
+    """A value of the tuple. This base class is an unchanged value; `raw` is the original MessagePack."""
 
     __slots__ = ("raw",)
 
@@ -64,11 +64,11 @@ class Node:
         self.raw = raw
 
     def opened(self, operation: Operation, steps: Steps) -> Node:
-        """What takes this node's place before the operation is done, and stays if that fails."""
+        """Return the node that replaces this one before the operation is applied, and stays if the operation fails."""
         return self
 
     def apply(self, operation: Operation, steps: Steps) -> Node:
-        """What takes this node's place when the operation is done at the end of `steps`."""
+        """Apply the operation at the end of `steps`; return the node that replaces this one."""
         return Bar(self.raw, operation, steps)
 
     def packed(self, typed: Typed | None) -> bytes:
@@ -76,7 +76,7 @@ class Node:
 
 
 class Scalar(Node):
-    """Replaced as a whole."""
+    """A value that was replaced as a whole."""
 
     __slots__ = ("result",)
 
@@ -92,7 +92,7 @@ class Scalar(Node):
 
 
 class Bar(Node):
-    """Changed by a single operation, somewhere inside."""
+    """A value with a single operation somewhere inside."""
 
     __slots__ = ("code", "key", "operation", "parent_at", "path", "point_at", "point_end", "result")
 
@@ -109,7 +109,7 @@ class Bar(Node):
         self._prepare()
 
     def _locate(self) -> None:
-        """Finds the place. Where `=` or `!` may, it is the end of an array or a map without the key."""
+        """Find the target. For `=` and `!` it may be new: the end of an array, or a key that a map does not have."""
         last = len(self.path) - 1
         for number, step in enumerate(self.path):
             if isinstance(step, WrongStep):
@@ -162,7 +162,7 @@ class Bar(Node):
         return _branch(self, operation, steps)
 
     def moved_into(self, start: int, end: int, path: Steps) -> Bar:
-        """The same change, of the value from `start` to `end` in which all of it happens."""
+        """Return the same change, relative to the nested value from `start` to `end` that contains it."""
         moved = Bar.__new__(Bar)
         moved.raw, moved.path = self.raw[start:end], path
         moved.operation, moved.code, moved.key, moved.result = self.operation, self.code, self.key, self.result
@@ -202,7 +202,7 @@ class Bar(Node):
         return self.raw[: self.parent_at] + head + self.raw[first:at] + self.raw[end:]
 
     def _key_at(self, at: int) -> int:
-        """Where the key of the value at `point_at` stands."""
+        """Return the offset of the key of the value at `point_at`."""
         while True:
             value_at = end_of(self.raw, at)
             if value_at == self.point_at:
@@ -211,7 +211,7 @@ class Bar(Node):
 
 
 class Route(Node):
-    """Changed by several operations, all inside the container at the end of `path`."""
+    """A value with several operations, all inside the container at the end of `path`."""
 
     __slots__ = ("hop_at", "hop_end", "next_hop", "path")
 
@@ -244,13 +244,13 @@ class Route(Node):
 
 
 class Array(Node):
-    """An array taken apart; the tuple itself is one."""
+    """A decomposed array; the tuple itself is one."""
 
     __slots__ = ("items",)
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
-        # Bytes stand for a node that nothing has changed: most fields of a tuple stay so.
+        # Bytes stand for an unchanged node: most fields of a tuple stay unchanged.
         self.items: list[bytes | Node] = list(elements_of(raw))
 
     def apply(self, operation: Operation, steps: Steps) -> Node:
@@ -283,7 +283,7 @@ class Array(Node):
 
 
 class _Item:
-    """A key of a map that operations lead to, and the pairs that follow it; without key, the pairs alone."""
+    """A key of a map that an operation refers to, and the pairs after it; if `key` is None, only the pairs."""
 
     __slots__ = ("key", "node", "tail")
 
@@ -294,7 +294,7 @@ class _Item:
 
 
 class Map(Node):
-    """A map taken apart. What operations lead to is written first, the latest before the others."""
+    """A decomposed map. Keys that operations refer to are written first, most recent first, as servers do."""
 
     __slots__ = ("items", "size")
 
@@ -311,7 +311,7 @@ class Map(Node):
         self.items = [_Item(None, Node(b""), pairs)]
 
     def put(self, key: str, node: Node) -> None:
-        """Makes `node` what changes the value of `key`, which must be there."""
+        """Make `node` the value of `key`, which must exist."""
         item = self._split_at(key)
         assert item is not None
         item.node = node
@@ -350,7 +350,7 @@ class Map(Node):
         return next((item for item in self.items if item.key == key), None)
 
     def _split_at(self, key: str) -> _Item | None:
-        """The item of a key that nothing has led to so far; None where there is no such key."""
+        """Split off and return the item of a key that no operation has referred to yet; None if the key is missing."""
         for item in self.items:
             for number, (name, value) in enumerate(item.tail):
                 if kind_at(name, 0) != KIND_STR or unpack(name) != key:
@@ -375,7 +375,7 @@ class Map(Node):
 
 
 def _branch(node: Bar | Route, operation: Operation, steps: Steps) -> Node:
-    """`node` with the container taken apart in which the new operation's path leaves that of the old ones."""
+    """Return `node` with the container decomposed at which the new operation's path diverges from the old one."""
     raw, at, common = node.raw, 0, 0
     while True:
         step = steps[common] if common < len(steps) else None
@@ -389,14 +389,14 @@ def _branch(node: Bar | Route, operation: Operation, steps: Steps) -> Node:
         assert not isinstance(step, WrongStep)
         found = _child_at(raw, at, step)
         if found is None:
-            # The last step to what another operation has added. What is inside of that, no server defines.
+            # The path leads into a value that another operation has added. Servers do not define this case.
             raise changed_twice(operation)
         at = found
         common += 1
     end = end_of(raw, at)
     container = _container(operation, raw[at:end], step)
     if old is None or (isinstance(container, Map) and not isinstance(old, str)):
-        # Inside of what another operation has written, or beside a key that is a number: again, not defined.
+        # Inside of a value that another operation has written, or next to a numeric key: not defined either.
         raise changed_twice(operation)
     _put_child(container, node, at, node.path[common:])
     return Route(raw, steps[:common], container, at, end) if common else container
@@ -416,10 +416,10 @@ def _container(operation: Operation, raw: bytes, step: UpdateStep | None) -> Arr
 
 
 def _put_child(container: Array | Map, node: Bar | Route, at: int, path: Steps) -> None:
-    """Hangs what was changed so far into the container, which is at `at` in the node's bytes."""
+    """Move the changes of `node` so far into `container`, which is at offset `at` of the node's bytes."""
     step, rest = path[0], path[1:]
     if isinstance(node, Bar) and not rest and node.code in "!#":
-        # It changes the container itself, so it is done once more.
+        # Inserting and deleting change the container itself, so the operation is applied again.
         container.apply(node.operation, path)
         return
     assert not isinstance(step, WrongStep)
@@ -435,7 +435,7 @@ def _put_child(container: Array | Map, node: Bar | Route, at: int, path: Steps) 
 
 
 def _child_at(raw: bytes, at: int, step: Step) -> int | None:
-    """Where the value is that a step leads to from the container at `at`."""
+    """Return the offset of the value that `step` selects in the container at `at`, or None."""
     kind = kind_at(raw, at)
     if kind == KIND_ARRAY and isinstance(step, int):
         count, at = children_of(raw, at)
@@ -445,7 +445,7 @@ def _child_at(raw: bytes, at: int, step: Step) -> int | None:
             at = end_of(raw, at)
         return at
     if kind == KIND_MAP:
-        # A number finds a key that is this number, as it is written in the path.
+        # A number also selects an integer key of a map, with the value that is written in the path (from 1).
         key, key_kind = (step + INDEX_BASE, KIND_UINT | KIND_INT) if isinstance(step, int) else (step, KIND_STR)
         count, at = children_of(raw, at)
         for _ in range(count // 2):
@@ -464,7 +464,7 @@ def _first(operation: Operation, steps: Steps) -> tuple[UpdateStep, Steps]:
 
 
 def _position(operation: Operation, step: int, count: int) -> int:
-    """`step` counted from the start, of `count` places."""
+    """Return `step` as a position from the start of `count` items; raise an error if it is out of range."""
     at = step if step >= 0 else step + count
     if not 0 <= at < count:
         raise no_such_field(operation)
@@ -472,14 +472,14 @@ def _position(operation: Operation, step: int, count: int) -> int:
 
 
 def _with_field(operation: Operation, step: int, at: int) -> Operation:
-    """From here on, messages count from the start."""
+    """Return the operation with a non-negative field number, as later error messages of the server have it."""
     if step >= 0 or operation.text:
         return operation
     return Operation(operation.code, at, operation.arguments, operation.path, operation.text, operation.value)
 
 
 def _changed(node: Node, operation: Operation) -> Node:
-    """`node` after an operation on the whole of it. `=` overrides what another has done."""
+    """Return `node` after an operation on the whole value. `=` overrides earlier operations."""
     if operation.code == "=":
         return Scalar(node.raw, operation.value)
     if type(node) is not Node:

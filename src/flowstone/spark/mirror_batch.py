@@ -89,7 +89,7 @@ class Folded:
     masked: pa.ChunkedArray
     change_count: int
     newest: int | None
-    """Commit time of the newest change, in microseconds since the epoch."""
+    """Commit time of the newest change, in microseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)

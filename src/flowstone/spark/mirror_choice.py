@@ -68,7 +68,7 @@ class Choice:
         return wanted
 
     def check(self, schema: Schema) -> None:
-        """Raise UnknownSpace if a chosen space does not exist, and WrongChoice if it cannot be mirrored."""
+        """Raise UnknownSpace if a chosen space is unknown or a system space, WrongChoice if the log lacks its rows."""
         for name in (*self.spaces, *self.columns):
             space = schema.space(name)
             if space.primary_key is None or space.is_local or space.is_temporary or space.is_view:

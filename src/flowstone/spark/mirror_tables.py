@@ -383,5 +383,5 @@ def last_states(states: pa.Table) -> pa.Table:
 
 
 def at(time_us: int) -> datetime:
-    """Convert microseconds since the epoch to a datetime."""
+    """Convert microseconds since 1970 to a datetime."""
     return EPOCH + timedelta(microseconds=time_us)

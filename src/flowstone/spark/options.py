@@ -32,7 +32,7 @@ class WrongOption(FlowstoneError):
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """A moment in the past: a time (seconds since the epoch), a position, or an LSN of the log's only originator."""
+    """A moment in the past: a time (seconds since 1970), a position, or an LSN of the log's only originator."""
 
     time: float | None = None
     vclock: VClock | None = None

@@ -30,7 +30,7 @@ class SplitTransaction(FlowstoneError):
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """`_commit_version` and `_commit_timestamp` (microseconds since the epoch) of each row's transaction."""
+    """`_commit_version` and `_commit_timestamp` (microseconds since 1970) of each row's transaction."""
 
     versions: Cells
     times: Cells
