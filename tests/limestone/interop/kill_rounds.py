@@ -31,6 +31,7 @@ class Session:
     """What was written between a begin and an end; `is_acknowledged` when the end was answered."""
 
     epoch: int
+    channel: int = 0
     rows: dict[Key, bytes] = field(default_factory=dict)
     blobs: dict[Key, int] = field(default_factory=dict)
     is_acknowledged: bool = False
@@ -101,7 +102,7 @@ class Round:
         while not self._is_over:
             number += 1
             epoch = int(self._master.ask(f"begin {channel}"))
-            session = Session(epoch)
+            session = Session(epoch, channel)
             self._fill(session, channel, number, rng, may_be_large=epoch > last_epoch)
             last_epoch = epoch
             if rng.random() < 0.5:
@@ -153,8 +154,12 @@ class History:
         self.blobs: dict[Key, bytes] = {}
         self.figures: Counter[str] = Counter()
 
-    def check(self, directory: Path, life: Round, *, rewrites_blobs: bool = False) -> list[Session]:
+    def check(
+        self, directory: Path, life: Round, *, recorded: int | None = None, rewrites_blobs: bool = False
+    ) -> list[Session]:
         """Return the sessions of a round that are in a directory. The original opens its copy, repaired if need be.
+
+        `recorded`: the durable epoch in the files of a master that is the original. It may have reported a larger one.
 
         `rewrites_blobs`: the directory is that of the original's replica, which truncates a blob and writes it again
         when a second channel sends it. A kill in between leaves a prefix of a blob that was whole before.
@@ -173,21 +178,23 @@ class History:
         rows = {key: value for _, key, value in theirs[1]}
         assert found.plain_rows() == theirs[1]
         assert not found.missing_blobs
-        present = self._compare(rows, life)
+        present = self._compare(rows, life, recorded)
         repeated = Counter(blob for session in life.sessions for blob in session.blobs.values())
         may_be_cut = {blob for blob, count in repeated.items() if count > 1} if rewrites_blobs else set()
         self._check_blobs(directory, life, present, {row.key: row.blobs for row in found.rows}, may_be_cut)
         shutil.rmtree(opened)
         return present
 
-    def _compare(self, rows: dict[Key, bytes], life: Round) -> list[Session]:
+    def _compare(self, rows: dict[Key, bytes], life: Round, recorded: int | None) -> list[Session]:
         present: list[Session] = []
         rest = dict(rows)
         for key, value in self.kept.items():
             assert rest.pop(key, None) == value, f"{key!r} of an earlier round is lost"
         for session in life.sessions:
             here = {key: rest.pop(key) for key in session.rows if key in rest}
-            if session.is_acknowledged and session.epoch <= life.durable:
+            if recorded is not None and not here and _is_reported_only(session, life, recorded):
+                self.figures["reported and not recorded by the original"] += 1
+            elif session.is_acknowledged and session.epoch <= life.durable:
                 self.figures["acknowledged"] += 1
                 assert here == session.rows, f"an acknowledged session of epoch {session.epoch} is lost"
             assert here in ({}, session.rows), f"half of a session of epoch {session.epoch} is there"
@@ -222,3 +229,15 @@ class History:
         for session in present:
             self.kept |= session.rows
             self.blobs |= {key: life.blobs[blob] for key, blob in session.blobs.items()}
+
+
+def _is_reported_only(session: Session, life: Round, recorded: int) -> bool:
+    """Return True if the original may have reported the epoch of a session without recording it.
+
+    Each channel keeps its last finished epoch only (docs/spec/limestone.md#original-defects): when the channel has
+    ended a session of a later epoch, which the kill may have left unanswered, the earlier one is reported, and neither
+    recorded nor sent to the replica.
+    """
+    return session.epoch > recorded and any(
+        later.channel == session.channel and later.epoch > session.epoch for later in life.sessions
+    )

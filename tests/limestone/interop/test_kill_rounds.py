@@ -87,9 +87,12 @@ class Rounds:
         """Both processes are gone."""
         assert self._last is not None
         self._cut_before = self.history.figures["cut by the original"]
+        recorded = None if self._has_real_replica else judge(files_of(self.master)).durable_epoch
         self._present = {
-            self.master: self.history.check(self.master, self._last),
-            self.replica: self.history.check(self.replica, self._last, rewrites_blobs=self._has_real_replica),
+            self.master: self.history.check(self.master, self._last, recorded=recorded),
+            self.replica: self.history.check(
+                self.replica, self._last, recorded=recorded, rewrites_blobs=self._has_real_replica
+            ),
         }
 
     def tell(self) -> None:
