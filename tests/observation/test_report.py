@@ -231,3 +231,8 @@ def test_whatever_a_server_answers_becomes_a_report_that_json_can_hold(
 ) -> None:
     report = report_of("db1:3301", info, gc=gc, anonymous=anonymous, cfg=cfg)
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+
+
+def test_option_that_is_not_finite_is_left_out() -> None:
+    """JSON has no infinity: the report would come back with null."""
+    assert report_of("db1:3301", INFO_2_6, cfg={"a": float("inf"), "b": float("nan"), "c": 1.5}).cfg == {"c": 1.5}

@@ -353,11 +353,11 @@ def _disk(table: Mapping[str, Any]) -> Disk | None:
 
 
 def _options(value: Any) -> dict[str, Any] | None:
-    """Return the options with plain values; None if there are none."""
+    """Return the options with plain values that JSON can hold; None if there are none."""
     found = {
         printable(str(name)): printable(option) if isinstance(option, str) else option
         for name, option in _table(value).items()
-        if isinstance(option, _PLAIN)
+        if isinstance(option, _PLAIN) and not (isinstance(option, float) and not math.isfinite(option))
     }
     return found or None
 
