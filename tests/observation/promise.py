@@ -66,9 +66,6 @@ OF_PAIRS: Final = frozenset({Kind.SPLIT_BRAIN, Kind.UNREACHABLE, Kind.TWO_OWNERS
 """One finding for two members that do not follow each other: it explains `Finding.peer`, too, if that one does not
 follow `Finding.member` either. Rows that `peer` has lost are rows that it lacks."""
 
-OF_SILENT: Final = frozenset({Kind.STARTING, Kind.UNREACHABLE})
-"""Findings about a server that does not say which member it is."""
-
 NEVER: Final = frozenset(
     {
         # Votes do not come, or logs are kept and times are wrong: all of that leaves the way of rows alone.
@@ -100,24 +97,7 @@ it was away, or that another process has its UUID."""
 
 def is_explained(replica_set: ReplicaSet, member: Member, findings: Sequence[Finding]) -> bool:
     """Return True if a finding says why rows do not reach the member."""
-    if any(_explains(finding, replica_set, member) for finding in findings):
-        return True
-    if member.report is None:
-        # Nobody knows the address of the member, and a server that is down or starts has not said which member it is.
-        registered = {one.uuid for one in replica_set.members if one.id}
-        silent = {finding.member for finding in findings if finding.kind in OF_SILENT}
-        return member.address is None and bool(silent - registered)
-    starting = {finding.member for finding in findings if finding.kind is Kind.STARTING}
-    return bool(starting - {member.uuid}) and not _has_running_source(replica_set, member)
-
-
-def _has_running_source(replica_set: ReplicaSet, member: Member) -> bool:
-    """Return True if another member has rows that this one lacks, and does not read its files."""
-    return any(
-        one.report is not None and one.report.status != "loading" and missing_rows(one.vclock, member.vclock)
-        for one in replica_set.members
-        if one is not member
-    )
+    return any(_explains(finding, replica_set, member) for finding in findings)
 
 
 def _explains(finding: Finding, replica_set: ReplicaSet, member: Member) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -106,30 +105,6 @@ def test_link_that_fails_does_not_explain_a_lag_of_the_upstream_unless_both_dire
     (finding,) = explain(sets)
     assert (finding.kind, finding.member, finding.peer) == (Kind.UNREACHABLE, uuid(1), uuid(2))
     assert is_explained(sets[0], sets[0].members[1], (finding,)) is (back == "disconnected")
-
-
-@pytest.mark.parametrize("kind", [Kind.STARTING, Kind.UNREACHABLE])
-def test_member_without_an_address_may_be_the_server_that_does_not_answer(kind: Kind) -> None:
-    sets = replica_sets([report(1, {1: 1000}, {2: {"downstream": downstream({1: 600})}})])
-    lagging = sets[0].members[1]
-    assert (lagging.report, lagging.address) == (None, None)
-    silent = Finding(kind=kind, severity=Severity.WARNING, member="", label=address(9), what="", why="", advice="")
-    assert is_explained(sets[0], lagging, (silent,))
-    identified = msgspec.structs.replace(silent, member=uuid(1))
-    assert not is_explained(sets[0], lagging, (identified,))
-
-
-def test_lag_is_explained_if_every_member_with_the_rows_is_starting() -> None:
-    """Member 3 lacks rows that member 1 has: nobody sends them while member 1 reads its files."""
-    lagging = report(3, {1: 600}, {1: {"upstream": upstream(1)}, 2: {"upstream": upstream(2)}}, ro=True)
-    two = report(2, {1: 600}, {1: {"upstream": upstream(1)}, 3: {"upstream": upstream(3)}}, ro=True)
-    one = report(1, {1: 1000}, {2: {}, 3: {}})
-    loading = msgspec.structs.replace(one, status="loading")
-    blind = partial(looked, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING)
-    assert blind(loading, two, lagging) == []
-    assert blind(one, two, lagging) != []
-    ahead = msgspec.structs.replace(two, vclock={1: 1000})
-    assert "db3:3301, which lacks 400 rows" in blind(loading, ahead, lagging)[0]
 
 
 def test_lag_may_last_as_long_as_promised() -> None:
