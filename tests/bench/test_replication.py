@@ -21,5 +21,6 @@ def test_replication_benchmark_runs_to_its_end(
     with ExitStack() as stack:
         results = list(getattr(replication, part)(replication.Bench(tmp_path, stack)))
     assert results
-    # With so few rows, a start-up that is taken off may exceed what remains: the sign of a ratio means nothing.
-    assert all(result.ratio for result in results)
+    assert all(result.ratio is not None for result in results)
+    if part != "archived":  # its start-up is taken off: of so few rows, less than nothing may remain
+        assert all(result.ratio > 0 for result in results if result.ratio is not None)

@@ -95,16 +95,7 @@ def cat(
         Literal["int64", "decimal", "double"],
         typer.Option("--unsigned-as", help="Column type of unsigned fields (csv, parquet with one --space)."),
     ] = "int64",
-    decimal_scale: Annotated[
-        int | None,
-        typer.Option(
-            "--decimal-scale",
-            min=0,
-            max=38,
-            metavar="N",
-            help="Store decimals with N digits after the point, not as text.",
-        ),
-    ] = None,
+    decimal_scale: options.DecimalScale = None,
     strings_as: Annotated[
         Literal["string", "binary"],
         typer.Option("--strings-as", help="Column type of string fields; binary also holds values that are not UTF-8."),

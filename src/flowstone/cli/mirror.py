@@ -21,7 +21,7 @@ from flowstone.cli.console import OK, UsageError, note_compilation, say
 from flowstone.cli.http_options import HttpListen, HttpToken, place_of
 from flowstone.cli.http_options import Place as HttpPlace
 from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
-from flowstone.cli.options import advice
+from flowstone.cli.options import DecimalScale, advice
 from flowstone.cli.play import PASSWORD_HELP, USERNAME_VARIABLE, address
 
 if TYPE_CHECKING:
@@ -97,16 +97,7 @@ def mirror(
     unsigned_as: Annotated[
         Literal["int64", "decimal", "double"], typer.Option("--unsigned-as", help="Column type of unsigned fields.")
     ] = "int64",
-    decimal_scale: Annotated[
-        int | None,
-        typer.Option(
-            "--decimal-scale",
-            min=0,
-            max=38,
-            metavar="N",
-            help="Store decimals with N digits after the point, not as text.",
-        ),
-    ] = None,
+    decimal_scale: DecimalScale = None,
     strings_as: Annotated[
         Literal["string", "binary"],
         typer.Option("--strings-as", help="Column type of string fields; binary also holds values that are not UTF-8."),

@@ -46,6 +46,12 @@ Replicas = Annotated[
     list[int] | None,
     typer.Option("--replica", metavar="ID", min=0, max=31, help="Only rows written by this replica. May be repeated."),
 ]
+DecimalScale = Annotated[
+    int | None,
+    typer.Option(
+        "--decimal-scale", min=0, max=38, metavar="N", help="Store decimals with N digits after the point, not as text."
+    ),
+]
 ShowSystem = Annotated[bool, typer.Option("--show-system", help="Include rows of system spaces.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Search subdirectories.")]
 Force = Annotated[bool, typer.Option("--force", help="Continue past damage and gaps, and report what was skipped.")]
