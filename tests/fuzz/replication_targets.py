@@ -15,10 +15,10 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame
 from flowstone.iproto.row import U64, Row, RowError, decode_row
+from flowstone.iproto.slab import Slab
 from flowstone.replication import messages
 from flowstone.replication.row_stream import RowStream, journal_rows, slab_of_rows, stream_packets
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 PEER = "peer"
 LIMITS = {"packet_size_max": 1 << 16, "transaction_size_max": 1 << 16, "transaction_rows_max": 100}

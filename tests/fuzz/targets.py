@@ -30,12 +30,12 @@ from flowstone.iproto.limits import NESTING_MAX
 from flowstone.iproto.packet import decode_response, encode_request, split
 from flowstone.iproto.row import Row, decode_row
 from flowstone.iproto.scan import SPACE_ID, scan, skip_value
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.statement import statement_of
 from flowstone.replication.synchro import decode_control
 from flowstone.xlog.columns import Column, ColumnOptions, TypedDecoder, generic_batch
 from flowstone.xlog.meta import FileType, Meta, parse
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.fuzz import (
     conversation_targets,

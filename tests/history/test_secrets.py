@@ -16,8 +16,8 @@ from flowstone.history.selection import Mask, Selection
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.extensions import Extension
+from flowstone.iproto.slab import Slab
 from flowstone.outside import production
-from flowstone.xlog.reader import Slab
 from tests.history.logs import Log
 
 HASH = "vhvewKp0tNyweZQ+cFKAlsyphfg="

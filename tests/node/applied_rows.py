@@ -11,6 +11,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Flag
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.node.applying import Applying
 from flowstone.node.commits import Commits
 from flowstone.node.journal import Journal, WalMode
@@ -20,7 +21,7 @@ from flowstone.replication.messages import encode_row_packet
 from flowstone.replication.row_stream import RowStream
 from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import LogFile, Slab
+from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import make_transaction
 from tests.box.spaces import box_with, definition, on
 from tests.node.fault_disk import FaultDisk

@@ -11,8 +11,8 @@ import msgpack
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.greeting import version_id
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.replication.vclock import VClock, VClockBuilder
-from flowstone.xlog.reader import Slab
 
 SCHEMA_ID, CLUSTER_ID = 272, 320
 

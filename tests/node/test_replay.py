@@ -14,13 +14,14 @@ from flowstone.box.dialect import Dialect
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row, encode_header
+from flowstone.iproto.slab import Slab
 from flowstone.node.replay import BULK_MIN, RecoveryError, Replay, Synchro
 from flowstone.outside import production
 from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, Rollback
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import LsnUsedTwice
 from flowstone.xlog.meta import FileType
-from flowstone.xlog.reader import LogFile, Slab
+from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import make_transaction
 from tests.xlog.files import block, header, opened
 

@@ -12,12 +12,12 @@ from flowstone.box.dialect import Dialect
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.node.changes import SettledChange
 from flowstone.node.settled_box import CannotApply, Choice, RowsNeeded, SettledBox, Snapshot, warm_up
 from flowstone.node.spaces import Space
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import make_transaction
 
 SYNC = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value

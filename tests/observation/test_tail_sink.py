@@ -12,13 +12,13 @@ from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.observation.live_transaction import LiveTransaction, Status
 from flowstone.observation.tail_sink import DECODED_PER_SECOND, KEPT_MAX, PENDING_MAX, TailSink, TooMuchWaits
 from flowstone.replication.applier import ConnectionLost
 from flowstone.replication.row_stream import RowStream
 from flowstone.replication.synchro import Confirm, Promote
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 from tests.standing_clock import StandingClock
 
 SPACE = 600

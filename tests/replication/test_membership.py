@@ -11,6 +11,7 @@ import pytest
 from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.replication.lost_tail import TailLost
 from flowstone.replication.membership import (
     LOSSES_MAX,
@@ -24,7 +25,6 @@ from flowstone.replication.membership import (
 )
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 PEER, OTHER = UUID(int=7), UUID(int=8)
 OURS = VClock({1: 10, 2: 5})

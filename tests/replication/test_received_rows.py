@@ -9,10 +9,10 @@ import pytest
 from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.replication.received_rows import RowRefused, check_name, check_own_rows, check_rows, goes_on
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 BODY = {Key.SPACE_ID.value: 512, Key.TUPLE.value: (1, "text")}
 MANY = 100

@@ -11,6 +11,7 @@ import pytest
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.replication.messages import NIL_UUID, Ack, FetchSnapshot, Join, Register, Subscribe
 from flowstone.replication.relay import (
     TRANSITIONS,
@@ -25,7 +26,6 @@ from flowstone.replication.relay import (
 )
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 OWN = UUID("11111111-1111-4111-8111-111111111111")
 SET = UUID("22222222-2222-4222-8222-222222222222")

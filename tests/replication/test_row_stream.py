@@ -17,6 +17,7 @@ from flowstone.iproto.errors import Loading
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame, split
 from flowstone.iproto.row import Row, decode_row, encode_header
+from flowstone.iproto.slab import Slab
 from flowstone.replication.row_stream import (
     RowStream,
     StreamError,
@@ -25,7 +26,6 @@ from flowstone.replication.row_stream import (
     slab_of_rows,
     stream_packets,
 )
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import make_transaction
 from tests.vectors import recorded
 

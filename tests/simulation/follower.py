@@ -6,10 +6,10 @@ from collections.abc import Callable
 from uuid import UUID
 
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.applier import Applier
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 from tests.simulation.simulation import Simulation
 
 

@@ -1,4 +1,4 @@
-"""Files of tables: names that say their keys, statistics, look-ups, and the files that executors write."""
+"""Files of tables: names that contain their keys, statistics, and look-ups."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from flowstone.spark.lake_files import (
     RANGE_BYTES,
     FileEntry,
     KeyRange,
-    LoadTarget,
     PinnedTable,
-    RowsToFiles,
     SortedKeys,
     TableFiles,
     in_order,
@@ -122,33 +120,6 @@ def test_large_tables_are_split_and_small_ones_are_not(tmp_path: Path) -> None:
     assert files.write_split(many.slice(0, 0)) == []
     entries = in_order([FileEntry(part.entry.path, 0, 0) for part in reversed(parts)], files)
     assert [each.path for each, _ in entries] == [part.entry.path for part in parts]
-
-
-def test_executors_write_the_rows_of_each_space_sorted(tmp_path: Path) -> None:
-    files = {number: TableFiles(str(tmp_path / str(number))) for number in (512, 513)}
-    for each in files.values():
-        each.make_directory()
-    targets = {number: LoadTarget(each, SCHEMA, b"p-") for number, each in files.items()}
-    batches = [
-        pa.RecordBatch.from_arrays(
-            [
-                pa.array(ids, pa.int32()),
-                pa.array([f"{part}{at}".encode() for at in range(len(ids))], pa.binary()),
-                pa.array([packed(at) for at in range(len(ids))], pa.binary()),
-            ],
-            names=["x", "y", "z"],
-        )
-        for part, ids in enumerate([[513] * 30, [512, 513, 999], [512] * 30])
-    ]
-    written = pa.Table.from_batches(RowsToFiles(targets, size=300)(reversed(batches))).to_pylist()
-    assert sum(row["row_count"] for row in written if row["space_id"] == 512) == 31
-    assert sum(row["row_count"] for row in written if row["space_id"] == 513) == 31
-    assert len(written) > 3
-    for row in written:
-        there = files[row["space_id"]].read(row["path"], SCHEMA.file_schema)["_key"].to_pylist()
-        assert there == sorted(there)
-        assert all(key.startswith(b"p-") for key in there)
-        assert row["size"] == (tmp_path / str(row["space_id"]) / row["path"]).stat().st_size
 
 
 def test_object_stores_are_written_and_read_as_local_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import parse_uri
 from flowstone.observation.asking import Asking
 from flowstone.observation.explanation import explain
@@ -26,7 +27,6 @@ from flowstone.web.deep_findings import ALONE_MAX, DEEPER_SECONDS, WATCHERS_MAX,
 from flowstone.web.feed import Feed
 from flowstone.web.feed_metrics import FeedMonitored
 from flowstone.web.metrics import encode
-from flowstone.xlog.reader import Slab
 from tests.node.upstream import USER, Upstream
 from tests.observation.reports import SET, address, pair, report, upstream, uuid
 from tests.real_tarantool import free_port

@@ -8,7 +8,7 @@ import numpy as np
 
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import scan
-from flowstone.xlog.reader import Slab
+from flowstone.iproto.slab import Slab
 
 
 def body(pairs: dict[int, bytes]) -> bytes:

@@ -20,12 +20,13 @@ from flowstone.history.selection import Mask, Selection
 from flowstone.history.settling import Settling
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Skipped, Slab
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import LogGap
 from flowstone.xlog.meta import FileType, Meta
-from flowstone.xlog.reader import Chunk, Ending, EndingKind, LogFile, Skipped, Slab
+from flowstone.xlog.reader import Chunk, Ending, EndingKind, LogFile
 
 DECODERS = 2
 """Threads that decode ahead of the reader."""

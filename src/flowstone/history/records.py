@@ -21,8 +21,8 @@ from flowstone.iproto.constants import Flag, Key, RaftKey, RequestType, type_nam
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.xlog.errors import DamagedFile
-from flowstone.xlog.reader import Slab
 
 _KEY_NAMES = {key.value: key.name.lower() for key in Key} | {Key.OPS.value: "operations"}
 _RAFT_NAMES = {key.value: key.name.lower() for key in RaftKey}

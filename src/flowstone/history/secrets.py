@@ -21,7 +21,7 @@ from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack, unpack_body
 from flowstone.iproto.scan import Bytes
-from flowstone.xlog.reader import Slab
+from flowstone.iproto.slab import Slab
 
 USER_SPACES = (304, 305)
 """`_user` and its view `_vuser`."""

@@ -13,7 +13,7 @@ from flowstone.box.system import FIRST_USER_SPACE_ID, TRUNCATE_ID
 from flowstone.iproto.constants import Key
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.scan import LSN, REPLICA_ID, SPACE_ID, TIMESTAMP, Cells
-from flowstone.xlog.reader import Slab
+from flowstone.iproto.slab import Slab
 
 Mask = NDArray[np.bool_]
 

@@ -19,12 +19,12 @@ from flowstone.errors import RemoteProtocolError
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.replication.settled import Decision, SettledTracker, Tracked
 from flowstone.replication.synchro import Promote, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import DamagedFile
 from flowstone.xlog.meta import Meta
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, group
 
 CONTROL = np.array(sorted(CONTROL_TYPES), np.int64)

@@ -33,7 +33,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.extensions import Datetime, ErrorStack, Extension, decimal_text
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Bytes, Cells
-from flowstone.xlog.reader import Slab
+from flowstone.iproto.slab import Slab
 
 _CHANGES = [
     kind.value

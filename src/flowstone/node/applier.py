@@ -16,6 +16,7 @@ from uuid import UUID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import Greeting
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
 from flowstone.node.ballot_watching import BallotWatching
 from flowstone.node.connection import CLOSE_SECONDS, CONNECT_SECONDS, READ_SIZE, reason_of, tls_hint, tls_of
@@ -61,7 +62,6 @@ from flowstone.replication.membership import Members, Standing
 from flowstone.replication.messages import Ballot, FetchSnapshot, Join, Register, Subscribe, SubscribeReply
 from flowstone.replication.received_rows import check_name, check_own_rows, goes_on
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 LOG = logging.getLogger("flowstone.node")
 

@@ -31,6 +31,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
 from flowstone.iproto.row import Row, encode_header
+from flowstone.iproto.slab import Slab
 from flowstone.node.applying_batch import Batch, Together
 from flowstone.node.applying_plain import PlainRows, Replicated, Step, distinct
 from flowstone.node.commits import Commits, client_error
@@ -44,7 +45,6 @@ from flowstone.replication.row_stream import journal_rows, replaces_control
 from flowstone.replication.split_brain import Fate, Request
 from flowstone.replication.synchro import Demote, Promote, RaftState, decode_control
 from flowstone.xlog.block import TRANSACTION_SIZE_MAX
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, make_transaction
 
 LOG = logging.getLogger("flowstone.node")

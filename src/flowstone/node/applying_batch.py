@@ -14,9 +14,9 @@ from flowstone.box.read_view import ReadView
 from flowstone.box.transaction import Statement, Transaction
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
+from flowstone.iproto.slab import Slab
 from flowstone.node.replay import BULK_MIN
 from flowstone.replication.row_stream import journal_rows
-from flowstone.xlog.reader import Slab
 
 _NOP: Final = RequestType.NOP.value
 

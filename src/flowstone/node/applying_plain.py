@@ -25,7 +25,7 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.scan import Cells
-from flowstone.xlog.reader import Slab
+from flowstone.iproto.slab import Slab
 
 _INSERT, _REPLACE = RequestType.INSERT.value, RequestType.REPLACE.value
 _DELETE, _NOP = RequestType.DELETE.value, RequestType.NOP.value

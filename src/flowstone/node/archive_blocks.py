@@ -17,12 +17,13 @@ import msgspec
 import numpy as np
 
 from flowstone.iproto import scan
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_manifest import Lsns
 from flowstone.node.archive_verdicts import Range, Verdicts, newest
 from flowstone.outside.disk import Disk, File
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import Meta
-from flowstone.xlog.reader import Chunk, Slab
+from flowstone.xlog.reader import Chunk
 from flowstone.xlog.walk import BLOCK_AT, PAYLOAD_END
 
 FORMAT = "flowstone-blocks"

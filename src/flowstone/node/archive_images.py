@@ -21,6 +21,7 @@ from flowstone.box.transaction import Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag, Key, RequestType
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_verdicts import FLAGS_SINCE, newest
 from flowstone.node.recovery import Recovered, dialect_of, recover
 from flowstone.node.replay import BULK_MIN, Applied, execute
@@ -29,7 +30,6 @@ from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.settled import SettledTracker
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.directory import scan_directory
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, group
 from flowstone.xlog.transactions import Transaction as Rows
 

@@ -16,6 +16,7 @@ import numpy as np
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_blocks import BlockWriter, blocks_of, read_blocks
 from flowstone.node.archive_definitions import Definitions
 from flowstone.node.archive_verdicts import Verdicts, newest
@@ -27,7 +28,7 @@ from flowstone.xlog.block import FLUSH_THRESHOLD
 from flowstone.xlog.directory import ListedFile, LogDirectory
 from flowstone.xlog.errors import LogGap
 from flowstone.xlog.meta import FileType, Meta
-from flowstone.xlog.reader import Chunk, LogFile, Slab
+from flowstone.xlog.reader import Chunk, LogFile
 from flowstone.xlog.writer import LogWriter
 
 WAL_MAX_SIZE = 256 * 1024**2

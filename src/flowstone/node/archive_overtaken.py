@@ -16,9 +16,9 @@ import numpy as np
 from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.row import Row, encode_header
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_rows import log_rows
 from flowstone.replication.settled import Tenure, is_nop, void_rows
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group, make_transaction
 
 _NOP: Final = RequestType.NOP.value

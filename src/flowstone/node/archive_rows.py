@@ -16,9 +16,9 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.iproto.row_batches import put_body, put_header, rows_bound, was_control
 from flowstone.iproto.scan import Bytes, Cells
+from flowstone.iproto.slab import Slab
 from flowstone.kernels import kernel
 from flowstone.replication.row_stream import RowStream, slab_of_rows
-from flowstone.xlog.reader import Slab
 
 INSERT = RequestType.INSERT.value
 

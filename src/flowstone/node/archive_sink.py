@@ -24,6 +24,7 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_snapshot import IncomingSnapshot
 from flowstone.node.archive_store import Store
 from flowstone.outside import Outside
@@ -31,7 +32,6 @@ from flowstone.outside.worker import by_worker
 from flowstone.replication.synchro import RaftState, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
-from flowstone.xlog.reader import Slab
 
 LOG = logging.getLogger("flowstone.node")
 

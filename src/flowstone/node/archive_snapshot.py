@@ -16,11 +16,12 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_rows import snapshot_rows
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import FileType, Meta, file_name
-from flowstone.xlog.reader import LogFile, Slab
+from flowstone.xlog.reader import LogFile
 from flowstone.xlog.writer import SnapWriter
 
 REPLICASET_KEYS = ("cluster", "replicaset_uuid")

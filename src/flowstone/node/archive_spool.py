@@ -14,6 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 from flowstone.iproto import scan
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_blocks import path_of as index_of
 from flowstone.node.archive_blocks import read_blocks
 from flowstone.node.archive_definitions import (
@@ -34,7 +35,7 @@ from flowstone.node.archive_upstream import UpstreamFacts
 from flowstone.node.archive_verdicts import Verdicts
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import LogDirectory, scan_directory
-from flowstone.xlog.reader import LogFile, Slab
+from flowstone.xlog.reader import LogFile
 
 WAL_MAX_SIZE = 64 * 1024**2
 """Size of a log file. Small, because a spool can only delete whole files."""

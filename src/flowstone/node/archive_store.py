@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Self
 from uuid import UUID
 
+from flowstone.iproto.slab import Slab
 from flowstone.node import archive_manifest
 from flowstone.node.archive_log import WAL_MAX_SIZE, ArchiveLog, logs_behind, start_verdicts
 from flowstone.node.archive_manifest import (
@@ -30,7 +31,6 @@ from flowstone.node.archive_verdicts import Verdicts
 from flowstone.outside.disk import AlreadyLocked, Disk, Lock
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
-from flowstone.xlog.reader import Slab
 
 RowFilter = Callable[[bytes], bytes]
 """Transforms rows before they are written, such as by adding images."""

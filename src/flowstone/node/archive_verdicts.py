@@ -20,10 +20,10 @@ from flowstone.box.system import INDEX_ID, SPACE_ID
 from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.replication.settled import SettledTracker, Tenure, Tracked
 from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, group
 
 FLAGS_SINCE = (2, 8, 1)

@@ -16,10 +16,11 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import VCLOCK_MAX
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.outside import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, scan_directory
-from flowstone.xlog.reader import LogFile, Slab
+from flowstone.xlog.reader import LogFile
 
 ROWS_MAX: Final = 16384
 """Maximum number of rows in a piece, except for a single larger block: the relay has other work to do in between."""

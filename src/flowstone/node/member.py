@@ -15,6 +15,7 @@ from uuid import UUID
 from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.node.applying import Applying
 from flowstone.node.instance import Instance
 from flowstone.node.recovery import Recovered, replica_id_of, replicaset_uuid_of, sort_indexes
@@ -22,7 +23,6 @@ from flowstone.node.replay import OF_A_PEER, Replay
 from flowstone.replication.membership import expelled
 from flowstone.replication.synchro import RaftState, decode_control
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 LOG = logging.getLogger("flowstone.node")
 

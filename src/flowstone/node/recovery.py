@@ -23,6 +23,7 @@ from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.slab import Slab
 from flowstone.node.checkpoint import States, write_snapshot
 from flowstone.node.journal import LastLog
 from flowstone.node.replay import Replay, Synchro
@@ -31,7 +32,7 @@ from flowstone.outside import AlreadyLocked, Disk, Lock, Outside
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import BY_FORCE, LogGap, XlogError
-from flowstone.xlog.reader import EndingKind, LogFile, Slab
+from flowstone.xlog.reader import EndingKind, LogFile
 
 LOG = logging.getLogger("flowstone.node")
 

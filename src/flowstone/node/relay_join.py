@@ -26,6 +26,7 @@ from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row, encode_uint
+from flowstone.iproto.slab import Slab
 from flowstone.node.checkpoint import SLICE
 from flowstone.node.commits import client_error
 from flowstone.node.info import members
@@ -40,7 +41,6 @@ from flowstone.replication.relay import RowFilter, xlog_gap
 from flowstone.replication.row_stream import stream_packets
 from flowstone.replication.synchro import Promote, RaftState
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 LOG = logging.getLogger("flowstone.node")
 

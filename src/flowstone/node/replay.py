@@ -24,13 +24,13 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType, type_name
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.replication.row_stream import replaces_control
 from flowstone.replication.settled import SettledTracker, Tracked, is_nop, void_rows
 from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, decode_control
 from flowstone.replication.tenures import Tenures
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.errors import DamagedFile, LsnUsedTwice
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, Grouping, TransactionError, first_global
 from flowstone.xlog.transactions import Transaction as Rows
 

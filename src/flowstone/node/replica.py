@@ -21,6 +21,7 @@ from flowstone.box.transaction import Transaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
 from flowstone.node import rights
 from flowstone.node.applier import Applier
@@ -32,7 +33,6 @@ from flowstone.outside import Outside
 from flowstone.replication.applier import ENDED, ApplierState, ConnectionLost, code_of
 from flowstone.replication.messages import Ballot
 from flowstone.replication.vclock import VClock, VClockError
-from flowstone.xlog.reader import Slab
 
 LOG = logging.getLogger("flowstone.node")
 

@@ -32,6 +32,7 @@ from flowstone.iproto.msgpack import pack, unpack, unpack_body
 from flowstone.iproto.packet import frame
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.node.changes import SettledChange
 from flowstone.node.recovery import sort_indexes
 from flowstone.node.replay import BULK_MIN, OF_A_PEER, Replay, Synchro, execute
@@ -39,7 +40,6 @@ from flowstone.replication.row_stream import RowStream
 from flowstone.replication.settled import SettledTracker, Tracked
 from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock, VClockBuilder
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES
 from flowstone.xlog.transactions import Transaction as Rows
 

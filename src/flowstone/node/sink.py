@@ -10,8 +10,8 @@ from typing import Protocol
 from uuid import UUID
 
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 
 class Sink(Protocol):

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from flowstone.iproto import scan
+from flowstone.iproto.slab import Slab
 from flowstone.replication.relay import PROMOTIONS, RowFilter
 from flowstone.replication.row_stream import slab_of_rows, stream_packets
 from flowstone.replication.synchro import Demote, Promote, decode_control
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 TAIL_SIZE_MAX: Final = 64 * 1024 * 1024
 """Maximum size of all chunks in bytes; a relay that lags by more reads files."""

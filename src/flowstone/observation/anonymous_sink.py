@@ -10,10 +10,10 @@ from uuid import UUID
 
 from flowstone.box.schema import SchemaTracker
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_definitions import Definitions
 from flowstone.node.archive_upstream import UpstreamFacts
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 
 class AnonymousSink:

@@ -23,6 +23,7 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import Key
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Skipped
 from flowstone.node import archive_manifest
 from flowstone.node.archive_definitions import definition_files
 from flowstone.node.archive_snapshot import REPLICASET_KEYS
@@ -33,7 +34,7 @@ from flowstone.replication.synchro import Demote, Promote, RaftState, decode_con
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import XlogError
-from flowstone.xlog.reader import EndingKind, LogFile, Skipped
+from flowstone.xlog.reader import EndingKind, LogFile
 from flowstone.xlog.transactions import Transaction, TransactionError, group
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 from flowstone.box.dialect import from_greeting
 from flowstone.box.schema import Schema
 from flowstone.errors import FlowstoneError
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
 from flowstone.node.applier import Applier
 from flowstone.node.archive_upstream import UpstreamFacts, ask_facts
@@ -21,7 +22,6 @@ from flowstone.observation.anonymous_sink import AnonymousSink, schema_of, versi
 from flowstone.outside import Outside
 from flowstone.replication.applier import FAILED, ApplierState
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import Transaction, group
 
 TRANSACTIONS_MAX: Final = 1000

@@ -27,6 +27,7 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.observation.anonymous_sink import AnonymousSink
 from flowstone.observation.live_transaction import LiveTransaction, Status, WaitingRow, described, waiting_rows
 from flowstone.outside import Clock
@@ -34,7 +35,6 @@ from flowstone.replication.applier import ConnectionLost
 from flowstone.replication.settled import Decision, SettledTracker, Tracked, is_nop
 from flowstone.replication.synchro import Demote, Promote, decode_control
 from flowstone.replication.vclock import VClock, VClockBuilder
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group
 
 KEPT_MAX: Final = 5000

@@ -34,6 +34,7 @@ from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response, decode_response, frame
 from flowstone.iproto.row import Row, decode_row, encode_header
+from flowstone.iproto.slab import Slab
 from flowstone.replication import messages
 from flowstone.replication.applier import TRANSITIONS, ApplierState, UnsupportedPeer, other_replica_set
 from flowstone.replication.ballot_watch import decode_vote
@@ -41,7 +42,6 @@ from flowstone.replication.messages import Ack, Ballot, Heartbeat, Join, Registe
 from flowstone.replication.received_rows import check_rows
 from flowstone.replication.row_stream import REPLY_SIZE_MAX, RowStream
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 OLDEST: Final = (1, 10, 0)
 """The oldest version that can be followed: masters before it have no ballots, heartbeats or final join stage."""

@@ -21,9 +21,9 @@ from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import Row
+from flowstone.iproto.slab import Slab
 from flowstone.replication.lost_tail import LostTails
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 
 REJOIN: Final = (
     "this instance was expelled from its replica set: to let it join again, stop it and delete its data "

@@ -15,8 +15,8 @@ from flowstone.errors import RemoteProtocolError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import GROUP_LOCAL, Flag, RequestType, type_name
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.reader import Slab
 from flowstone.xlog.transactions import CONTROL_TYPES
 
 HINT: Final = "check that instance, then restart replication from it"

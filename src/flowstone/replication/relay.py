@@ -46,11 +46,11 @@ from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
+from flowstone.iproto.slab import Slab
 from flowstone.replication.membership import NO_FOLLOWERS, NO_MEMBERS
 from flowstone.replication.messages import NIL_UUID, Ack, FetchSnapshot, Join, Register, Subscribe
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import LSN_MAX
-from flowstone.xlog.reader import Slab
 
 _NOTHING_LEFT_OUT: Final = LSN_MAX
 

@@ -20,8 +20,8 @@ from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.iproto.packet import decode_response
 from flowstone.iproto.row_batches import AT, NEEDED, ROWS, WHOLE_AT, WHOLE_ROWS
 from flowstone.iproto.scan import Bytes, Cells
+from flowstone.iproto.slab import Slab
 from flowstone.xlog.block import TRANSACTION_SIZE_MAX
-from flowstone.xlog.reader import Slab
 
 ROWS_MAX: Final = 16384
 """Rows of one slab, unless a single transaction has more: applying them takes some milliseconds."""

@@ -19,6 +19,7 @@ from flowstone.history.reading import Piece
 from flowstone.history.secrets import hide_secrets
 from flowstone.iproto import scan
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_index import Slice
@@ -27,7 +28,6 @@ from flowstone.spark.schema_epochs import defining
 from flowstone.spark.slice_bytes import open_slice
 from flowstone.spark.stream_order import Place, Stamps, Window, rows_between, stamp
 from flowstone.xlog.meta import Meta
-from flowstone.xlog.reader import Slab
 
 
 class FormatChanged(FlowstoneError):

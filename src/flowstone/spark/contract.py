@@ -24,10 +24,10 @@ from flowstone.history.tables import UnknownColumn
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.spark.images import Images, with_images
 from flowstone.spark.stream_order import Stamps
 from flowstone.xlog.columns import INT32_MAX, MOMENT, Column, ColumnOptions, TypedDecoder, span_column, text_array
-from flowstone.xlog.reader import Slab
 
 LEADING_FIELDS: Final = (
     pa.field("_operation", pa.string(), nullable=False),

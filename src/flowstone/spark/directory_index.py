@@ -17,6 +17,7 @@ from flowstone.box.schema import UnknownSpace
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_blocks import RunBuilder, blocks_of
 from flowstone.node.archive_log import start_verdicts, version_of
 from flowstone.node.archive_manifest import Gap, NotAnArchive, missing_rows
@@ -28,7 +29,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark.archive_runs import Added, Facts, News, SnapshotFile, snapshots_of
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import ForeignFile
-from flowstone.xlog.reader import Chunk, LogFile, Slab
+from flowstone.xlog.reader import Chunk, LogFile
 
 UNKNOWN_REPLICASET: Final = "00000000-0000-0000-0000-000000000000"
 """Stands in for the UUID of logs without a snapshot: only a snapshot names the replica set."""

@@ -15,8 +15,8 @@ import pyarrow as pa
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.xlog.columns import text_array
-from flowstone.xlog.reader import Slab
 
 Images = Literal["ops", "post", "full"]
 """ops: operations as logged. post: the tuple after the change; for a DELETE, the one before. full: both."""

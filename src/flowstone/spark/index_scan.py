@@ -19,14 +19,14 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response
 from flowstone.iproto.scan import Bytes, Cells, read_map, read_uint, skip_value, value_end
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
 from flowstone.kernels import kernel
 from flowstone.kernels.wide import big16, big32, byte
 from flowstone.node.connection import REQUEST_SECONDS, Connection
 from flowstone.outside.loop_thread import LoopThread
 from flowstone.spark.live_node import connect, explained, select_body
-from flowstone.spark.state_contract import slab_of_spans
-from flowstone.xlog.reader import Slab
+from flowstone.spark.tuple_slabs import slab_of_spans
 
 PAGE_SIZE: Final = 4 * 1024 * 1024
 """Size of a page to aim for, in bytes. The first page is small because the size of tuples is not known yet."""

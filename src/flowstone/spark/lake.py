@@ -25,11 +25,9 @@ from deltalake.transaction import CommitProperties, Transaction
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.replication.vclock import VClock
 from flowstone.spark.collected import rows_of
+from flowstone.spark.first_load import LOADED_DDL, LoadTarget, RowsToFiles
 from flowstone.spark.lake_files import (
-    LOADED_DDL,
     FileEntry,
-    LoadTarget,
-    RowsToFiles,
     TableFiles,
     WrittenFile,
     statistics_json,

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.errors import FlowstoneError
 from flowstone.history.tables import UnknownColumn
-from flowstone.spark.state_contract import slab_of_tuples
+from flowstone.spark.tuple_slabs import slab_of_tuples
 from flowstone.xlog.columns import MOMENT, Column, ColumnError, ColumnOptions, TypedDecoder
 
 EXTRA: Final = pa.field("_extra", pa.string())

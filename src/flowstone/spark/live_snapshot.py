@@ -20,6 +20,7 @@ from flowstone.errors import FlowstoneError, LocalProtocolError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Bytes, Cells
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
 from flowstone.node import rights
 from flowstone.node.applier import Applier
@@ -28,7 +29,6 @@ from flowstone.outside.loop_thread import LoopThread
 from flowstone.replication.applier import ApplierState, ConnectionLost
 from flowstone.replication.vclock import VClock
 from flowstone.spark.live_node import CannotUse, explained, unreachable
-from flowstone.xlog.reader import Slab
 
 CHUNK_SIZE: Final = 512 * 1024
 """Bytes to decode together: servers send row by row, and a single read returns little."""

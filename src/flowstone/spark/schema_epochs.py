@@ -19,11 +19,12 @@ from flowstone.box.system import FIRST_USER_SPACE_ID, INDEX_ID, SPACE_ID, TRUNCA
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.node.archive_definitions import EXTENSION, read_definitions
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.stream_order import Range
-from flowstone.xlog.reader import LogFile, Slab
+from flowstone.xlog.reader import LogFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from flowstone.errors import FlowstoneError
 from flowstone.history.columnar import json_of_messagepack
 from flowstone.history.tables import UnknownColumn
 from flowstone.iproto import scan
-from flowstone.iproto.constants import RequestType
-from flowstone.iproto.scan import Bytes, Cells
+from flowstone.iproto.scan import Cells
+from flowstone.iproto.slab import Slab
 from flowstone.spark.contract import EXTRA, ColumnClash, spark_ddl
+from flowstone.spark.tuple_slabs import slab_of_tuples
 from flowstone.xlog.columns import Column, ColumnOptions, TypedDecoder, span_column
-from flowstone.xlog.reader import Slab
 
 SPACE: Final = pa.field("_space", pa.string())
 SPACE_ID: Final = pa.field("_space_id", pa.int32(), nullable=False)
@@ -129,34 +129,6 @@ class StateContract:
                 return _space_names(cells[scan.SPACE_ID, rows], schema)
         tuples = span_column(slab.buf, cells[scan.TUPLE_AT, rows], cells[scan.TUPLE_END, rows])
         return tuples if name == TUPLE_MSGPACK.name else json_of_messagepack(tuples)
-
-
-def slab_of_tuples(tuples: pa.Array, space_id: int, path: str) -> Slab:
-    """Return a slab of rows that insert the tuples, without copying them. Errors name `path`."""
-    if tuples.type != pa.binary():
-        tuples = tuples.cast(pa.binary())  # delta-rs returns views, others large binaries; kernels know one layout
-    count = len(tuples)
-    _, offsets, data = tuples.buffers()
-    edges: Cells = np.zeros(count + 1, np.int64)
-    if count:
-        edges[:] = np.frombuffer(offsets, np.int32, count + 1, 4 * tuples.offset)
-    buf: Bytes = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
-    return slab_of_spans(buf, edges[:-1], edges[1:], space_id, path)
-
-
-def slab_of_spans(buf: Bytes, starts: Cells, ends: Cells, space_id: int, path: str) -> Slab:
-    """Return a slab of rows that insert the tuples between `starts` and `ends` in `buf`."""
-    count = len(starts)
-    # One extra column, so that kernels see the same memory layout as in slabs of files.
-    cells: Cells = np.zeros((scan.LINES, count + 1), np.int64)
-    cells[scan.TYPE] = RequestType.INSERT.value
-    cells[scan.SPACE_ID] = space_id
-    for line in (scan.KEY_AT, scan.KEY_END, scan.OPS_AT, scan.OPS_END):
-        cells[line] = -1
-    cells[scan.LSN, :count] = np.arange(1, count + 1)
-    cells[scan.TUPLE_AT, :count] = cells[scan.ROW_AT, :count] = cells[scan.BODY_AT, :count] = starts
-    cells[scan.TUPLE_END, :count] = cells[scan.ROW_END, :count] = ends
-    return Slab(path, b"", buf, cells[:, :count], np.zeros(1, np.int64))
 
 
 def _space_names(space_ids: Cells, schema: Schema) -> pa.Array:

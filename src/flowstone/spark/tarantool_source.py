@@ -20,6 +20,7 @@ from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.box.system import FIRST_USER_SPACE_ID, SCHEMA_SPACE_IDS
 from flowstone.history.secrets import USER_SPACES, hidden_tuple, without_secrets
 from flowstone.iproto import scan
+from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
 from flowstone.node.archive_snapshot import replicaset_uuid_in
 from flowstone.spark.clear_errors import clear_errors
@@ -28,8 +29,8 @@ from flowstone.spark.index_scan import can_walk, scan_space
 from flowstone.spark.live_node import CannotUse, Definitions, definitions
 from flowstone.spark.live_snapshot import snapshot_slabs
 from flowstone.spark.options import TarantoolOptions, tarantool_options, writer_options
-from flowstone.spark.state_contract import REPLICASET_UUID, FormatDiffers, StateContract, slab_of_tuples
-from flowstone.xlog.reader import Slab
+from flowstone.spark.state_contract import REPLICASET_UUID, FormatDiffers, StateContract
+from flowstone.spark.tuple_slabs import slab_of_tuples
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

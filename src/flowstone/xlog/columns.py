@@ -40,9 +40,9 @@ from flowstone.iproto.scan import (
     Cells,
     skip_value,
 )
+from flowstone.iproto.slab import Slab
 from flowstone.xlog import column_kernels as kernels
 from flowstone.xlog.column_kernels import Starts
-from flowstone.xlog.reader import Slab
 
 
 def text_array(values: Sequence[str]) -> pa.Array:
