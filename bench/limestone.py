@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Final, Literal
 
 from bench.measure import Result, alternate, seconds
-from flowstone.limestone import Datastore, Endpoint, manifest, names
-from flowstone.limestone.entries import EntryType, Marker, WriteVersion, encode
-from flowstone.limestone.epoch_file import record
-from flowstone.limestone.manifest import Manifest
-from flowstone.limestone.offline_compaction import compact_offline
-from flowstone.limestone.packing import packed_puts
+from flowstone.limestone import Datastore, Endpoint
+from flowstone.limestone.format import manifest, names
+from flowstone.limestone.format.entries import EntryType, Marker, WriteVersion, encode
+from flowstone.limestone.format.epoch_file import record
+from flowstone.limestone.format.manifest import Manifest
+from flowstone.limestone.format.packing import packed_puts
 from flowstone.limestone.settings import ENDPOINT
+from flowstone.limestone.tools.offline_compaction import compact_offline
 from flowstone.outside import production
 from tests.limestone.interop import real_limestone
 
@@ -50,8 +51,8 @@ EPOCHS_RATIO, RECOVERY_RATIO = 0.5, 4.0
 
 REPLICA: Final = """
 import asyncio, sys
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.replica import Replica
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.replica.replica import Replica
 from flowstone.outside import production
 
 async def main():

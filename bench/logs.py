@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from bench.measure import Result, alternate, child, million_rows_per_second, seconds
-from flowstone.history.columnar import TypedShape
-from flowstone.history.reading import Reading
+from flowstone.columns.log_batches import TypedShape
+from flowstone.history.log_reading import Reading
 from flowstone.history.selection import Selection
 from flowstone.outside import production
 from tests import real_tarantool

@@ -30,10 +30,10 @@ from bench.load import (
     statements,
 )
 from bench.measure import Result, alternate, child, million_rows_per_second
+from flowstone.client.connection import Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.connection import Connection
 from flowstone.outside import production
 from tests import real_tarantool, served_node
 

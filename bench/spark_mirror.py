@@ -28,7 +28,7 @@ from bench.measure import Result, alternate, seconds
 from flowstone.iproto.greeting import GREETING_SIZE
 from flowstone.iproto.uri import parse_uri
 from flowstone.replication.messages import FetchSnapshot, encode_fetch_snapshot
-from flowstone.spark.mirror import Mirror, MirrorOptions, Place
+from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
 from flowstone.spark.session import session
 from tests.interop.member import RealMember
 from tests.served_node import resident_bytes

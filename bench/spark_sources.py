@@ -22,18 +22,18 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.measure import Result, alternate, million_rows_per_second, seconds
+from flowstone.archive.archive_log import ArchiveLog
+from flowstone.archive.manifest import Manifest, save
+from flowstone.archive.settled_tracker import Verdicts
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.iproto.msgpack import pack
-from flowstone.node.archive_log import ArchiveLog
-from flowstone.node.archive_manifest import Manifest, save
-from flowstone.node.archive_verdicts import Verdicts
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark import register
-from flowstone.spark.archive_index import ArchiveIndex
-from flowstone.spark.change_batches import read_slice
-from flowstone.spark.contract import ChangeContract
+from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.session import session
+from flowstone.spark.sources.change_batches import read_slice
+from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.writer import SnapWriter
 

@@ -49,7 +49,8 @@ from finding out is 2; the tools of `limestone` have the codes of `tglogutil`.
 def commands() -> str:
     from typer.main import get_command
 
-    from flowstone.cli import app, serve
+    from flowstone.cli import app
+    from flowstone.cli.node import serve
 
     serve.declare_options(every=True)
     root: Any = get_command(app)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowstone.client.connection import Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import Uri, parse_uri
-from flowstone.node.connection import Connection
 from flowstone.outside import production
 from tests.real_tarantool import free_port
 

@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     import pyarrow
 
     from flowstone import limestone, spark
+    from flowstone.archive.archive import Archive
+    from flowstone.archive.manifest import NotAnArchive
+    from flowstone.archive.refusals import ArchiveRefused
     from flowstone.box.schema import UnknownSpace
-    from flowstone.history.reading import Report
+    from flowstone.history.log_reading import Report
     from flowstone.iproto.errors import TarantoolError
     from flowstone.iproto.uri import UriError
-    from flowstone.node.archive import Archive
-    from flowstone.node.archive_manifest import NotAnArchive
-    from flowstone.node.archive_refusals import ArchiveRefused
     from flowstone.node.changes import Change, SettledChange
+    from flowstone.node.components import CannotListen
     from flowstone.node.configuration import Configuration, NodeOptions
-    from flowstone.node.follow import Following, follow
-    from flowstone.node.member import JoinRefused
     from flowstone.node.node import Node, NotRunning
-    from flowstone.node.parts import CannotListen
-    from flowstone.node.replay import RecoveryError
-    from flowstone.node.replica import CannotFollow, NotReached, Replica
-    from flowstone.node.replica_blocking import BlockingIndex, BlockingReplica, BlockingSpace
     from flowstone.node.spaces import Index, Space, TransactionIndex, TransactionSpace, ViewIndex, ViewSpace
     from flowstone.node.statistics import DiskUsage, Statistics
-    from flowstone.node.synchro_queue import OutcomeUnknown
+    from flowstone.node.synchro.limbo_driver import OutcomeUnknown
     from flowstone.node.transactions import Transaction, View
     from flowstone.node.tuples import Tuple
+    from flowstone.node.upstream.node_sink import JoinRefused
+    from flowstone.node.wal.replay import RecoveryError
     from flowstone.outside.disk import AlreadyLocked
-    from flowstone.replication.applier import ApplierState
+    from flowstone.replica.blocking_replica import BlockingIndex, BlockingReplica, BlockingSpace
+    from flowstone.replica.follow import Following, follow
+    from flowstone.replica.replica import CannotFollow, NotReached, Replica
+    from flowstone.replication.applier.states import ApplierState
     from flowstone.replication.vclock import Order, VClock
     from flowstone.xlog.errors import XlogError
 
@@ -98,29 +98,29 @@ __getattr__ = lazy_names(
     __name__,
     {
         "AlreadyLocked": "outside.disk",
-        "ApplierState": "replication.applier",
-        "Archive": "node.archive",
-        "ArchiveRefused": "node.archive_refusals",
-        "BlockingIndex": "node.replica_blocking",
-        "BlockingReplica": "node.replica_blocking",
-        "BlockingSpace": "node.replica_blocking",
-        "CannotFollow": "node.replica",
-        "CannotListen": "node.parts",
+        "ApplierState": "replication.applier.states",
+        "Archive": "archive.archive",
+        "ArchiveRefused": "archive.refusals",
+        "BlockingIndex": "replica.blocking_replica",
+        "BlockingReplica": "replica.blocking_replica",
+        "BlockingSpace": "replica.blocking_replica",
+        "CannotFollow": "replica.replica",
+        "CannotListen": "node.components",
         "Change": "node.changes",
         "Configuration": "node.configuration",
         "DiskUsage": "node.statistics",
-        "Following": "node.follow",
+        "Following": "replica.follow",
         "Index": "node.spaces",
-        "JoinRefused": "node.member",
+        "JoinRefused": "node.upstream.node_sink",
         "Node": "node.node",
         "NodeOptions": "node.configuration",
-        "NotAnArchive": "node.archive_manifest",
-        "NotReached": "node.replica",
+        "NotAnArchive": "archive.manifest",
+        "NotReached": "replica.replica",
         "NotRunning": "node.node",
         "Order": "replication.vclock",
-        "OutcomeUnknown": "node.synchro_queue",
-        "RecoveryError": "node.replay",
-        "Replica": "node.replica",
+        "OutcomeUnknown": "node.synchro.limbo_driver",
+        "RecoveryError": "node.wal.replay",
+        "Replica": "replica.replica",
         "SettledChange": "node.changes",
         "Space": "node.spaces",
         "Statistics": "node.statistics",
@@ -136,7 +136,7 @@ __getattr__ = lazy_names(
         "ViewIndex": "node.spaces",
         "ViewSpace": "node.spaces",
         "XlogError": "xlog.errors",
-        "follow": "node.follow",
+        "follow": "replica.follow",
         "limestone": "",
         "spark": "",
     },
@@ -166,12 +166,12 @@ def read_log(
     """
     import pyarrow
 
-    from flowstone.history.columnar import GenericShape, TypedShape, typed_reader
+    from flowstone.columns.arrow_columns import ColumnOptions
+    from flowstone.columns.log_batches import GenericShape, TypedShape, typed_reader
     from flowstone.history.files import find_logs
-    from flowstone.history.reading import Reading
+    from flowstone.history.log_reading import Reading
     from flowstone.history.selection import Selection
     from flowstone.outside import production
-    from flowstone.xlog.columns import ColumnOptions
 
     outside = production()
     files = find_logs(outside.disk, [fspath(path) for path in paths], recursive=recursive)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from flowstone.box import statements
 from flowstone.box.bootstrap import bootstrap_rows
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.transaction import Transaction
+from flowstone.box.engine import statements
+from flowstone.box.engine.transaction import Transaction
 from flowstone.iproto.msgpack import pack, unpack
 
 ADMIN = 1

@@ -18,8 +18,9 @@ from typing import Any
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.packet import decode_response
+from tests.places import VECTORS
 
-VECTORS = Path(__file__).parent.parent / "vectors" / "constraints"
+RECORDED = VECTORS / "constraints"
 SEEDS = range(4)
 
 Step = tuple[int, dict[int, Any]]
@@ -410,7 +411,7 @@ def shown(error: TarantoolError) -> str:
 
 def recorded(version: str) -> dict[str, list[Any]]:
     """What a real server answered to each program: tuples, or a text for an error."""
-    found: dict[str, list[Any]] = json.loads((VECTORS / f"{version}.json").read_text())
+    found: dict[str, list[Any]] = json.loads((RECORDED / f"{version}.json").read_text())
     return found
 
 
@@ -441,7 +442,7 @@ def main(binaries: list[str]) -> None:
     from tests import real_tarantool
     from tests.interop.versions import _version_of
 
-    VECTORS.mkdir(parents=True, exist_ok=True)
+    RECORDED.mkdir(parents=True, exist_ok=True)
     for binary in binaries:
         version = ".".join(map(str, _version_of(binary)))
         with tempfile.TemporaryDirectory() as directory, real_tarantool.serve(Path(directory), binary=binary) as server:
@@ -449,7 +450,7 @@ def main(binaries: list[str]) -> None:
         lines = [
             f"{json.dumps(name)}: [\n  " + ",\n  ".join(map(json.dumps, each)) + "\n]" for name, each in found.items()
         ]
-        (VECTORS / f"{version}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        (RECORDED / f"{version}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

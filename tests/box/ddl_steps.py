@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flowstone.box import ddl
+from flowstone.box.ddl import functions as ddl
 from flowstone.box.dialect import Dialect
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack, unpack, unpack_body

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from flowstone.box import statements
 from flowstone.box.definitions import SpaceDefinition
-from flowstone.box.transaction import Transaction
+from flowstone.box.engine import statements
+from flowstone.box.engine.transaction import Transaction
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from tests.box import model

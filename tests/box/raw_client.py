@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from threading import Thread
 from typing import NamedTuple, Self
 
-from flowstone.box.field_types import children_of, elements_of, end_of
+from flowstone.box.engine.field_types import children_of, elements_of, end_of
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 

@@ -7,7 +7,7 @@ from typing import Any
 from flowstone.box.box import Box
 from flowstone.box.definitions import SpaceDefinition, read_index, read_space, with_indexes
 from flowstone.box.dialect import Dialect
-from flowstone.box.space import Space
+from flowstone.box.engine.space import Space
 
 Index = dict[str, Any]
 

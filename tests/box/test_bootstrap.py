@@ -14,8 +14,8 @@ from flowstone.box.bootstrap import FIRST_USER_ID, FirstUserRefused, bootstrap_r
 from flowstone.box.dialect import Dialect
 from flowstone.iproto.auth import hash_of_hash
 from flowstone.iproto.msgpack import pack, unpack
+from tests.places import VECTORS
 
-VECTORS = Path(__file__).parent.parent / "vectors"
 INSTANCE, REPLICASET = UUID(int=1), UUID(int=2)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.box import statements
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.space import Space
+from flowstone.box.engine import statements
+from flowstone.box.engine.space import Space
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack

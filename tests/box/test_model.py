@@ -16,13 +16,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from flowstone.box import bulk, statements
 from flowstone.box.box import Box
-from flowstone.box.bulk import BulkWrite
 from flowstone.box.definitions import SpaceDefinition
-from flowstone.box.read_view import ReadView
+from flowstone.box.engine import bulk, statements
+from flowstone.box.engine.bulk import BulkWrite
+from flowstone.box.engine.read_view import ReadView
+from flowstone.box.engine.transaction import InteractiveTransaction, Isolation, Transaction
 from flowstone.box.system import TRUNCATE_ID
-from flowstone.box.transaction import InteractiveTransaction, Isolation, Transaction
 from flowstone.iproto.errors import TransactionConflict
 from flowstone.iproto.msgpack import pack
 from tests.box import model

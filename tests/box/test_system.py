@@ -11,8 +11,8 @@ from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.iproto.constants import RequestType
 from flowstone.outside.disk import SystemDisk
 from flowstone.xlog.reader import LogFile
+from tests.places import VECTORS
 
-VECTORS = Path(__file__).parent.parent / "vectors"
 FIRST_SNAPSHOTS = sorted(VECTORS.glob("tarantool-*/01-*/files/master/00000000000000000000.snap"))
 LATEST = next(path for path in FIRST_SNAPSHOTS if "3.8" in str(path))
 

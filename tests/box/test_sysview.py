@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from flowstone.box import ddl, statements
 from flowstone.box.box import Box
+from flowstone.box.ddl import functions as ddl
 from flowstone.box.dialect import Dialect
+from flowstone.box.engine import statements
 from flowstone.box.sysview import SOURCES
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack

@@ -11,10 +11,10 @@ from typing import Any, Final, Protocol
 import asynctnt
 from asynctnt.exceptions import TarantoolDatabaseError, TarantoolError
 
+from flowstone.client.connection import Connection, ConnectionFailed
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import error_of
 from flowstone.iproto.uri import Uri
-from flowstone.node.connection import Connection, ConnectionFailed
 from flowstone.outside import production
 from tests.simulation.conversation import Conversation, Row
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.conftest import FULL
-from tests.interop.member import ROOT
+from tests.places import ROOT
 
 SECONDS = 1800 if FULL else 45
 GRACE_SECONDS = 240

@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from flowstone.client.connection import ConnectionFailed
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
-from flowstone.node.connection import ConnectionFailed
 from tests.chaos.clients import Client, Clients, Doors
 from tests.chaos.lines import Line, dial_own
 from tests.chaos.seats import Seats

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 from flowstone.cli import run
-from flowstone.cli.shop import write_shop
+from flowstone.cli.demo.shop import write_shop
 from flowstone.outside import production
 from tests.interop.conftest import cluster, nodes, pytest_generate_tests, pytest_runtest_makereport
 

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import pytest
 import typer
 
-from flowstone.cli import app, run, serve
+from flowstone.cli import app, run
 from flowstone.cli.command import App, is_given_once
+from flowstone.cli.node import serve
 
 
 def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -76,7 +77,7 @@ def test_replication_of_serve_accumulates() -> None:
         return 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flowstone.cli.serve_check.check", check)
+        patch.setattr("flowstone.cli.node.serve_check.check", check)
         assert serve.serve(**{**parameters, "check": True, "replication": ["a:3301", "b:3301,c:3301"]}) == 0
     assert given == {"replication": "a:3301,b:3301,c:3301"}
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import typer
 
-from flowstone.cli import app, run, serve
+from flowstone.cli import app, run
+from flowstone.cli.node import serve
 from flowstone.node.configuration import OPTIONS
 from tests.cli.conftest import Command
 

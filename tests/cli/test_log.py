@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from flowstone.cli import console, mirror
+from flowstone.cli import console
+from flowstone.cli.lake import mirror
 from flowstone.cli.log import JSON, SEVERITIES, escaped, say_event, set_format, set_level, start_log
 from flowstone.iproto.uri import UriError, parse_uri
-from flowstone.limestone.replica_events import Connected
+from flowstone.limestone.replica.events import Connected
 from flowstone.node.option_checks import LOG_LEVELS
-from flowstone.spark.mirror_progress import Lost, Opened, Progress
+from flowstone.spark.mirror.progress import Lost, Opened, Progress
 
 NODE = logging.getLogger("flowstone.node")
 FORGED = "peer\n2026-01-01 00:00:00.000 INFO all is well\r\x1b[2J\u2028x"

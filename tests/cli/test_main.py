@@ -98,7 +98,7 @@ def test_json_needs_no_library_of_other_formats(shop: Path) -> None:
     program = (
         "import sys; from flowstone.cli import run; "
         f"code = run(['cat', '--format=json', '--output', '/dev/null', {str(shop)!r}]); "
-        "heavy = {'pyarrow', 'rich', 'flowstone.node', 'flowstone.xlog.columns'} & set(sys.modules); "
+        "heavy = {'pyarrow', 'rich', 'flowstone.node', 'flowstone.columns.arrow_columns'} & set(sys.modules); "
         "sys.exit(code or (str(sorted(heavy)) if heavy else 0))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, check=False)
@@ -109,6 +109,6 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, shop
     def broken(*_: object) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("flowstone.cli.cat.show", broken)
+    monkeypatch.setattr("flowstone.cli.logs.cat.show", broken)
     with pytest.raises(ZeroDivisionError):
         run(["cat", str(shop)])

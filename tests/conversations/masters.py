@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import flowstone
-from flowstone.box import statements
-from flowstone.box.transaction import Transaction
+from flowstone.box.engine import statements
+from flowstone.box.engine.transaction import Transaction
 from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.outside.disk import SystemDisk
 from flowstone.xlog.reader import LogFile

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import flowstone
+from flowstone.archive.archive import Archive
 from flowstone.iproto.constants import Key, RequestType
-from flowstone.node.archive import Archive
 from tests.conversations import recording, replicas, server
 from tests.conversations.recording import Conversation
 from tests.conversations.test_master import only_the_subscription

@@ -23,10 +23,9 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
 
 RUN: Final = frozenset("sh console python lua sql".split())
 SHOWN: Final = frozenset("text json".split())

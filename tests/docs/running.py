@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Final
 
 from tests.docs import comparison
-from tests.docs.blocks import ROOT, Block, Page
+from tests.docs.blocks import Block, Page
 from tests.docs.flowstone_command import LISTEN, SPARK, ask
 from tests.docs.substitution import Substitution
+from tests.places import ROOT
 
 BLOCK_SECONDS: Final = 180
 END_SECONDS: Final = 15

@@ -93,7 +93,7 @@ shop_log() {
     mkdir -p "$(dirname "$1")"
     python - "$1" <<'PYTHON'
 import sys
-from flowstone.cli.shop import write_shop
+from flowstone.cli.demo.shop import write_shop
 from flowstone.outside import production
 
 write_shop(production(), sys.argv[1])

@@ -8,7 +8,8 @@ from typing import Final
 
 import pytest
 
-from tests.docs.blocks import ROOT, paths
+from tests.docs.blocks import paths
+from tests.places import ROOT
 
 MORE: Final = ("CONTRIBUTING.md", "CHANGELOG.md", "packaging/README.md")
 LINK: Final = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.docs.blocks import ROOT
+from tests.places import ROOT
 
 
 def test_the_pages_that_are_made_are_up_to_date(tmp_path: Path) -> None:

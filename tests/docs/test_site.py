@@ -11,7 +11,8 @@ from typing import Final
 
 import pytest
 
-from tests.docs.blocks import ROOT, paths
+from tests.docs.blocks import paths
+from tests.places import ROOT
 
 FETCHED: Final = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=["']?(?:https?:)?//[^"'\s>]+""")
 

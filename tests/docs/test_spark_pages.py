@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import ROOT, needs_of, page_at, paths
+from tests.docs.blocks import needs_of, page_at, paths
 from tests.docs.running import interpreter, run_page
+from tests.places import ROOT
 
 PATHS = [path for path in paths() if "spark" in needs_of((ROOT / path).read_text())]
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from tests.places import VECTORS
+
 if __name__ == "__main__":
     os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # before anything of ours is loaded: edges inside of kernels count
 
@@ -16,14 +18,13 @@ import argparse
 import hashlib
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
 from tests.fuzz.guided import Broken, Fuzzer
 from tests.fuzz.targets import TARGETS
 
-VECTORS = Path(__file__).parent.parent / "vectors" / "fuzz"
+CORPORA = VECTORS / "fuzz"
 
 
 def fuzz(name: str, given: argparse.Namespace) -> bool:
@@ -43,8 +44,8 @@ def fuzz(name: str, given: argparse.Namespace) -> bool:
 def keep(name: str, broken: Broken) -> None:
     sys.stderr.write(broken.why)
     sys.stdout.write(f"{name} {broken.data.hex()}\n")
-    VECTORS.mkdir(exist_ok=True)
-    (VECTORS / f"{name}-{hashlib.sha256(broken.data).hexdigest()[:12]}.hex").write_text(broken.data.hex() + "\n")
+    CORPORA.mkdir(exist_ok=True)
+    (CORPORA / f"{name}-{hashlib.sha256(broken.data).hexdigest()[:12]}.hex").write_text(broken.data.hex() + "\n")
 
 
 def main() -> int:

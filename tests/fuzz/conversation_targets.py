@@ -5,19 +5,19 @@ from __future__ import annotations
 from contextlib import suppress
 from uuid import UUID
 
+from flowstone.archive.upstream_query import tuples_of
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import auth
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.greeting import Greeting, encode_greeting
 from flowstone.iproto.msgpack import error_stack, pack, unpack
 from flowstone.iproto.packet import encode_request, frame
-from flowstone.node.archive_upstream import tuples_of
 from flowstone.replication import messages
-from flowstone.replication.applier import ApplierState
-from flowstone.replication.applier_protocol import ApplierProtocol, BallotIsEvent, Entered, HeartbeatHeard, RaftHeard
-from flowstone.replication.ballot_watch import BallotWatch
+from flowstone.replication.applier.ballot_watch import BallotWatch
+from flowstone.replication.applier.protocol import ApplierProtocol, BallotIsEvent, Entered, HeartbeatHeard, RaftHeard
+from flowstone.replication.applier.states import ApplierState
+from flowstone.replication.limbo.control_rows import decode_control
 from flowstone.replication.messages import FetchSnapshot, Heartbeat, Join, Register, Subscribe, SubscribeReply
-from flowstone.replication.synchro import decode_control
 from flowstone.replication.vclock import VClock
 from tests.fuzz.replication_targets import BALLOT, STREAM, UUIDS
 

@@ -9,13 +9,16 @@ from typing import Any, Self, cast
 
 import msgspec
 
+from flowstone.archive import block_index as archive_blocks
+from flowstone.archive import definitions_file as archive_definitions
+from flowstone.archive import manifest as archive_manifest
 from flowstone.box.schema import SchemaTracker
-from flowstone.cli.settings import read_settings
-from flowstone.limestone import lineage, replica_seeding
-from flowstone.node import archive_blocks, archive_definitions, archive_manifest
+from flowstone.cli.node.settings import read_settings
+from flowstone.limestone.format import lineage
+from flowstone.limestone.store import seeding as replica_seeding
 from flowstone.outside import Disk
 from flowstone.replication.vclock import VClock
-from flowstone.spark.offsets import Offset, parse_offsets
+from flowstone.spark.sources.offsets import Offset, parse_offsets
 from flowstone.xlog.meta import parse_vclock
 from tests.xlog.files import MemoryFile
 

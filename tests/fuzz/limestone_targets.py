@@ -6,16 +6,16 @@ from contextlib import suppress
 
 import numpy as np
 
-from flowstone.limestone import catalog, extensions, manifest
-from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.columns import Winners
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove, walk
-from flowstone.limestone.entry_table import Tail, tables
-from flowstone.limestone.epoch_file import parse, record
 from flowstone.limestone.errors import BadMessage
-from flowstone.limestone.extensions import Action, ControlParser, Hello, HelloAck, Prepare
-from flowstone.limestone.manifest import Manifest
-from flowstone.limestone.messages import (
+from flowstone.limestone.format import catalog, manifest
+from flowstone.limestone.format import wire_extensions as extensions
+from flowstone.limestone.format.catalog import Catalog
+from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove, walk
+from flowstone.limestone.format.entry_table import Tail, tables
+from flowstone.limestone.format.epoch_file import parse, record
+from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, Mode, Scan
+from flowstone.limestone.format.manifest import Manifest
+from flowstone.limestone.format.messages import (
     Ack,
     Blob,
     Error,
@@ -29,9 +29,10 @@ from flowstone.limestone.messages import (
     WireEntry,
     wire_entry,
 )
-from flowstone.limestone.messages import encode as encode_message
-from flowstone.limestone.scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, Mode, Scan
-from flowstone.limestone.transcode import DiskEntries, WireReader
+from flowstone.limestone.format.messages import encode as encode_message
+from flowstone.limestone.format.transcode import DiskEntries, WireReader
+from flowstone.limestone.format.wire_extensions import Action, ControlParser, Hello, HelloAck, Prepare
+from flowstone.limestone.store.latest_entries import Winners
 from tests.limestone.plain_state import Snapshot, encode_compacted, encode_snapshot
 
 MODES = (STARTUP, INSPECT, REPAIR, REPAIR_CUT, RECOVERY)

@@ -12,29 +12,30 @@ from typing import Any
 import numpy as np
 
 from flowstone.box.schema import SchemaTracker
-from flowstone.box.update import decode_operations, update, upsert
+from flowstone.box.update.update import decode_operations, update, upsert
+from flowstone.client.log_statement import statement_of
+from flowstone.columns.arrow_columns import Column, ColumnOptions, TypedDecoder, generic_batch
 from flowstone.errors import FlowstoneError
-from flowstone.history.reading import Piece
+from flowstone.history.log_reading import Piece
 from flowstone.history.records import records
 from flowstone.history.secrets import hide_secrets
-from flowstone.history.tables import table_text
-from flowstone.history.text_lua import lua_statements
-from flowstone.history.text_yaml import yaml_documents
-from flowstone.iproto import extensions, json_rows, msgpack
+from flowstone.iproto import extensions, msgpack
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.extensions import Datetime, ErrorRecord, ErrorStack, Extension, Interval
 from flowstone.iproto.greeting import Greeting, decode_greeting, encode_greeting
-from flowstone.iproto.json_rows import json_lines
-from flowstone.iproto.json_text import json_column
 from flowstone.iproto.limits import NESTING_MAX
 from flowstone.iproto.packet import decode_response, encode_request, split
 from flowstone.iproto.row import Row, decode_row
 from flowstone.iproto.scan import SPACE_ID, scan, skip_value
 from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.statement import statement_of
-from flowstone.replication.synchro import decode_control
-from flowstone.xlog.columns import Column, ColumnOptions, TypedDecoder, generic_batch
+from flowstone.replication.limbo.control_rows import decode_control
+from flowstone.text import json_rows
+from flowstone.text.json_rows import json_lines
+from flowstone.text.json_text import json_column
+from flowstone.text.lua_rows import lua_statements
+from flowstone.text.row_table import table_text
+from flowstone.text.yaml_rows import yaml_documents
 from flowstone.xlog.meta import FileType, Meta, parse
 from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.fuzz import (

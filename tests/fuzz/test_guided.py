@@ -14,8 +14,8 @@ from tests.fuzz import __main__ as command
 from tests.fuzz.coverage import Coverage
 from tests.fuzz.guided import Fuzzer
 from tests.fuzz.targets import TARGETS, Target
+from tests.places import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 SECONDS = 120.0
 """Of each target, at full scale."""
 

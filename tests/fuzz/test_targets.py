@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import FULL
-from tests.fuzz.__main__ import VECTORS
+from tests.fuzz.__main__ import CORPORA
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import TARGETS
 
@@ -57,7 +57,7 @@ def test_few_bytes_never_ask_for_much_memory(name: str) -> None:
 
 
 def kept_inputs() -> list[Path]:
-    return sorted(VECTORS.glob("*.hex"))
+    return sorted(CORPORA.glob("*.hex"))
 
 
 @pytest.mark.parametrize("path", kept_inputs(), ids=lambda path: path.stem)

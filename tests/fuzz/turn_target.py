@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from flowstone.box import statements
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.transaction import ADMIN
+from flowstone.box.engine import statements
+from flowstone.box.engine.transaction import ADMIN
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import request_scan
 from flowstone.iproto.constants import Key, RequestType
@@ -18,16 +18,16 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import PacketError, encode_request, split
 from flowstone.iproto.requests import decode_request
 from flowstone.iproto.scan import Cells
-from flowstone.node.commits import Commits
 from flowstone.node.configuration import configure
-from flowstone.node.elections import Elections
 from flowstone.node.instance import Instance
-from flowstone.node.journal import Journal
-from flowstone.node.procedures_box import built_in
-from flowstone.node.session import Session
-from flowstone.node.turn import Turns
-from flowstone.node.turn_batch import Reply
-from flowstone.node.watchers import Watchers, sources_of
+from flowstone.node.server.procedures_box import built_in
+from flowstone.node.server.session import Session
+from flowstone.node.server.turn import Turns
+from flowstone.node.server.turn_batch import Reply
+from flowstone.node.server.watchers import Watchers, sources_of
+from flowstone.node.synchro.elections import Elections
+from flowstone.node.wal.commits import Commits
+from flowstone.node.wal.journal import Journal
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from tests.box.spaces import definition, on, put

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowstone.history.reading import Reading
+from flowstone.history.log_reading import Reading
 from flowstone.history.records import Record, header_of, records
 from flowstone.history.selection import Selection
 from flowstone.iproto.constants import RequestType

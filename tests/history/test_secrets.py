@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flowstone.history import secrets
-from flowstone.history.reading import Piece, Reading
+from flowstone.history.log_reading import Piece, Reading
 from flowstone.history.records import records
 from flowstone.history.secrets import hide_secrets
 from flowstone.history.selection import Mask, Selection

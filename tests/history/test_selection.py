@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flowstone.history.reading import Reading
+from flowstone.history.log_reading import Reading
 from flowstone.history.selection import Selection
 from flowstone.iproto.scan import LSN
 from flowstone.outside import production

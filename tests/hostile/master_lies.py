@@ -12,8 +12,8 @@ from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame
 from flowstone.iproto.row import Row, encode_header
+from flowstone.replication.limbo.control_rows import Confirm, Promote, Rollback
 from flowstone.replication.messages import Heartbeat, encode_heartbeat
-from flowstone.replication.synchro import Confirm, Promote, Rollback
 from tests.hostile.liar import (
     LIAR_ID,
     MARK,

@@ -11,12 +11,12 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import flowstone
-from flowstone.box import statements
+from flowstone.box.engine import statements
 from flowstone.box.system import CLUSTER_ID
+from flowstone.client.connection import Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.connection import Connection
 from flowstone.outside import production
 from flowstone.outside.loop_thread import LoopThread
 from flowstone.replication.vclock import VClock

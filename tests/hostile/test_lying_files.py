@@ -14,11 +14,11 @@ import pytest
 import zstandard
 
 import flowstone
+from flowstone.archive.archive import Archive
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
 from flowstone.iproto.row import Row
-from flowstone.node.archive import Archive
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.block import EOF_MAGIC, encode_fixheader
 from tests.hostile.liar import MARK, SPACE_ID, Liar, Role, Talk, row, tuple_body

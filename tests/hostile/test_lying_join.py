@@ -14,11 +14,11 @@ from uuid import UUID
 import pytest
 
 import flowstone
+from flowstone.archive.archive import Archive
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
-from flowstone.node.archive import Archive
 from flowstone.replication.vclock import VClock
 from tests.hostile.join_lies import LIES, VICTIM, JoinLie
 from tests.hostile.liar import Liar, Role, Talk, snapshot_row

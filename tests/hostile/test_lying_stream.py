@@ -14,9 +14,9 @@ from uuid import UUID
 import pytest
 
 import flowstone
+from flowstone.archive.archive import Archive
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
-from flowstone.node.archive import Archive
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import LogFile

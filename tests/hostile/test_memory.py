@@ -11,9 +11,9 @@ from uuid import UUID
 import pytest
 
 from flowstone.box.dialect import Dialect
+from flowstone.client.connection import Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
-from flowstone.node.connection import Connection
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.block import TRANSACTION_SIZE_MAX
 from tests import served_node

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
-from flowstone.box.field_types import elements_of, end_of
+from flowstone.box.engine.field_types import elements_of, end_of
 from flowstone.iproto import auth
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.greeting import GREETING_SIZE, decode_greeting

@@ -21,6 +21,7 @@ from typing import Any, Final
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import unpack
 from tests.interop.client import Client, Disconnected
+from tests.places import ROOT
 from tests.real_tarantool import free_port
 from tests.served_node import GUEST_IS_SUPER, PASSWORD, PRIVILEGE, USER
 
@@ -28,7 +29,6 @@ REPLICATOR: Final = ("replicator", "secret")
 SERVER_LUA: Final = Path(__file__).with_name("server.lua")
 USERS: Final = 304
 ADMIN, REPLICATION_ROLE, EXECUTE = 1, 3, 4
-ROOT: Final = Path(__file__).parent.parent.parent
 SECONDS: Final = 60.0
 """How long a condition may take to come true before the test fails."""
 

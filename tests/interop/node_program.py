@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from flowstone.cli import main, process
+from flowstone.cli import main
+from flowstone.cli.node import process
 from flowstone.node.node import Node
 from flowstone.node.transactions import Transaction
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flowstone.box import bulk
+from flowstone.box.engine import bulk
 from flowstone.iproto import request_scan as scan
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.packet import PacketError, split

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 
 from flowstone.errors import LocalProtocolError
 from flowstone.iproto.greeting import Greeting, GreetingError, decode_greeting, encode_greeting, version_id
+from tests.places import VECTORS
 
-WIRE = Path(__file__).parent.parent / "vectors" / "wire"
+WIRE = VECTORS / "wire"
 
 
 @pytest.mark.parametrize(("age", "version"), [("2.6", (2, 6, 0)), ("3.8", (3, 8, 0))])

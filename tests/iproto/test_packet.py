@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +12,9 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import AccessDenied, CredsMismatch, ReplicasetUuidMismatch, UnknownRequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import PacketError, Response, decode_response, encode_request, frame, split
+from tests.places import VECTORS
 
-WIRE = Path(__file__).parent.parent / "vectors" / "wire"
+WIRE = VECTORS / "wire"
 
 
 def recorded(name: str) -> bytes:

@@ -16,7 +16,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row, encode_header
 from flowstone.outside import production
-from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, Rollback
+from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, RaftState, Rollback
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.transactions import make_transaction
 from flowstone.xlog.writer import LogWriter, SnapWriter

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from flowstone.limestone import catalog, epoch_file, manifest, names
-from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.entries import EntryType, Marker, encode
-from flowstone.limestone.manifest import Manifest
+from flowstone.limestone.format import catalog, epoch_file, manifest, names
+from flowstone.limestone.format.catalog import Catalog
+from flowstone.limestone.format.entries import EntryType, Marker, encode
+from flowstone.limestone.format.manifest import Manifest
 from flowstone.outside import production
-from tests.limestone.test_compaction import session, set_key
+from tests.limestone.store.test_compaction import session, set_key
 
 UUID: Final = "7036c76f-ef9c-4258-9711-665964110f2a"
 

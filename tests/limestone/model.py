@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from flowstone.limestone.entries import Entry, EntryType
+from flowstone.limestone.format.entries import Entry, EntryType
 
 Row = tuple[int, bytes, bytes]
 

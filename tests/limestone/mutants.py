@@ -18,16 +18,17 @@ from random import Random
 from typing import Any, Final
 from unittest.mock import patch
 
-from flowstone.limestone import epoch_file, files, recovery
-from flowstone.limestone.datastore import AsyncDatastore
-from flowstone.limestone.epoch_file import EpochWriter
-from flowstone.limestone.epochs import Due, EpochRules
-from flowstone.limestone.propagation import Propagation
-from flowstone.limestone.replica_channel import ReplicaChannel, Session
-from flowstone.limestone.replica_conversations import ControlConversation
-from flowstone.limestone.replica_directory import ReplicaDirectory
-from flowstone.limestone.replica_link import LinkState, ReplicaLink
-from flowstone.limestone.scan import Changes
+from flowstone.limestone.format import epoch_file, files
+from flowstone.limestone.format.epoch_file import EpochWriter
+from flowstone.limestone.format.log_scan import Changes
+from flowstone.limestone.master.propagation import Propagation
+from flowstone.limestone.master.replica_link import LinkState, ReplicaLink
+from flowstone.limestone.replica.conversations import ControlConversation
+from flowstone.limestone.replica.directory import ReplicaDirectory
+from flowstone.limestone.replica.log_file_channel import ReplicaChannel, Session
+from flowstone.limestone.store import recovery
+from flowstone.limestone.store.datastore import AsyncDatastore
+from flowstone.limestone.store.epochs import Due, EpochRules
 from flowstone.outside import Disk
 from tests.limestone import original_pair
 from tests.limestone.programs import Shape

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import struct
 
-from flowstone.limestone import catalog, epoch_file, manifest, names
-from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.entries import Entry, EntryType, WriteVersion, decode_all, walk
 from flowstone.limestone.errors import DamagedFile
-from flowstone.limestone.files import read_whole
-from flowstone.limestone.manifest import Manifest
-from flowstone.limestone.scan import STARTUP, Scan
+from flowstone.limestone.format import catalog, epoch_file, manifest, names
+from flowstone.limestone.format.catalog import Catalog
+from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion, decode_all, walk
+from flowstone.limestone.format.files import read_whole
+from flowstone.limestone.format.log_scan import STARTUP, Scan
+from flowstone.limestone.format.manifest import Manifest
 from flowstone.outside import Disk
 
 Key = tuple[int, bytes]

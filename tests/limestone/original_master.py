@@ -13,9 +13,16 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import WriteVersion, put
-from flowstone.limestone.messages import Blob, GroupCommit, LogChannelCreate, LogEntries, SessionBegin, wire_entry
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.entries import WriteVersion, put
+from flowstone.limestone.format.messages import (
+    Blob,
+    GroupCommit,
+    LogChannelCreate,
+    LogEntries,
+    SessionBegin,
+    wire_entry,
+)
 from flowstone.outside import Outside
 from tests.limestone.peer import Peer
 

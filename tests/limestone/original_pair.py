@@ -12,9 +12,9 @@ from random import Random
 from typing import Final
 from unittest.mock import patch
 
-from flowstone.limestone import replica_conversations
 from flowstone.limestone.errors import DamagedFile
-from flowstone.limestone.replica_channel import SPILL
+from flowstone.limestone.replica import conversations as replica_conversations
+from flowstone.limestone.replica.log_file_channel import SPILL
 from flowstone.outside import Outside
 from tests.limestone.independent_reader import Judgement, blob_path, judge
 from tests.limestone.original_master import Aborted, Ledger, Orders, OriginalMaster

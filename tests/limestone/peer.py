@@ -8,11 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from flowstone.limestone import extensions
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import Entry, WriteVersion, put
-from flowstone.limestone.extensions import Action, Hello, HelloAck, Prepare
-from flowstone.limestone.messages import (
+from flowstone.limestone.format import wire_extensions as extensions
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.entries import Entry, WriteVersion, put
+from flowstone.limestone.format.messages import (
     Blob,
     Error,
     GroupCommit,
@@ -25,6 +24,7 @@ from flowstone.limestone.messages import (
     encode,
     wire_entry,
 )
+from flowstone.limestone.format.wire_extensions import Action, Hello, HelloAck, Prepare
 from flowstone.outside import Network, Stream, Tls
 from tests.limestone import recorded
 

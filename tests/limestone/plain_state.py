@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode
+from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, encode
 
 _STORAGE: Final = struct.Struct("<Q")
 _ZERO: Final = WriteVersion(0, 0)

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from flowstone.limestone import epoch_file, names, replica_seeding
-from flowstone.limestone.channel import AsyncLogChannel
-from flowstone.limestone.datastore import AsyncDatastore
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import Entry, EntryType, WriteVersion, put, remove
-from flowstone.limestone.files import read_whole
-from flowstone.limestone.recovery import Recovered, recover
-from flowstone.limestone.replica import Replica
-from flowstone.limestone.replica_seeding import Phase
+from flowstone.limestone.format import epoch_file, names
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion, put, remove
+from flowstone.limestone.format.files import read_whole
+from flowstone.limestone.replica.replica import Replica
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.store import seeding as replica_seeding
+from flowstone.limestone.store.channel import AsyncLogChannel
+from flowstone.limestone.store.datastore import AsyncDatastore
+from flowstone.limestone.store.recovery import Recovered, recover
+from flowstone.limestone.store.seeding import Phase
 from flowstone.outside import Clock, Disk, Outside
 from tests.limestone import original
 from tests.limestone.independent_reader import judge

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion
+from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion
+from tests.places import VECTORS
 
-HERE = Path(__file__).parent.parent / "vectors" / "limestone"
+HERE = VECTORS / "limestone"
 
 
 def log_files() -> list[Path]:

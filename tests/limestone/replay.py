@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from flowstone.limestone.channel import AsyncLogChannel
-from flowstone.limestone.datastore import AsyncDatastore
-from flowstone.limestone.entries import Entry, EntryType, decode_all
+from flowstone.limestone.format.entries import Entry, EntryType, decode_all
+from flowstone.limestone.store.channel import AsyncLogChannel
+from flowstone.limestone.store.datastore import AsyncDatastore
 
 Session = tuple[int, int, list[Entry]]
 """Epoch, channel, entries."""

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import Marker, decode_all
-from flowstone.limestone.recovery import recover
-from flowstone.limestone.replica import Replica
-from flowstone.limestone.replica_events import Event
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.entries import Marker, decode_all
+from flowstone.limestone.replica.events import Event
+from flowstone.limestone.replica.replica import Replica
+from flowstone.limestone.store.recovery import recover
 from flowstone.outside import production
 from tests.limestone.peer import Connector, Master, Peer
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from flowstone.limestone import extensions, messages
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.extensions import ControlParser, Frame, Hello, HelloAck, Prepare
-from flowstone.limestone.messages import (
+from flowstone.limestone.format import messages
+from flowstone.limestone.format import wire_extensions as extensions
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.messages import (
     ACK,
     GroupCommit,
     LogChannelCreate,
@@ -20,6 +20,7 @@ from flowstone.limestone.messages import (
     SessionBegin,
     SessionBeginAck,
 )
+from flowstone.limestone.format.wire_extensions import ControlParser, Frame, Hello, HelloAck, Prepare
 
 UUID = "0e1f2a3b-0000-4000-8000-00000000000b"
 NONCE = bytes(range(32))

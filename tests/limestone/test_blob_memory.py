@@ -32,8 +32,8 @@ REPLICA = (
     PEAK
     + """
 import asyncio
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.replica import Replica
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.replica.replica import Replica
 from flowstone.outside import production
 
 async def main():
@@ -51,7 +51,7 @@ MASTER = (
     + """
 import itertools
 from flowstone.limestone import Datastore
-from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.format.endpoint import Endpoint
 
 path, port, small, large, count = sys.argv[1:]
 with Datastore(path, replicas=(Endpoint("127.0.0.1", int(port)),)) as store:

@@ -19,22 +19,22 @@ from typing import Any
 
 import pytest
 
-from flowstone.limestone import catalog, manifest, names
-from flowstone.limestone.backup import Backup
-from flowstone.limestone.blocking import Datastore
-from flowstone.limestone.channel import AsyncLogChannel
-from flowstone.limestone.datastore import AsyncDatastore, State
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import WriteVersion
 from flowstone.limestone.errors import WrongTime
-from flowstone.limestone.files import read_whole
-from flowstone.limestone.replica import Replica
+from flowstone.limestone.format import catalog, manifest, names
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.entries import WriteVersion
+from flowstone.limestone.format.files import read_whole
+from flowstone.limestone.replica.replica import Replica
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.store.backup import Backup
+from flowstone.limestone.store.blocking import Datastore
+from flowstone.limestone.store.channel import AsyncLogChannel
+from flowstone.limestone.store.datastore import AsyncDatastore, State
 from flowstone.outside import AlreadyLocked, production
 from tests.conftest import FULL
 from tests.limestone import original
 from tests.limestone.stoppable_disk import DEADLINE_SECONDS, StoppableDisk, cancelled, is_waiting
-from tests.limestone.test_rotation import started, write
+from tests.limestone.store.test_rotation import started, write
 
 DISK = production().disk
 NUMBERS = partial(count, 1, 1 if FULL else 4)

@@ -12,12 +12,10 @@ from typing import Final
 import pytest
 
 from flowstone.errors import FlowstoneError
-from flowstone.limestone import extensions
-from flowstone.limestone.datastore import AsyncDatastore
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import WriteVersion, put, remove
-from flowstone.limestone.extensions import Action, Hello, HelloAck, Prepare
-from flowstone.limestone.messages import (
+from flowstone.limestone.format import wire_extensions as extensions
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.entries import WriteVersion, put, remove
+from flowstone.limestone.format.messages import (
     ACK,
     Blob,
     GroupCommit,
@@ -29,14 +27,16 @@ from flowstone.limestone.messages import (
     encode,
     wire_entry,
 )
-from flowstone.limestone.recovery import recover
-from flowstone.limestone.replica import Replica
+from flowstone.limestone.format.wire_extensions import Action, Hello, HelloAck, Prepare
+from flowstone.limestone.replica.replica import Replica
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.store.datastore import AsyncDatastore
+from flowstone.limestone.store.recovery import recover
 from flowstone.outside import Client, Outside
 from tests.limestone import recorded
+from tests.limestone.format.test_hostile_files import bounded
 from tests.limestone.mutations import mutated
 from tests.limestone.peer import MASTER, Master, row, session
-from tests.limestone.test_hostile_files import bounded
 from tests.simulation.simulation import Simulation
 
 TO_REPLICA: Final = 8000

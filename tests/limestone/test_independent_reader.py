@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flowstone.limestone.errors import DamagedFile
-from flowstone.limestone.recovery import recover
-from flowstone.limestone.scan import STARTUP
+from flowstone.limestone.format.log_scan import STARTUP
+from flowstone.limestone.store.recovery import recover
 from flowstone.outside import production
 from tests.limestone import damage, independent_reader, recorded
 from tests.limestone.independent_reader import CATALOG, COMPACTED, files_of, judge

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from flowstone.limestone.replica_channel import ReplicaChannel
+from flowstone.limestone.replica.log_file_channel import ReplicaChannel
 from tests.conftest import FULL
 from tests.limestone.mutants import MUTANTS, original, ours
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import epoch_file
-from flowstone.limestone.messages import Blob, GroupCommit
-from flowstone.limestone.recovery import recover
-from flowstone.limestone.replica import Replica
+from flowstone.limestone.format import epoch_file
+from flowstone.limestone.format.messages import Blob, GroupCommit
+from flowstone.limestone.replica.replica import Replica
+from flowstone.limestone.store.recovery import recover
 from tests.limestone.peer import Master, Peer, blob_session, row, session
 from tests.limestone.running_replica import OUTSIDE, markers, master_of, rows, running, until
 
@@ -97,7 +97,7 @@ async def test_epoch_is_recorded_before_its_group_commit_is_acknowledged(tmp_pat
 async def test_open_session_that_was_spilled_does_not_count_before_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowstone.limestone.replica_conversations.SPILL", 0)
+    monkeypatch.setattr("flowstone.limestone.replica.conversations.SPILL", 0)
     path = tmp_path / "replica"
     async with following(path, 1) as (master, (log,)):
         log.send(session(1, row("a", "1", 1), flags=BEGIN))

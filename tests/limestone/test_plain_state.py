@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.limestone.entries import Entry, EntryType, WriteVersion, decode_all, put, remove
+from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion, decode_all, put, remove
 from tests.limestone.plain_state import Snapshot, encode_compacted, encode_snapshot, sort_key
 
 versions = st.builds(WriteVersion, st.integers(0, 3), st.integers(0, 3))

@@ -18,18 +18,21 @@ from typing import Any
 
 import pytest
 
-from flowstone.limestone import lineage, names, offline, replica_link, replica_seeding
-from flowstone.limestone.channel import AsyncLogChannel
-from flowstone.limestone.conversation import AuthenticationFailed
-from flowstone.limestone.datastore import AsyncDatastore
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import Entry
 from flowstone.limestone.errors import LimestoneError
-from flowstone.limestone.offline_compaction import compact_offline
-from flowstone.limestone.propagation import QuorumLost
-from flowstone.limestone.recovery import recover
-from flowstone.limestone.replica import Replica
+from flowstone.limestone.format import lineage, names
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.entries import Entry
+from flowstone.limestone.master import replica_link
+from flowstone.limestone.master.conversation import AuthenticationFailed
+from flowstone.limestone.master.propagation import QuorumLost
+from flowstone.limestone.replica.replica import Replica
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.store import offline_directory as offline
+from flowstone.limestone.store import seeding as replica_seeding
+from flowstone.limestone.store.channel import AsyncLogChannel
+from flowstone.limestone.store.datastore import AsyncDatastore
+from flowstone.limestone.store.recovery import recover
+from flowstone.limestone.tools.offline_compaction import compact_offline
 from flowstone.outside import Tls, production
 from tests.limestone.scripted_replica import eventually
 
@@ -415,8 +418,8 @@ async def test_socket_options_are_taken(tmp_path: Path) -> None:
 
 PROCESS = """
 import asyncio, sys
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.replica import Replica
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.replica.replica import Replica
 from flowstone.outside import production
 
 async def main():

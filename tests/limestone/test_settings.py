@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flowstone.errors import FlowstoneError
-from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.format.endpoint import Endpoint
 from flowstone.limestone.settings import Settings
 
 HERE, THERE = Endpoint("localhost", 1), Endpoint("::1", 2)

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowstone.limestone import inspection, listing, names, repair
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode
 from flowstone.limestone.errors import LimestoneError
-from flowstone.limestone.manifest import Manifest
-from flowstone.limestone.offline_compaction import compact_offline
-from flowstone.limestone.recovery import recover
-from flowstone.limestone.snippets import snippets
+from flowstone.limestone.format import names
+from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, encode
+from flowstone.limestone.format.manifest import Manifest
+from flowstone.limestone.format.snippets import snippets
+from flowstone.limestone.store.recovery import recover
+from flowstone.limestone.tools import inspection, listing, repair
+from flowstone.limestone.tools.offline_compaction import compact_offline
 from flowstone.outside import production
 from tests.limestone import damage, recorded
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from uuid import UUID
 
-from flowstone.box import statements
+from flowstone.box.engine import statements
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.msgpack import pack
 from flowstone.node.instance import Instance

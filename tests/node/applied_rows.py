@@ -12,14 +12,14 @@ from flowstone.iproto.constants import Flag
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
-from flowstone.node.applying import Applying
-from flowstone.node.commits import Commits
-from flowstone.node.journal import Journal, WalMode
-from flowstone.node.synchro_queue import Waiting
-from flowstone.replication.limbo import Limbo
+from flowstone.node.synchro.limbo_driver import Waiting
+from flowstone.node.upstream.row_applier import Applying
+from flowstone.node.wal.commits import Commits
+from flowstone.node.wal.journal import Journal, WalMode
+from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, Rollback
+from flowstone.replication.limbo.limbo import Limbo
 from flowstone.replication.messages import encode_row_packet
 from flowstone.replication.row_stream import RowStream
-from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import make_transaction

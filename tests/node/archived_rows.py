@@ -10,8 +10,8 @@ from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
+from flowstone.replication.limbo.control_rows import Confirm, Promote, Rollback
 from flowstone.replication.row_stream import RowStream, slab_of_rows
-from flowstone.replication.synchro import Confirm, Promote, Rollback
 from flowstone.xlog.transactions import make_transaction
 from tests.node.fault_disk import FaultDisk
 

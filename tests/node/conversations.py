@@ -12,11 +12,11 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response, decode_response, encode_request, split
 from flowstone.iproto.requests import decode_request
 from flowstone.node.instance import Instance
-from flowstone.node.procedures_box import built_in
-from flowstone.node.session import Session
-from flowstone.node.streams import OpenTransactions
-from flowstone.node.turn_batch import Reply
-from flowstone.node.watchers import Watchers, sources_of
+from flowstone.node.server.procedures_box import built_in
+from flowstone.node.server.session import Session
+from flowstone.node.server.streams import OpenTransactions
+from flowstone.node.server.turn_batch import Reply
+from flowstone.node.server.watchers import Watchers, sources_of
 
 SALT = bytes(range(32))
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
-from flowstone.node.elections import Elections
-from flowstone.node.journal import Journal, WalMode
-from flowstone.replication.election import Config, Mode, State
-from flowstone.replication.synchro import RaftState, decode_control
+from flowstone.node.synchro.elections import Elections
+from flowstone.node.wal.journal import Journal, WalMode
+from flowstone.replication.limbo.control_rows import RaftState, decode_control
+from flowstone.replication.raft.election import Config, Mode, State
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.reader import LogFile

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from flowstone import Node
 from flowstone.box.system import CLUSTER_ID
-from tests.node.test_applier import SECONDS, until
+from tests.node.upstream.test_applier import SECONDS, until
 
 
 async def leave_expelled(directory: Path, other: Path) -> UUID:

@@ -6,15 +6,15 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from flowstone.box import statements
 from flowstone.box.bootstrap import bootstrap_rows
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.node.commits import Commits
+from flowstone.box.engine import statements
 from flowstone.node.configuration import configure
-from flowstone.node.elections import Elections
 from flowstone.node.instance import Instance
-from flowstone.node.journal import Journal, WalMode
+from flowstone.node.synchro.elections import Elections
+from flowstone.node.wal.commits import Commits
+from flowstone.node.wal.journal import Journal, WalMode
 from flowstone.outside import Outside, production
 from flowstone.replication.vclock import VClock
 

@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from flowstone.box import ddl, statements
 from flowstone.box.access import ADMIN
+from flowstone.box.ddl import functions as ddl
 from flowstone.box.dialect import Dialect
+from flowstone.box.engine import statements
 from flowstone.iproto.constants import TYPE_ERROR, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import decode_response, split
 from flowstone.iproto.requests import decode_request
 from flowstone.iproto.row import Row, decode_row
-from flowstone.node.gc import GarbageCollector
+from flowstone.node.downstream.relays import Relays
 from flowstone.node.instance import Instance
-from flowstone.node.relay import Relays
+from flowstone.node.wal.gc import GarbageCollector
 from flowstone.outside import Receiver, production
 from flowstone.replication.messages import (
     Ack,

@@ -6,19 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flowstone.box import statements, system
+from flowstone.box import system
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.transaction import Transaction
+from flowstone.box.engine import statements
+from flowstone.box.engine.transaction import Transaction
 from flowstone.iproto.msgpack import pack
-from flowstone.node.checkpoint import Checkpointer
-from flowstone.node.commits import Commits
-from flowstone.node.gc import GarbageCollector
-from flowstone.node.journal import Journal, WalMode
-from flowstone.node.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, recover
-from flowstone.node.synchro_queue import Revocable
+from flowstone.node.synchro.limbo_driver import Revocable
+from flowstone.node.wal.checkpoint import Checkpointer
+from flowstone.node.wal.commits import Commits
+from flowstone.node.wal.gc import GarbageCollector
+from flowstone.node.wal.journal import Journal, WalMode
+from flowstone.node.wal.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, recover
 from flowstone.outside import Outside
-from flowstone.replication.limbo_queue import Pending
+from flowstone.replication.limbo.queue import Pending
 
 State = dict[int, list[bytes]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import flowstone
-from flowstone.box.transaction import Statement
+from flowstone.box.engine.transaction import Statement
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row

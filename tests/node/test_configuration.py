@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +13,8 @@ from flowstone.iproto import errors
 from flowstone.node import configuration
 from flowstone.node.configuration import OPTIONS, Configuration, configure, listen_uri
 from flowstone.node.option_checks import LOG_LEVELS
-from flowstone.replication.election import Config, Fencing, Mode
+from flowstone.replication.raft.election import Config, Fencing, Mode
+from tests.places import ROOT
 
 UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
 
@@ -270,7 +270,7 @@ def documented() -> str:
 
 
 def test_the_documentation_has_every_option_as_it_is() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert documented() in text
 
 

@@ -11,7 +11,7 @@ import pytest
 from flowstone.node.disk_query import DiskQuery
 from flowstone.outside import production
 from tests.node.hanging_disk import HangingDisk
-from tests.node.test_applier import until
+from tests.node.upstream.test_applier import until
 
 
 async def test_query_of_a_disk_that_hangs_ends_in_time_and_holds_one_worker(tmp_path: Path) -> None:

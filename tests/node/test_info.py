@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from flowstone.box import statements
 from flowstone.box.dialect import Dialect
+from flowstone.box.engine import statements
 from flowstone.box.system import SCHEMA_ID
 from flowstone.iproto.msgpack import pack
 from flowstone.node.info import box_info, replicaset_name
-from flowstone.replication.synchro import Promote, RaftState
-from flowstone.replication.tenures import Tenures
+from flowstone.replication.limbo.control_rows import Promote, RaftState
+from flowstone.replication.limbo.tenures import Tenures
 from tests.node.instances import REPLICASET_UUID, UUID, make_instance
 
 KEYS_2_6 = (

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from flowstone.client.connection import Connection, ConnectionFailed
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response
-from flowstone.node.connection import Connection, ConnectionFailed
 from tests import real_tarantool, served_node
 from tests.conftest import FULL
 from tests.served_node import INDEX, SPACE, ServedNode

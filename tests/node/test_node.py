@@ -10,14 +10,14 @@ from typing import Any, Literal
 import pytest
 
 import flowstone
+from flowstone.client.connection import Connection, ConnectionFailed
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.changes import Change
-from flowstone.node.connection import Connection, ConnectionFailed
-from flowstone.node.journal import JournalClosed
+from flowstone.node.wal.journal import JournalClosed
 from flowstone.outside import AlreadyLocked, Tls, production
 from flowstone.xlog.errors import XlogError
 from tests.node.fault_disk import FaultDisk

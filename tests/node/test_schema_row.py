@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from flowstone.box import statements
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
+from flowstone.box.engine import statements
 from flowstone.box.system import SCHEMA_ID
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node import schema_row as schema_row_module

@@ -11,10 +11,10 @@ import pytest
 
 import flowstone
 from flowstone.iproto import errors
-from flowstone.node.relay_join import Join
-from flowstone.node.synchro_queue import SynchroQueue
+from flowstone.node.downstream.join_server import Join
+from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.replication.limbo.control_rows import RaftState, SynchroError, decode_control
 from flowstone.replication.messages import Ack, decode_ack, encode_ack
-from flowstone.replication.synchro import RaftState, SynchroError, decode_control
 from flowstone.replication.vclock import VClock
 from tests.real_tarantool import free_port
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import flowstone
-from flowstone.box.read_view import ReadViewClosed
+from flowstone.box.engine.read_view import ReadViewClosed
 from flowstone.iproto import errors
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.box import tuple_kernels
+from flowstone.box.engine import tuple_kernels
 from flowstone.iproto import batches, request_scan, row_batches
 from flowstone.kernels import Kernel
 from flowstone.node.warm_up import REQUESTS, warm_up

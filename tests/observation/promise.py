@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowstone.iproto.uri import parse_uri
-from flowstone.observation.connection_findings import is_cut_off
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.findings.connection_findings import is_cut_off
+from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows, replica_sets
 from flowstone.observation.report import VClock
 from flowstone.observation.survey import Survey

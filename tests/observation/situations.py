@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from flowstone.iproto.uri import parse_uri
-from flowstone.observation.finding import Finding, Kind
+from flowstone.observation.findings.finding import Finding, Kind
 from flowstone.observation.investigation import Investigation
 from flowstone.observation.replica_set import ReplicaSet
 from flowstone.observation.survey import Survey

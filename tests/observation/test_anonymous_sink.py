@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
+from flowstone.archive.upstream_query import UpstreamFacts
 from flowstone.iproto.row import Row
-from flowstone.node.archive_upstream import UpstreamFacts
 from flowstone.observation.anonymous_sink import AnonymousSink, schema_of, version_of
 from flowstone.replication.messages import Ballot
 from flowstone.replication.vclock import VClock

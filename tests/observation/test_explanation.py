@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.health import complaints
 from flowstone.observation.replica_set import replica_sets
 from flowstone.observation.report import Report, Unreachable, report_of

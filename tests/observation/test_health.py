@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Kind
+from flowstone.observation.findings.finding import Kind
 from flowstone.observation.health import complaints
 from flowstone.observation.replica_set import replica_sets
 from flowstone.observation.report import Report, Unreachable

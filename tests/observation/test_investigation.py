@@ -20,9 +20,9 @@ from flowstone.cli import run
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.uri import parse_uri
 from flowstone.observation import investigation
-from flowstone.observation.conflict import Conflict
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.findings.conflict import Conflict
+from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.investigation import CONFLICT_ROUNDS_MAX, Investigation
 from flowstone.observation.replica_set import ReplicaSet, replica_sets
 from flowstone.observation.survey import Survey

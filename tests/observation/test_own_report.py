@@ -11,8 +11,8 @@ import pytest
 from flowstone import Node
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.node import NotRunning
-from flowstone.observation.asking import Asking
 from flowstone.observation.own_report import own_report
+from flowstone.observation.query import Asking
 from flowstone.observation.report import Disk, Report
 from flowstone.outside import production
 from tests.interop.member import SECONDS

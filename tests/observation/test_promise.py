@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from flowstone.observation import connection_findings
-from flowstone.observation.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.findings import connection_findings
+from flowstone.observation.findings.disk_findings import FREE_BYTES_MIN
+from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.replica_set import replica_sets
 from flowstone.observation.report import Disk, Report, Unreachable, Wal
 from tests.observation.promise import (

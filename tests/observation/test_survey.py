@@ -13,7 +13,7 @@ from flowstone.iproto.greeting import decode_greeting
 from flowstone.iproto.msgpack import pack, unpack_body
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import parse_uri
-from flowstone.observation.asking import ASK_SECONDS
+from flowstone.observation.query import ASK_SECONDS
 from flowstone.observation.replica_set import ReplicaSet
 from flowstone.observation.survey import TOLD_MAX, Survey
 from flowstone.outside import Outside, Stream, production

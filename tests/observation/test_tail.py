@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 
 import flowstone
+from flowstone.client.connection import Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import Uri, parse_uri
-from flowstone.node.connection import Connection
-from flowstone.observation.asking import Asking
 from flowstone.observation.live_transaction import LiveTransaction, Status
+from flowstone.observation.query import Asking
 from flowstone.observation.report import Report
 from flowstone.observation.tail import Tail, TailStatus
 from flowstone.outside import production
 from tests import real_tarantool
-from tests.node.upstream import Upstream
+from tests.node.upstream_server import Upstream
 
 SECONDS = 30.0
 

@@ -15,9 +15,9 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
 from flowstone.observation.live_transaction import LiveTransaction, Status
 from flowstone.observation.tail_sink import DECODED_PER_SECOND, KEPT_MAX, PENDING_MAX, TailSink, TooMuchWaits
-from flowstone.replication.applier import ConnectionLost
+from flowstone.replication.applier.states import ConnectionLost
+from flowstone.replication.limbo.control_rows import Confirm, Promote
 from flowstone.replication.row_stream import RowStream
-from flowstone.replication.synchro import Confirm, Promote
 from flowstone.replication.vclock import VClock
 from tests.standing_clock import StandingClock
 

@@ -9,9 +9,9 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
 
 
 def copied(to: Path, source: Path = ROOT) -> Path:

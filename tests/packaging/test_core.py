@@ -33,7 +33,8 @@ for module in pkgutil.walk_packages(flowstone.__path__, "flowstone."):
 
 SHOW_EVERY_HELP: Final = """
 import contextlib, io, typer
-from flowstone.cli import app, run, serve
+from flowstone.cli import app, run
+from flowstone.cli.node import serve
 def show(command, *path):
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         assert run([*path, "--help"]) == 0

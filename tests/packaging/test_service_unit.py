@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from flowstone.node.configuration import OPTIONS
-from tests.packaging.building import ROOT
+from tests.places import ROOT
 from tests.real_tarantool import free_port
 
 PACKAGING: Final = ROOT / "packaging"

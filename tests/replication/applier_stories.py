@@ -23,8 +23,7 @@ from flowstone.iproto.packet import decode_response, frame, split
 from flowstone.iproto.replies import encode_error
 from flowstone.iproto.row import Row, decode_row, encode_header
 from flowstone.replication import messages
-from flowstone.replication.applier import ApplierState, reaction
-from flowstone.replication.applier_protocol import (
+from flowstone.replication.applier.protocol import (
     ApplierProtocol,
     BallotIsEvent,
     Entered,
@@ -41,8 +40,9 @@ from flowstone.replication.applier_protocol import (
     SnapshotRows,
     Subscribed,
 )
+from flowstone.replication.applier.states import ApplierState, reaction
+from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.messages import Ballot, FetchSnapshot, Heartbeat, Join, Register, Subscribe, SubscribeReply
-from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import make_transaction
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
-from flowstone.replication.election import Ready, State
-from flowstone.replication.synchro import Demote, Promote, Rollback
+from flowstone.replication.limbo.control_rows import Demote, Promote, Rollback
+from flowstone.replication.raft.election import Ready, State
 from tests.replication.cluster_member import LogRow, Member
 from tests.replication.raft_cluster import Checker as LeaderChecker
 

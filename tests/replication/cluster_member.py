@@ -17,9 +17,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Flag
 from flowstone.iproto.errors import TarantoolError
-from flowstone.replication.election import Config, Ready, State
-from flowstone.replication.limbo import Limbo
-from flowstone.replication.limbo_actions import (
+from flowstone.replication.limbo.actions import (
     Action,
     Cleared,
     Commit,
@@ -31,12 +29,14 @@ from flowstone.replication.limbo_actions import (
     Write,
     WriteNop,
 )
-from flowstone.replication.limbo_queue import Entry, Pending
-from flowstone.replication.limbo_queue import State as EntryState
-from flowstone.replication.quorum import Quorum
-from flowstone.replication.raft import Raft
-from flowstone.replication.split_brain import Body, Fate, Request
-from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState
+from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, RaftState
+from flowstone.replication.limbo.limbo import Limbo
+from flowstone.replication.limbo.queue import Entry, Pending
+from flowstone.replication.limbo.queue import State as EntryState
+from flowstone.replication.limbo.split_brain import Body, Fate, Request
+from flowstone.replication.membership.quorum import Quorum
+from flowstone.replication.raft.election import Config, Ready, State
+from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock, VClockBuilder
 
 _NEVER = float("inf")

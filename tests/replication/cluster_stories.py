@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import TarantoolError
-from flowstone.replication.election import Config, Fencing, Mode, Ready
-from flowstone.replication.synchro import RaftState
+from flowstone.replication.limbo.control_rows import RaftState
+from flowstone.replication.raft.election import Config, Fencing, Mode, Ready
 from tests.replication.cluster_member import Link, LogRow, Member
 
 HEARTBEAT_SECONDS = 1.0

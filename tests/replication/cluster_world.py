@@ -17,8 +17,8 @@ from operator import attrgetter
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import TarantoolError
-from flowstone.replication.election import Config, Fencing, Mode, Ready
-from flowstone.replication.synchro import Demote, Promote, RaftState
+from flowstone.replication.limbo.control_rows import Demote, Promote, RaftState
+from flowstone.replication.raft.election import Config, Fencing, Mode, Ready
 from flowstone.replication.vclock import VClock
 from tests.replication.cluster_checker import ClusterChecker
 from tests.replication.cluster_member import Disk, Link, LogRow, Member

@@ -15,8 +15,7 @@ from collections import deque
 
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
-from flowstone.replication.limbo import Limbo
-from flowstone.replication.limbo_actions import (
+from flowstone.replication.limbo.actions import (
     Action,
     Cleared,
     Commit,
@@ -28,9 +27,10 @@ from flowstone.replication.limbo_actions import (
     Write,
     WriteNop,
 )
-from flowstone.replication.limbo_queue import Entry, Pending
-from flowstone.replication.split_brain import Fate, Request
-from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
+from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, Rollback
+from flowstone.replication.limbo.limbo import Limbo
+from flowstone.replication.limbo.queue import Entry, Pending
+from flowstone.replication.limbo.split_brain import Fate, Request
 from flowstone.replication.vclock import VClock
 
 

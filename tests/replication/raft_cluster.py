@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from flowstone.replication.election import Config, Mode, Ready, State
-from flowstone.replication.raft import Raft
-from flowstone.replication.synchro import RaftState
+from flowstone.replication.limbo.control_rows import RaftState
+from flowstone.replication.raft.election import Config, Mode, Ready, State
+from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flowstone.errors import FlowstoneError
-from flowstone.replication.election import Fencing, Mode, Ready, State
-from flowstone.replication.synchro import RaftState
+from flowstone.replication.limbo.control_rows import RaftState
+from flowstone.replication.raft.election import Fencing, Mode, Ready, State
 from flowstone.replication.vclock import VClock
 from tests.replication.raft_cluster import Checker, Member
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from flowstone.box.dialect import Dialect
 from flowstone.iproto.constants import GROUP_LOCAL, Flag, RequestType
 from flowstone.iproto.row import Row, decode_row
-from flowstone.replication.election import Config, Mode
-from flowstone.replication.limbo import Limbo
-from flowstone.replication.limbo_actions import Action, Commit, Reject, TransferFailed, Undo, Write, WriteNop
-from flowstone.replication.limbo_queue import Entry, Pending
+from flowstone.replication.limbo.actions import Action, Commit, Reject, TransferFailed, Undo, Write, WriteNop
+from flowstone.replication.limbo.control_rows import Demote, Promote, RaftState, decode_control
+from flowstone.replication.limbo.limbo import Limbo
+from flowstone.replication.limbo.queue import Entry, Pending
+from flowstone.replication.limbo.split_brain import Fate, Request
 from flowstone.replication.messages import decode_ack
-from flowstone.replication.raft import Raft
-from flowstone.replication.split_brain import Fate, Request
-from flowstone.replication.synchro import Demote, Promote, RaftState, decode_control
+from flowstone.replication.raft.election import Config, Mode
+from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
 from tests.conversations import recording

@@ -14,7 +14,7 @@ import msgpack
 
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
-from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback
+from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, Rollback
 
 LINE = re.compile(r"(\w+):(\d+)(?:\.\.(\d+))? (\w+)(?: (\d+):(\d+))?(?: term (\d+))?((?: sync| behind)*)\Z")
 

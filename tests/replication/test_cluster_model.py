@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.replication.election import State
+from flowstone.replication.raft.election import State
 from tests.conftest import FULL
 from tests.replication.cluster_member import Member
 from tests.replication.cluster_world import World

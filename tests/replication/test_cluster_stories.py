@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.places import TRANSCRIPTS
 from tests.replication.cluster_stories import replay
-
-TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
 
 @pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("cluster_*.txt")), ids=lambda path: path.stem)

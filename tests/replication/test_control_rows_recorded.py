@@ -15,8 +15,8 @@ import pytest
 
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.row import Row, decode_row
+from flowstone.replication.limbo.control_rows import Promote, RaftState, decode_control
 from flowstone.replication.messages import encode_row_packet
-from flowstone.replication.synchro import Promote, RaftState, decode_control
 from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.conversations import recording
 from tests.replication.test_recorded_logs import rows_of

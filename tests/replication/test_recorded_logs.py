@@ -15,18 +15,17 @@ import pytest
 
 from flowstone.box.schema import SchemaTracker
 from flowstone.box.system import SCHEMA_SPACE_IDS, SPACE_ID, TRUNCATE_ID
-from flowstone.box.update import decode_operations, update, upsert
+from flowstone.box.update.update import decode_operations, update, upsert
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside.disk import SystemDisk
+from flowstone.replication.limbo.control_rows import Promote, decode_control
 from flowstone.replication.settled import Decision, SettledTracker
-from flowstone.replication.synchro import Promote, decode_control
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import Transaction
-
-VECTORS = Path(__file__).parent.parent / "vectors"
+from tests.places import VECTORS
 
 DML = (RequestType.INSERT, RequestType.REPLACE, RequestType.UPDATE, RequestType.DELETE, RequestType.UPSERT)
 

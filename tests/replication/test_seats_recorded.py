@@ -18,8 +18,8 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside.disk import SystemDisk
-from flowstone.replication.election import Mode, State
-from flowstone.replication.synchro import Confirm, Demote, Promote, RaftState, Rollback, decode_control
+from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, RaftState, Rollback, decode_control
+from flowstone.replication.raft.election import Mode, State
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import CONTROL_TYPES, Transaction

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstone.errors import LocalProtocolError
-from flowstone.replication.settled import Decision, SettledError, SettledTracker
-from flowstone.replication.synchro import (
+from flowstone.replication.limbo.control_rows import (
     Confirm,
     Demote,
     Promote,
@@ -19,11 +18,11 @@ from flowstone.replication.synchro import (
     SynchroError,
     decode_control,
 )
+from flowstone.replication.settled import Decision, SettledError, SettledTracker
 from flowstone.replication.vclock import VClock, VClockError
 from flowstone.xlog.transactions import CONTROL_TYPES
+from tests.places import TRANSCRIPTS
 from tests.replication.stories import Told, tell
-
-TRANSCRIPTS = Path(__file__).parent.parent / "transcripts"
 
 
 def replay(story: str) -> str:

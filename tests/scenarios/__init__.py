@@ -25,7 +25,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_bootstrap.py::test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_it",
         "interop/test_bootstrap.py::test_a_real_candidate_leads_and_a_node_that_cannot_be_elected_joins_it",
         "interop/test_elections.py::test_a_candidate_is_elected_by_voters_of_the_other_kind",
-        "replication/test_bootstrap_leader.py::test_a_voter_never_leads_where_a_candidate_is",
+        "replication/membership/test_bootstrap_leader.py::test_a_voter_never_leads_where_a_candidate_is",
     ),
     # Strategy config: by URI, UUID or name; the others do not matter.
     "A10": (
@@ -55,9 +55,9 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_join.py::test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins",
         "scenarios/test_join.py::test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchronously",
         "scenarios/test_join.py::test_a_join_waits_for_the_verdict_of_the_owner",
-        "node/test_relay_join.py::test_a_join_waits_for_verdicts_of_the_queue",
-        "node/test_relay_join.py::test_a_join_fails_with_what_it_waits_for",
-        "node/test_relay_join.py::test_a_confirm_in_the_final_stage_is_a_nop_to_2_6",
+        "node/downstream/test_join_server.py::test_a_join_waits_for_verdicts_of_the_queue",
+        "node/downstream/test_join_server.py::test_a_join_fails_with_what_it_waits_for",
+        "node/downstream/test_join_server.py::test_a_confirm_in_the_final_stage_is_a_nop_to_2_6",
     ),
     # Term and queue come with a join.
     "B4": (
@@ -186,7 +186,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_conflicts.py::test_with_skip_conflict_only_the_conflicting_rows_become_nops",
     ),
     # A write that fails on the replica.
-    "F3": ("node/test_applying.py::test_a_failed_write_takes_everything_in_flight_back_and_tells_all",),
+    "F3": ("node/upstream/test_row_applier.py::test_a_failed_write_takes_everything_in_flight_back_and_tells_all",),
     # Logs that the replica needs are gone.
     "F5": (
         "interop/test_bad_input.py::test_gap_in_the_logs_of_the_master_is_named",
@@ -328,7 +328,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_promotion.py::test_somebody_else_is_promoted_while_the_queue_is_waited_for",
         "scenarios/test_promotion.py::test_a_newer_term_while_a_promotion_waits_for_its_quorum",
         "scenarios/test_promotion.py::test_all_are_promoted_at_once",
-        "node/test_promotion.py::test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next",
+        "node/synchro/test_promotion.py::test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next",
         "interop/test_promotion.py::test_what_was_not_asked_for_changes_nothing",
     ),
     # The term comes before the promotion.

@@ -11,7 +11,7 @@ from typing import Any
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import unpack, unpack_body
-from flowstone.replication.synchro import Confirm, Demote, Promote, Rollback, decode_control
+from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, Rollback, decode_control
 from flowstone.xlog.reader import LogFile
 from tests.scenarios.simulated_members import files, held, insert, make_space, reconfigure, rows_of, uris
 from tests.simulation.cluster import all_follow_all, converge, vclock

@@ -13,7 +13,6 @@ from tests.simulation.loop import Life
 from tests.simulation.simulation import Machine, Simulation
 
 SPACE = "ledger"
-VECTORS = Path(__file__).parent.parent / "vectors"
 CLUSTER = 320
 
 

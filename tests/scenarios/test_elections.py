@@ -10,7 +10,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import decode_row
-from flowstone.replication.synchro import RaftState, decode_control
+from flowstone.replication.limbo.control_rows import RaftState, decode_control
 from tests.scenarios.middleman import Middleman
 from tests.scenarios.queues import (
     NEVER,

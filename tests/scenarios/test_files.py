@@ -25,7 +25,8 @@ from tests.interop import ledger
 from tests.interop.cluster import Cluster
 from tests.interop.compare import assert_same_data, assert_same_vclock
 from tests.interop.versions import fits
-from tests.scenarios.simulated_members import VECTORS, move_in
+from tests.places import VECTORS
+from tests.scenarios.simulated_members import move_in
 from tests.simulation.cluster import contents, converge
 from tests.simulation.simulation import Simulation, simulated
 

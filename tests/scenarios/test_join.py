@@ -18,12 +18,12 @@ from tests.interop.compare import assert_converged
 from tests.interop.ledger import LEDGER
 from tests.interop.member import Member, RealMember, eventually
 from tests.interop.versions import fits
+from tests.places import VECTORS
 from tests.scenarios.middleman import Cut, Middleman
 from tests.scenarios.queues import NEVER, PATIENCE, PLAIN, SYNC, Pending, demote, owned_by, promote, start_members
 from tests.scenarios.simulated_members import (
     CLUSTER,
     SPACE,
-    VECTORS,
     files,
     held,
     ids,

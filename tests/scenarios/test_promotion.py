@@ -13,7 +13,7 @@ import pytest
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import decode_row
-from flowstone.replication.synchro import Promote, RaftState, decode_control
+from flowstone.replication.limbo.control_rows import Promote, RaftState, decode_control
 from tests.scenarios.middleman import Middleman
 from tests.scenarios.queues import NEVER, PLAIN, SYNC, Pending, number_of, owned_by, promote, queue, start_members
 from tests.scenarios.simulated_members import held, insert, reconfigure

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import decode_row, encode_header
-from flowstone.replication.synchro import Promote, decode_control
+from flowstone.replication.limbo.control_rows import Promote, decode_control
 from tests.scenarios.middleman import Middleman
 from tests.scenarios.queues import (
     NEVER,

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from flowstone.archive.block_index import Blocks, read_blocks
+from flowstone.archive.manifest import Gap, Lsns, load
+from flowstone.archive.settled_tracker import Range
 from flowstone.history.files import find_logs
-from flowstone.history.reading import Reading
+from flowstone.history.log_reading import Reading
 from flowstone.history.selection import Selection
 from flowstone.iproto.row import Row
-from flowstone.node.archive_blocks import Blocks, read_blocks
-from flowstone.node.archive_manifest import Gap, Lsns, load
-from flowstone.node.archive_verdicts import Range
 from flowstone.outside import production
 from flowstone.xlog.directory import scan_directory
 from tests.simulation.disk import SimulatedDisk, Storage

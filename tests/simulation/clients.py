@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Hashable
 from random import Random
 from typing import Any, Final
 
+from flowstone.client.connection import Connection, ConnectionFailed
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.greeting import GreetingError
 from flowstone.iproto.uri import Uri
-from flowstone.node.connection import Connection, ConnectionFailed
 from tests.simulation.conversation import Conversation, NotCommitted
 from tests.simulation.history import FINAL, History, Operation, Outcome
 from tests.simulation.plan import Plan

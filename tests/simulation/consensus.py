@@ -13,13 +13,13 @@ from functools import partial
 from typing import Final
 
 from flowstone.box.box import Box
-from flowstone.box.index import WHOLE
+from flowstone.box.engine.index import WHOLE
 from flowstone.box.system import CLUSTER_ID, FIRST_USER_SPACE_ID
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
-from flowstone.node.journal import Journal
-from flowstone.replication.election import State
-from flowstone.replication.synchro import Demote, Promote, Rollback
+from flowstone.node.wal.journal import Journal
+from flowstone.replication.limbo.control_rows import Demote, Promote, Rollback
+from flowstone.replication.raft.election import State
 from flowstone.replication.vclock import VClock, VClockBuilder
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-from flowstone.box.transaction import Isolation
+from flowstone.box.engine.transaction import Isolation
+from flowstone.client.connection import Connection
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
-from flowstone.node.connection import Connection
 
 ALL: Final = 2
 """The iterator over everything."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowstone.replication.election import State
+from flowstone.replication.raft.election import State
 from tests.simulation.simulation import Simulation
 
 

@@ -16,10 +16,10 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RaftKey, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Kind
+from flowstone.observation.findings.finding import Kind
 from flowstone.observation.own_report import report_now
 from flowstone.observation.replica_set import replica_sets
-from flowstone.replication.applier import ApplierState
+from flowstone.replication.applier.states import ApplierState
 from flowstone.replication.vclock import VClock
 from tests.simulation.cluster import contents_of
 from tests.simulation.expelled import running, unbound

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from flowstone.box.system import CLUSTER_ID
 from flowstone.node.instance import Instance
-from flowstone.replication.election import State
+from flowstone.replication.raft.election import State
 from flowstone.replication.vclock import VClock
 from tests.simulation.simulation import Simulation
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.applier import Applier
+from flowstone.node.upstream.applier import Applier
 from flowstone.replication.vclock import VClock
 from tests.simulation.simulation import Simulation
 

@@ -14,15 +14,15 @@ from random import Random
 from typing import Final
 
 import flowstone
+from flowstone.archive.archive import Archive
+from flowstone.archive.events import Event, Snapshotted
+from flowstone.archive.refusals import ArchiveRefused, UpstreamLostTail
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.archive import Archive
-from flowstone.node.archive_events import Event, Snapshotted
-from flowstone.node.archive_refusals import ArchiveRefused, UpstreamLostTail
-from flowstone.node.replica import CannotFollow, Replica
 from flowstone.outside import Outside
+from flowstone.replica.replica import CannotFollow, Replica
 from flowstone.replication.vclock import VClock
 from tests.simulation.archive_readers import check_readers
 from tests.simulation.disk import Loss, Storage

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.places import ROOT
 
 LOWEST: Final = 10_000_000
 """The first seed that is ever fresh: the suite's own, and those of soaks, are below."""

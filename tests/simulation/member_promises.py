@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from flowstone.box.index import WHOLE
+from flowstone.box.engine.index import WHOLE
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
-from flowstone.node.journal import Journal
+from flowstone.node.wal.journal import Journal
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
 from tests.simulation.simulation import Simulation

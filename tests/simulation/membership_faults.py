@@ -19,8 +19,8 @@ from flowstone import Node
 from flowstone.box.system import CLUSTER_ID, INDEX_ID, SPACE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
-from flowstone.node import relay_join
-from flowstone.replication.membership import unused_id
+from flowstone.node.downstream import join_server as relay_join
+from flowstone.replication.membership.membership import unused_id
 from tests.simulation.process_faults import duration, some
 from tests.simulation.replica_set import ANONYMOUS_NAMES, SPACES, ReplicaSet, Space
 from tests.simulation.simulation import Crashed

@@ -19,20 +19,21 @@ from unittest.mock import patch
 from zlib import crc32
 
 from flowstone.box.box import Box
-from flowstone.box.read_view import ReadView
+from flowstone.box.engine.read_view import ReadView
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
-from flowstone.node import commits, linearizable
-from flowstone.node.applier import Applier
-from flowstone.node.applying import Applying
-from flowstone.node.gc import GarbageCollector
 from flowstone.node.instance import Instance
-from flowstone.node.journal import Journal, WalMode
-from flowstone.node.member import Member
-from flowstone.replication.election import State
-from flowstone.replication.limbo import Limbo
-from flowstone.replication.limbo_queue import Acks, Queue
-from flowstone.replication.raft import Raft
+from flowstone.node.synchro import linearizable
+from flowstone.node.upstream.applier import Applier
+from flowstone.node.upstream.node_sink import Member
+from flowstone.node.upstream.row_applier import Applying
+from flowstone.node.wal import commits
+from flowstone.node.wal.gc import GarbageCollector
+from flowstone.node.wal.journal import Journal, WalMode
+from flowstone.replication.limbo.limbo import Limbo
+from flowstone.replication.limbo.queue import Acks, Queue
+from flowstone.replication.raft.election import State
+from flowstone.replication.raft.raft import Raft
 from flowstone.replication.settled import SettledTracker
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory

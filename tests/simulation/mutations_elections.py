@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 from unittest.mock import patch
 
-from flowstone.node import linearizable
 from flowstone.node.instance import Instance
-from flowstone.node.synchro_queue import SynchroQueue
-from flowstone.replication.election import Votes
-from flowstone.replication.limbo import Limbo
-from flowstone.replication.limbo_queue import Entry, Queue
-from flowstone.replication.raft import Raft
+from flowstone.node.synchro import linearizable
+from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.replication.limbo.limbo import Limbo
+from flowstone.replication.limbo.queue import Entry, Queue
+from flowstone.replication.raft.election import Votes
+from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock
 from tests.simulation.mutations import CLIENTS_SAW, CONFIRMED_ALONE, mutation
 

@@ -8,14 +8,14 @@ from typing import Any, Final
 from unittest.mock import patch
 from zlib import crc32
 
-from flowstone.box.transaction import InteractiveTransaction
-from flowstone.node import parts
-from flowstone.node.archive_store import Store
-from flowstone.node.relay_stream import Relay
-from flowstone.node.replay import Replay
-from flowstone.node.synchro_queue import SynchroQueue
+from flowstone.archive.store import Store
+from flowstone.box.engine.transaction import InteractiveTransaction
+from flowstone.node import components as parts
+from flowstone.node.downstream.relay_stream import Relay
+from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.node.wal.replay import Replay
+from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.settled import SettledTracker
-from flowstone.replication.synchro import Promote
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.writer import LogWriter
 from tests.simulation.mutations import CLIENTS_SAW, mutation

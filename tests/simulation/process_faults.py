@@ -14,8 +14,8 @@ from random import Random
 from typing import Final
 
 from flowstone.errors import FlowstoneError
-from flowstone.node.applier import TIMEOUT_INFINITY
-from flowstone.replication.applier import ApplierState
+from flowstone.node.upstream.applier import TIMEOUT_INFINITY
+from flowstone.replication.applier.states import ApplierState
 from tests.simulation.disk import Loss
 from tests.simulation.replica_set import ReplicaSet
 from tests.simulation.simulation import BLOCKING_SECONDS, Crashed

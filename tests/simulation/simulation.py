@@ -30,9 +30,9 @@ from uuid import UUID
 import pytest
 
 from flowstone import Node
+from flowstone.client.connection import Connection
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
-from flowstone.node.connection import Connection
 from flowstone.outside import Blocking, Clock, Disk, Outside
 from flowstone.outside import Random as RandomSource
 from flowstone.outside.blocking import DEFAULT_WORKERS

@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from flowstone.client.connection import ConnectionFailed
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto import errors
-from flowstone.node.connection import ConnectionFailed
 from tests.simulation.checkers import append, bank, register, set
 from tests.simulation.clients import Clients, is_promised, outcome_of
 from tests.simulation.cluster import converge

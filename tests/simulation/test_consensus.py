@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from flowstone.box.index import Index
+from flowstone.box.engine.index import Index
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.msgpack import pack
 from flowstone.node.instance import Instance

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from flowstone.client.connection import Connection
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
-from flowstone.node.connection import Connection
 from tests.conftest import FULL
 from tests.simulation.cluster import NAMES, all_follow_all, converge, start_set
 from tests.simulation.simulation import Simulation, simulated

@@ -125,7 +125,7 @@ async def test_who_follows_a_connection_that_is_gone_does_not_follow_yet(sim: Si
 
 @simulated()
 async def test_who_never_notices_that_a_connection_is_gone_is_told(sim: Simulation) -> None:
-    with patch("flowstone.node.elections.Elections.disconnect_timeout", 3600.0):
+    with patch("flowstone.node.synchro.elections.Elections.disconnect_timeout", 3600.0):
         replica_set = await lose_power_for_a_moment(sim)
         (found,) = await check_liveness(replica_set, seconds=10)
     assert found.startswith("not within 10 s after all faults: everybody follows everybody")

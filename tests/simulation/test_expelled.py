@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from flowstone.node.parts import Parts
+from flowstone.node.components import Parts
 from tests.simulation import membership_faults
 from tests.simulation.cluster import start_set
 from tests.simulation.expelled import Expelled, running, unbound

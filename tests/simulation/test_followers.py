@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import pytest
 
+from flowstone.archive.archive import Archive
+from flowstone.archive.store import Store
 from flowstone.iproto.row import Row
-from flowstone.node.archive import Archive
-from flowstone.node.archive_store import Store
-from flowstone.node.settled_box import SettledBox
+from flowstone.replica.settled_box import SettledBox
 from flowstone.replication.vclock import VClock
 from tests import served_node
 from tests.simulation.disk import Loss

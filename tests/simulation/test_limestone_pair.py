@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from flowstone.limestone.entries import WriteVersion, put
+from flowstone.limestone.format.entries import WriteVersion, put
 from tests.limestone.programs import MASTER, STORAGES
 from tests.simulation.limestone_pair import LimestonePair
 from tests.simulation.simulation import Simulation, simulated

@@ -13,7 +13,7 @@ from flowstone import Node
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
-from flowstone.node.replication import Replication
+from flowstone.node.upstream.upstreams import Replication
 from tests.simulation.cluster import NAMES, all_follow_all, converge, is_converged, start_set, upstream
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Crashed, Simulation, simulated

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
 import pytest
 
-from flowstone.node.applying import Applying
-from flowstone.node.journal import Journal
-from flowstone.replication.limbo_queue import Acks
-from flowstone.replication.raft import Raft
+from flowstone.node.upstream.row_applier import Applying
+from flowstone.node.wal.journal import Journal
+from flowstone.replication.limbo.queue import Acks
+from flowstone.replication.raft.raft import Raft
 from tests.conftest import FULL
 from tests.limestone.mutants import MUTANTS
+from tests.places import ROOT
 from tests.simulation.all_mutations import FOUND_BY, MUTATIONS, readable, table_lines
 from tests.simulation.consensus import Consensus
 from tests.simulation.member_promises import MemberPromises
@@ -23,7 +23,6 @@ from tests.simulation.run import Outcome, run
 from tests.simulation.watchers import Watchers
 
 RUNS_MAX: Final = 100
-ROOT: Final = Path(__file__).parents[2]
 
 UNWATCHED: Final = {
     "promote_without_waiting": (26, CLIENTS_SAW),

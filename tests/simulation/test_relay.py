@@ -10,7 +10,7 @@ import pytest
 
 from flowstone.box.dialect import Dialect
 from flowstone.errors import FlowstoneError
-from flowstone.node import relay_stream
+from flowstone.node.downstream import relay_stream
 from flowstone.replication.messages import SubscribeReply
 from flowstone.replication.vclock import VClock
 from tests.simulation.cluster import all_follow_all, converge, start_set, vclock

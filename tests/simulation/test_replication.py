@@ -11,7 +11,7 @@ import pytest
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import Readonly
-from flowstone.node.applier import Applier
+from flowstone.node.upstream.applier import Applier
 from tests.simulation.cluster import (
     NAMES,
     all_follow_all,

@@ -9,8 +9,8 @@ import pytest
 
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
-from flowstone.node.member import Member
-from flowstone.replication.applier import ApplierState
+from flowstone.node.upstream.node_sink import Member
+from flowstone.replication.applier.states import ApplierState
 from flowstone.replication.vclock import VClock
 from tests.simulation.cluster import NAMES, converge, start_set, upstream
 from tests.simulation.disk import Loss

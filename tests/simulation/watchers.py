@@ -14,8 +14,8 @@ from flowstone import Node
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RaftKey
-from flowstone.replication.applier import ApplierState
-from flowstone.replication.election import State
+from flowstone.replication.applier.states import ApplierState
+from flowstone.replication.raft.election import State
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import XlogError
 from tests.simulation.consensus import Consensus

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from flowstone.client.connection import Connection
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TarantoolError, WalIo
 from flowstone.iproto.msgpack import pack
-from flowstone.node.connection import Connection
 from tests import served_node
 from tests.simulation.simulation import Simulation
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flowstone.archive.archive_log import ArchiveLog
+from flowstone.archive.manifest import Gap, Manifest, save
+from flowstone.archive.settled_tracker import Verdicts
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
-from flowstone.node.archive_log import ArchiveLog
-from flowstone.node.archive_manifest import Gap, Manifest, save
-from flowstone.node.archive_verdicts import Verdicts
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.writer import SnapWriter

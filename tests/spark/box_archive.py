@@ -10,7 +10,7 @@ from uuid import UUID
 from flowstone.box.bootstrap import bootstrap_rows
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.transaction import Transaction
+from flowstone.box.engine.transaction import Transaction
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pyspark
 
+from tests.places import ROOT
 from tests.real_tarantool import free_port
 from tests.short_java import QUICK
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(pyspark.__file__).parent
 SECONDS = 90.0
 WORKERS = 2

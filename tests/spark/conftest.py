@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from flowstone.spark.session import session
+from tests.places import ROOT
 from tests.spark.live_servers import server
 
 CORES = 2
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")

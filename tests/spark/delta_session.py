@@ -8,7 +8,7 @@ from functools import cache
 
 from pyspark.sql import SparkSession
 
-from flowstone.spark.lake_table_spark import DELTA_CONF, PACKAGE
+from flowstone.spark.mirror.spark_table import DELTA_CONF, PACKAGE
 
 
 @cache

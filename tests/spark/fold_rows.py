@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import SchemaTracker
+from flowstone.columns.arrow_columns import MOMENT
+from flowstone.columns.sort_keys import sort_keys, sort_keys_of_keys
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack_body
-from flowstone.spark.sort_keys import sort_keys, sort_keys_of_keys
-from flowstone.xlog.columns import MOMENT
 
 RAW = pa.schema(
     [

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema
 from flowstone.box.system import TRUNCATE_ID
-from flowstone.box.update import decode_operations, update_raw, upsert_raw
-from flowstone.history.reading import Piece, Reading
+from flowstone.box.update.update import decode_operations, update_raw, upsert_raw
+from flowstone.history.log_reading import Piece, Reading
 from flowstone.history.selection import Selection
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType

@@ -11,10 +11,10 @@ import msgpack
 import pyarrow as pa
 
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
+from flowstone.columns.arrow_columns import MOMENT
+from flowstone.columns.sort_keys import sort_keys
+from flowstone.lake.table import LakeTable, Moment
 from flowstone.replication.vclock import VClock
-from flowstone.spark.lake_table import LakeTable, Moment
-from flowstone.spark.sort_keys import sort_keys
-from flowstone.xlog.columns import MOMENT
 
 UUID = "11111111-2222-4333-8444-555555555555"
 OTHER_UUID = "99999999-2222-4333-8444-555555555555"

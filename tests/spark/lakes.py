@@ -10,11 +10,11 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from flowstone.iproto.msgpack import unpack
+from flowstone.lake.masks import Masking
 from flowstone.spark.lake import Lake
-from flowstone.spark.masks import Masking
-from flowstone.spark.mirror import Mirror, MirrorOptions, Place
-from flowstone.spark.mirror_choice import Choice
-from flowstone.spark.mirror_progress import Event
+from flowstone.spark.mirror.choice import Choice
+from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
+from flowstone.spark.mirror.progress import Event
 
 
 def mirror_once(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from flowstone.limestone import catalog, epoch_file, manifest, names
-from flowstone.limestone.catalog import Catalog
-from flowstone.limestone.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove
+from flowstone.limestone.format import catalog, epoch_file, manifest, names
+from flowstone.limestone.format.catalog import Catalog
+from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove
 from flowstone.outside import production
 
 UUID = "aaaaaaaa-1111-4000-8000-000000000001"

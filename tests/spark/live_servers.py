@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flowstone.client.connection import Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.connection import Connection
 from flowstone.outside import production
-from flowstone.spark.live_node import select_body
+from flowstone.spark.sources.tarantool.live_node import select_body
 from tests import real_tarantool, served_node
 
 KINDS = ("real", "node")

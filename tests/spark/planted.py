@@ -16,16 +16,16 @@ from typing import Any
 import msgpack
 import tarantool
 
+from flowstone.archive import manifest as archive_manifest
+from flowstone.archive.archive import Archive
+from flowstone.archive.archive_log import ArchiveLog
+from flowstone.archive.settled_tracker import Verdicts
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack_body
 from flowstone.iproto.row import Row
-from flowstone.node import archive_manifest
-from flowstone.node.archive import Archive
-from flowstone.node.archive_log import ArchiveLog
-from flowstone.node.archive_verdicts import Verdicts
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from flowstone.spark.digests import DIFFERS, MISSING_IN_A, MISSING_IN_B
+from flowstone.spark.verify.digests import DIFFERS, MISSING_IN_A, MISSING_IN_B
 from flowstone.xlog.meta import Meta
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.writer import SnapWriter

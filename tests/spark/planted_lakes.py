@@ -12,10 +12,10 @@ import msgpack
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
-from flowstone.spark.digests import DIFFERS, MISSING_IN_A, MISSING_IN_B, TWICE
+from flowstone.columns.sort_keys import sort_keys
+from flowstone.lake.table_schema import NOTE, LakeSchema
 from flowstone.spark.lake import Lake
-from flowstone.spark.lake_schema import NOTE, LakeSchema
-from flowstone.spark.sort_keys import sort_keys
+from flowstone.spark.verify.digests import DIFFERS, MISSING_IN_A, MISSING_IN_B, TWICE
 from tests.spark.planted import SPACE
 
 

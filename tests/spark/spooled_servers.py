@@ -12,10 +12,10 @@ from pathlib import Path
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from flowstone.spark.archive_index import ArchiveIndex
-from flowstone.spark.change_batches import read_slice
-from flowstone.spark.contract import ChangeContract
-from flowstone.spark.spool import Spool
+from flowstone.spark.index.log_index import ArchiveIndex
+from flowstone.spark.sources.change_batches import read_slice
+from flowstone.spark.sources.change_contract import ChangeContract
+from flowstone.spark.sources.tarantool.spool import Spool
 from tests.node.archived_server import SCHEMA, RealServer
 
 SECONDS = 60

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+from tests.places import ROOT
+
+EXAMPLES = ROOT / "examples"
 
 SHOWN = {
     "mirror_to_delta.py": ("orders: 1000 rows in version", "Nairobi"),

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.box import ddl
+from flowstone.box.ddl import functions as ddl
 from flowstone.iproto.msgpack import pack
 from tests.spark.box_archive import BoxArchive
+from tests.spark.fold.test_state_frames import change_, put, remove, step, upsert
 from tests.spark.history_model import State, differences, expected, found_in
-from tests.spark.test_state import change_, put, remove, step, upsert
 
 SPACE = 512
 States = Counter[State]

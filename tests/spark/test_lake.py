@@ -10,11 +10,11 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from flowstone.box.definitions import SpaceDefinition
+from flowstone.lake.embedded_table import EmbeddedTable
+from flowstone.lake.table import AnotherWriter
+from flowstone.lake.table_schema import LakeError
 from flowstone.spark import lake as lake_module
 from flowstone.spark.lake import Lake, Progress, directory_of, lake_uri
-from flowstone.spark.lake_schema import LakeError
-from flowstone.spark.lake_table import AnotherWriter
-from flowstone.spark.lake_table_embedded import EmbeddedTable
 from tests.spark.lake_rows_given import (
     ORDERS,
     OTHER_UUID,

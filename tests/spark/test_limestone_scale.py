@@ -19,13 +19,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import flowstone.spark
-from flowstone.limestone.blocking import Datastore
-from flowstone.limestone.compaction import write_here
-from flowstone.limestone.entries import WriteVersion
-from flowstone.limestone.names import is_pwal
-from flowstone.limestone.recovery import recover
+from flowstone.limestone.format.entries import WriteVersion
+from flowstone.limestone.format.names import is_pwal
+from flowstone.limestone.store.blocking import Datastore
+from flowstone.limestone.store.compaction import write_here
+from flowstone.limestone.store.recovery import recover
 from flowstone.outside import production
-from flowstone.spark.limestone_compact import writer
+from flowstone.spark.restore.limestone_compact import writer
 from tests.conftest import FULL
 from tests.spark.limestone_directories import WrittenDirectory, clear, snippet
 

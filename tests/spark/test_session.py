@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from flowstone.errors import FlowstoneError
-from flowstone.spark.clear_errors import clear_errors
 from flowstone.spark.session import SparkJobFailed, SparkUnavailable, check_java, is_local, is_one_process, session
+from flowstone.spark.worker_errors import clear_errors
 from tests import short_java
 
 OWN_SESSION = """

@@ -18,11 +18,11 @@ import pytest
 
 from tests.conftest import FULL
 from tests.node.archived_server import SCHEMA, RealServer
+from tests.places import ROOT
 from tests.spark.spooled_servers import until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool", "java")]
 
-ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10 if FULL else 2
 ROWS_BEFORE = 2000
 CHANGES = 21_000 if FULL else 1_500

@@ -17,9 +17,9 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from flowstone.columns.arrow_columns import ColumnError
 from flowstone.iproto.extensions import Datetime
-from flowstone.spark.tarantool_source import TarantoolSource
-from flowstone.xlog.columns import ColumnError
+from flowstone.spark.sources.tarantool.source import TarantoolSource
 from tests.interop.versions import Binary, binaries
 from tests.spark.live_servers import create, insert, rows_of, run, server
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from flowstone.node.archive import Archive
+from flowstone.archive.archive import Archive
 from flowstone.outside import production
-from flowstone.spark.log_directories import LogDirectories
-from flowstone.spark.options import xlog_options
-from flowstone.spark.past_state import plan_state, read_state
-from flowstone.spark.xlog_source import XlogReader
+from flowstone.spark.sources.options import xlog_options
+from flowstone.spark.sources.xlog.log_directories import LogDirectories
+from flowstone.spark.sources.xlog.past_state import plan_state, read_state
+from flowstone.spark.sources.xlog.source import XlogReader
 from tests.interop.versions import ANY, Binary, parameters
 from tests.node.archived_server import SCHEMA, RealServer
 from tests.spark.test_xlog_stream import Query

@@ -13,13 +13,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from flowstone.spark import spool_stream
-from flowstone.spark.archive_index import DataLoss
-from flowstone.spark.change_batches import FormatChanged
-from flowstone.spark.contract import FormerFormat
-from flowstone.spark.log_directories import LogDirectories, contracts_of_stream
-from flowstone.spark.options import WrongOption, xlog_options
-from flowstone.spark.xlog_source import XlogReader, XlogStreamReader
+from flowstone.spark.index.log_index import DataLoss
+from flowstone.spark.sources import spool_stream
+from flowstone.spark.sources.change_batches import FormatChanged
+from flowstone.spark.sources.change_contract import FormerFormat
+from flowstone.spark.sources.options import WrongOption, xlog_options
+from flowstone.spark.sources.xlog.log_directories import LogDirectories, contracts_of_stream
+from flowstone.spark.sources.xlog.source import XlogReader, XlogStreamReader
 from tests.node.archived_rows import SYNC, confirm
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import UUID, define, define_key, delete, insert, whole

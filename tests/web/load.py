@@ -20,13 +20,13 @@ from typing import Annotated, Any
 
 import typer
 
+from flowstone.client.connection import READ_SIZE, Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.limits import PACKET_SIZE_MAX
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import decode_response, encode_request, split
 from flowstone.iproto.uri import Uri, parse_uri
-from flowstone.node.connection import READ_SIZE, Connection
 from flowstone.outside import Stream, production
 
 SPACE = 700

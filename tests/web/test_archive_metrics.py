@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowstone import Node
-from flowstone.node import archive_events as events
-from flowstone.node.archive import Archive
+from flowstone.archive import events as events
+from flowstone.archive.archive import Archive
 from flowstone.web.archive_metrics import ArchiveMetrics
 from flowstone.web.metrics import encode
-from tests.node.test_applier import until
+from tests.node.upstream.test_applier import until
 from tests.web.exposition import Exposition, checked
 
 SECONDS = 60.0

@@ -22,12 +22,12 @@ from playwright.sync_api import Browser, CDPSession, Locator, Page, expect
 from tests.conftest import FULL
 from tests.interop.member import Member, eventually
 from tests.interop.mesh import PLAIN, SYNCHRONOUS, Pending, write
+from tests.places import ROOT
 from tests.served_node import resident_bytes
 from tests.web.browser import Watch, accessibility_faults
 from tests.web.live_sets import LiveSets, live_sets
 from tests.web.load import loading
 
-ROOT: Final = Path(__file__).parent.parent.parent
 SCREENSHOTS: Final = Path(os.environ.get("FLOWSTONE_SCREENSHOTS") or ROOT / "build" / "screenshots")
 WIDE, NARROW, ZOOMED = (1440, 1000), (320, 700), (640, 500)
 """A screen, the least that a page has to work on, and a screen of 1280 × 1000 at 200 %."""

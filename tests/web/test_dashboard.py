@@ -13,7 +13,7 @@ from flowstone.outside import production
 from flowstone.web.dashboard import LIMIT_MAX, TEXT_LENGTH_MAX, dashboard
 from flowstone.web.feed import Feed
 from flowstone.web.server import WebServer
-from tests.node.upstream import Upstream
+from tests.node.upstream_server import Upstream
 from tests.web.http_client import get, listen
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import parse_uri
-from flowstone.observation.asking import Asking
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Finding, Kind, Severity
+from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.investigation import Investigation
 from flowstone.observation.log_section import _SectionSink
+from flowstone.observation.query import Asking
 from flowstone.observation.replica_set import Member, ReplicaSet, replica_sets
 from flowstone.observation.report import Report, Unreachable
 from flowstone.outside import Outside, production
@@ -27,7 +27,7 @@ from flowstone.web.deep_findings import ALONE_MAX, DEEPER_SECONDS, WATCHERS_MAX,
 from flowstone.web.feed import Feed
 from flowstone.web.feed_metrics import FeedMonitored
 from flowstone.web.metrics import encode
-from tests.node.upstream import USER, Upstream
+from tests.node.upstream_server import USER, Upstream
 from tests.observation.reports import SET, address, pair, report, upstream, uuid
 from tests.real_tarantool import free_port
 from tests.standing_clock import StandingClock

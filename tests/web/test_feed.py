@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import flowstone
+from flowstone.client.connection import Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.connection import Connection
 from flowstone.observation.live_transaction import DATA_LENGTH_MAX, ROWS_MAX, LiveRow, LiveTransaction, Status
 from flowstone.observation.survey import Survey
 from flowstone.observation.tail_sink import KEPT_MAX
@@ -23,7 +23,7 @@ from flowstone.web.feed import SEARCHED_AT_ONCE, Feed, Wanted
 from flowstone.web.feed_state import SetState
 from flowstone.web.server import WebServer
 from tests import real_tarantool
-from tests.node.upstream import Upstream
+from tests.node.upstream_server import Upstream
 from tests.real_tarantool import free_port
 from tests.web.http_client import Events, get, listen
 

@@ -13,7 +13,7 @@ from flowstone.spark.lake import Lake, Progress
 from flowstone.web.dashboard import dashboard
 from flowstone.web.feed import Feed
 from flowstone.web.server import WebServer
-from tests.node.upstream import Upstream
+from tests.node.upstream_server import Upstream
 from tests.real_tarantool import free_port
 from tests.spark.lake_rows_given import ORDERS, UUID, at
 from tests.web.http_client import get

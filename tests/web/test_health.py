@@ -12,11 +12,11 @@ import pytest
 from flowstone import Node
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.statistics import DiskUsage, Durations, Statistics, Wal
-from flowstone.observation.asking import Asking
-from flowstone.observation.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.explanation import explain
-from flowstone.observation.finding import Severity
+from flowstone.observation.findings.disk_findings import FREE_BYTES_MIN
+from flowstone.observation.findings.finding import Severity
 from flowstone.observation.own_report import own_report
+from flowstone.observation.query import Asking
 from flowstone.observation.replica_set import replica_sets
 from flowstone.observation.report import Downstream, Election, Peer, Report, Upstream
 from flowstone.outside import production
@@ -26,7 +26,7 @@ from flowstone.web.peer_complaints import Complaint
 from tests.interop.cluster import Cluster
 from tests.interop.member import REPLICATOR, SECONDS, Member, eventually
 from tests.interop.mesh import Mesh, election
-from tests.node.test_applier import until
+from tests.node.upstream.test_applier import until
 from tests.real_tarantool import free_port
 from tests.web.live_sets import NODES
 

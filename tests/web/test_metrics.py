@@ -14,8 +14,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from flowstone import Node
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.statistics import Durations
-from flowstone.observation.asking import Asking, ask_all
 from flowstone.observation.own_report import own_report
+from flowstone.observation.query import Asking, ask_all
 from flowstone.observation.report import (
     Consumer,
     Downstream,
@@ -29,7 +29,8 @@ from flowstone.observation.report import (
 )
 from flowstone.outside import production
 from flowstone.web.metrics import Families, add_reports, encode
-from tests.node.test_applier import until
+from tests.node.upstream.test_applier import until
+from tests.places import ROOT
 from tests.real_tarantool import free_port
 from tests.web.exposition import Exposition, checked
 
@@ -258,7 +259,7 @@ async def test_a_set_with_elections_has_every_one_of_tarantools_metrics(tmp_path
 
 
 def test_the_documentation_has_every_metric_and_no_other() -> None:
-    root = Path(__file__).parents[2]
+    root = ROOT
     text = (root / "docs" / "reference" / "metrics.md").read_text()
     tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
     documented = set(re.findall(r"`((?:tnt|flowstone)_[a-z_]+)`", tables))
@@ -268,7 +269,7 @@ def test_the_documentation_has_every_metric_and_no_other() -> None:
 
 
 def test_the_rules_for_alerts_name_metrics_that_there_are() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
+    text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     rules = text.partition("groups:")[2].partition("```")[0]
     documented = set(re.findall(r"`((?:tnt|flowstone)_[a-z_]+)`", text))
     used = {name.removesuffix("_bucket") for name in re.findall(r"(?:tnt|flowstone)_[a-z_]+", rules)}

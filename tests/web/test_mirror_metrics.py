@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowstone.spark.mirror_progress import Lost, Progress, Snapshot, TableProgress
+from flowstone.spark.mirror.progress import Lost, Progress, Snapshot, TableProgress
 from flowstone.web.metrics import encode
 from flowstone.web.mirror_metrics import MirrorMetrics
 from tests.web.exposition import Exposition, checked

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from flowstone import Node
+from flowstone.client.connection import Connection
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.connection import Connection
 from flowstone.outside import production
 from flowstone.outside.disk import SystemDisk
 from flowstone.web.metrics import encode

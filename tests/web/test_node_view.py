@@ -8,7 +8,7 @@ import flowstone
 from flowstone.iproto.uri import parse_uri
 from flowstone.outside import production
 from flowstone.web.node_view import NodeView
-from tests.node.upstream import Upstream
+from tests.node.upstream_server import Upstream
 from tests.real_tarantool import free_port
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flowstone.web.peer_complaints import LOGGER, PeerComplaints
-from tests.cli.test_serve import Serve, Served, connected, serve
+from tests.cli.node.test_serve import Serve, Served, connected, serve
 from tests.interop.member import eventually
 from tests.real_tarantool import free_port
 

@@ -12,15 +12,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
 from flowstone.xlog.transactions import Transaction, make_transaction
+from tests.places import VECTORS
 
-BOOTSTRAP = Path(__file__).parent.parent / "vectors" / "bootstrap-2.6.0.json"
+BOOTSTRAP = VECTORS / "bootstrap-2.6.0.json"
 INSTANCE = "11111111-0000-4000-8000-000000000001"
 OTHER = "11111111-0000-4000-8000-000000000002"
 SPACE, INDEX, SCHEMA, CLUSTER = 280, 288, 272, 320

@@ -30,10 +30,11 @@ from flowstone.xlog.block import (
 from flowstone.xlog.errors import BlockTooLarge
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.walk import BLOCK_COLUMNS, OTHER, walk
+from tests.places import VECTORS
 
-VECTORS = Path(__file__).parent.parent / "vectors" / "xlog"
+LOGS = VECTORS / "xlog"
 COMPRESSOR = new_compressor()
-RECORDED = sorted(VECTORS.glob("*.xlog")) + sorted(VECTORS.glob("*.snap"))
+RECORDED = sorted(LOGS.glob("*.xlog")) + sorted(LOGS.glob("*.snap"))
 
 
 def recorded_blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:

@@ -26,6 +26,7 @@ from flowstone.xlog.meta import FileType, Meta, encode
 from flowstone.xlog.reader import Ending, EndingKind, LogFile
 from flowstone.xlog.transactions import Transaction, make_transaction
 from flowstone.xlog.writer import LogWriter, SnapWriter
+from tests.places import VECTORS
 
 DISK = production().disk
 UUID = "11111111-0000-4000-8000-000000000001"
@@ -425,7 +426,7 @@ class TestSnapWriter:
         ]
 
     def test_our_snapshot_of_a_real_servers_rows_is_the_real_servers_snapshot(self, tmp_path: Path) -> None:
-        recorded = Path(__file__).parent.parent / "vectors" / "xlog" / "2.6-master.snap"
+        recorded = VECTORS / "xlog" / "2.6-master.snap"
         with LogFile.open(DISK, str(recorded)) as read:
             rows, meta = list(read.rows()), read.meta
         with SnapWriter(DISK, str(tmp_path), meta, rows[0].timestamp) as snap:

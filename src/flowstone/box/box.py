@@ -12,16 +12,16 @@ from uuid import UUID
 
 from flowstone.box import system
 from flowstone.box.access import Access
-from flowstone.box.collation import Collation
-from flowstone.box.constraints import ForeignKey
 from flowstone.box.definitions import read_index, read_space, with_indexes
 from flowstone.box.dialect import Dialect
-from flowstone.box.foreign_keys import guards_of
-from flowstone.box.function import FunctionDefinition
-from flowstone.box.read_view import ReadView
-from flowstone.box.sequence import Sequence
-from flowstone.box.space import NOT_KNOWN, Space
-from flowstone.box.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
+from flowstone.box.engine.collation import Collation
+from flowstone.box.engine.constraints import ForeignKey
+from flowstone.box.engine.foreign_keys import guards_of
+from flowstone.box.engine.function import FunctionDefinition
+from flowstone.box.engine.read_view import ReadView
+from flowstone.box.engine.sequence import Sequence
+from flowstone.box.engine.space import NOT_KNOWN, Space
+from flowstone.box.engine.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from flowstone.box.constraints import Check, ForeignKey, read_constraints
+from flowstone.box.engine.constraints import Check, ForeignKey, read_constraints
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.constants import GROUP_LOCAL
 

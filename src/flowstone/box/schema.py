@@ -22,7 +22,7 @@ from flowstone.box.definitions import (
     read_space,
     with_indexes,
 )
-from flowstone.box.update import decode_operations, update, upsert
+from flowstone.box.update.update import decode_operations, update, upsert
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TarantoolError

@@ -14,10 +14,10 @@ from flowstone.box.access import PUBLIC, Privilege
 from flowstone.iproto.msgpack import unpack
 
 if TYPE_CHECKING:
-    from flowstone.box.index import Index
-    from flowstone.box.keys import Key, Span
-    from flowstone.box.space import Space
-    from flowstone.box.transaction import Transaction
+    from flowstone.box.engine.index import Index
+    from flowstone.box.engine.keys import Key, Span
+    from flowstone.box.engine.space import Space
+    from flowstone.box.engine.transaction import Transaction
 
 SOURCES: Final = {
     277: system.COLLATION_ID,

@@ -14,29 +14,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from flowstone.cli import (
-    archive,
-    cat,
-    completion,
-    console,
-    dashboard,
-    demo,
-    expel,
-    explain,
-    limestone,
-    members,
-    mirror,
-    play,
-    promote,
-    rebootstrap,
-    restore,
-    serve,
-    snapshot,
-    status,
-    verify,
-)
+from flowstone.cli import completion, console
 from flowstone.cli.command import App
+from flowstone.cli.demo import demo
+from flowstone.cli.lake import mirror, restore, verify
+from flowstone.cli.limestone import commands as limestone
+from flowstone.cli.logs import archive, cat, play
+from flowstone.cli.node import serve
 from flowstone.cli.output import quiet
+from flowstone.cli.replica_set import dashboard, expel, explain, members, promote, rebootstrap, snapshot, status
 
 EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server refused a row or is gone;
 2 the command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted."""

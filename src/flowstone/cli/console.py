@@ -91,10 +91,10 @@ def _is_usage(error: FlowstoneError) -> bool:
     from flowstone.box.bootstrap import FirstUserRefused
     from flowstone.box.schema import UnknownSpace
     from flowstone.history.files import NoSuchLog
-    from flowstone.history.tables import UnknownColumn
     from flowstone.iproto.uri import UriError
     from flowstone.observation.expulsion import NoSuchMember
     from flowstone.outside.network import TlsRefused
+    from flowstone.text.row_table import UnknownColumn
     from flowstone.xlog.errors import NotALogFile, UnsupportedFormat
 
     options = (UsageError, UnknownSpace, UnknownColumn, UriError, FirstUserRefused, TlsRefused, NoSuchMember)

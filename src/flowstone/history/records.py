@@ -14,7 +14,7 @@ import numpy as np
 
 from flowstone.box.schema import SpaceDefinition
 from flowstone.errors import RemoteProtocolError
-from flowstone.history.reading import Piece
+from flowstone.history.log_reading import Piece
 from flowstone.history.selection import Mask
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Flag, Key, RaftKey, RequestType, type_name

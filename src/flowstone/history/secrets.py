@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from flowstone.errors import RemoteProtocolError
-from flowstone.history.reading import Piece
+from flowstone.history.log_reading import Piece
 from flowstone.history.selection import Mask
 from flowstone.iproto import scan as rows_of
 from flowstone.iproto.constants import Key, RequestType

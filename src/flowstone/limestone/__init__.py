@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING
 from flowstone.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from flowstone.limestone.backup import Backup, BackupEntry
-    from flowstone.limestone.blobs import BlobError, BlobPool
-    from flowstone.limestone.blocking import BlockingBlobPool, Datastore, LogChannel
-    from flowstone.limestone.channel import AsyncLogChannel
-    from flowstone.limestone.compaction import Compacted
-    from flowstone.limestone.cursor import StoreSnapshot
-    from flowstone.limestone.datastore import AsyncDatastore, State, Status
-    from flowstone.limestone.endpoint import Endpoint
-    from flowstone.limestone.entries import Entry, EntryType, WriteVersion
     from flowstone.limestone.errors import DamagedFile, DatastoreFailed, LimestoneError, WrongTime
-    from flowstone.limestone.propagation import PropagationStatus, QuorumLost
-    from flowstone.limestone.replica import CannotListen, Replica, ReplicaStatus
-    from flowstone.limestone.replica_events import Event
-    from flowstone.limestone.rotation import Rotated
+    from flowstone.limestone.format.endpoint import Endpoint
+    from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion
+    from flowstone.limestone.master.propagation import PropagationStatus, QuorumLost
+    from flowstone.limestone.replica.events import Event
+    from flowstone.limestone.replica.replica import CannotListen, Replica, ReplicaStatus
     from flowstone.limestone.settings import Settings, SettingsFields
+    from flowstone.limestone.store.backup import Backup, BackupEntry
+    from flowstone.limestone.store.blobs import BlobError, BlobPool
+    from flowstone.limestone.store.blocking import BlockingBlobPool, Datastore, LogChannel
+    from flowstone.limestone.store.channel import AsyncLogChannel
+    from flowstone.limestone.store.compaction import Compacted
+    from flowstone.limestone.store.cursor import StoreSnapshot
+    from flowstone.limestone.store.datastore import AsyncDatastore, State, Status
+    from flowstone.limestone.store.rotation import Rotated
 
 __all__ = [
     "AsyncDatastore",
@@ -63,35 +63,35 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "AsyncDatastore": "datastore",
-        "AsyncLogChannel": "channel",
-        "Backup": "backup",
-        "BackupEntry": "backup",
-        "BlobError": "blobs",
-        "BlobPool": "blobs",
-        "BlockingBlobPool": "blocking",
-        "CannotListen": "replica",
-        "Compacted": "compaction",
+        "AsyncDatastore": "store.datastore",
+        "AsyncLogChannel": "store.channel",
+        "Backup": "store.backup",
+        "BackupEntry": "store.backup",
+        "BlobError": "store.blobs",
+        "BlobPool": "store.blobs",
+        "BlockingBlobPool": "store.blocking",
+        "CannotListen": "replica.replica",
+        "Compacted": "store.compaction",
         "DamagedFile": "errors",
-        "Datastore": "blocking",
+        "Datastore": "store.blocking",
         "DatastoreFailed": "errors",
-        "Endpoint": "endpoint",
-        "Entry": "entries",
-        "EntryType": "entries",
-        "Event": "replica_events",
+        "Endpoint": "format.endpoint",
+        "Entry": "format.entries",
+        "EntryType": "format.entries",
+        "Event": "replica.events",
         "LimestoneError": "errors",
-        "LogChannel": "blocking",
-        "PropagationStatus": "propagation",
-        "QuorumLost": "propagation",
-        "Replica": "replica",
-        "ReplicaStatus": "replica",
-        "Rotated": "rotation",
+        "LogChannel": "store.blocking",
+        "PropagationStatus": "master.propagation",
+        "QuorumLost": "master.propagation",
+        "Replica": "replica.replica",
+        "ReplicaStatus": "replica.replica",
+        "Rotated": "store.rotation",
         "Settings": "settings",
         "SettingsFields": "settings",
-        "State": "datastore",
-        "Status": "datastore",
-        "StoreSnapshot": "cursor",
-        "WriteVersion": "entries",
+        "State": "store.datastore",
+        "Status": "store.datastore",
+        "StoreSnapshot": "store.cursor",
+        "WriteVersion": "format.entries",
         "WrongTime": "errors",
     },
 )

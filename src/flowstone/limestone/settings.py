@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypedDict, Unpack, get_args
 
 from flowstone.errors import LocalProtocolError
-from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.format.endpoint import Endpoint
 from flowstone.outside import Tls
 
 LOG: Final = logging.getLogger("flowstone.limestone")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from flowstone.box.paths import parse_path
-from flowstone.box.transaction import Statement
+from flowstone.box.engine.paths import parse_path
+from flowstone.box.engine.transaction import Statement
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row

@@ -29,9 +29,9 @@ from flowstone.node.option_checks import (
     not_among,
     outside,
 )
-from flowstone.replication import quorum
-from flowstone.replication.election import Config as ElectionConfig
-from flowstone.replication.election import Fencing, Mode
+from flowstone.replication.membership import quorum
+from flowstone.replication.raft.election import Config as ElectionConfig
+from flowstone.replication.raft.election import Fencing, Mode
 
 LOOPBACK: Final = "127.0.0.1"
 ANY_ADDRESS: Final = "0.0.0.0"

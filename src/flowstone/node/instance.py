@@ -1,6 +1,6 @@
 """The state of a running node that its server, sessions, watchers and procedures share: components, identity, status.
 
-`node/parts.py` creates one `Instance` per node. Its users read it again for every request, so a change needs no
+`node/components.py` creates one `Instance` per node. Its users read it again for every request, so a change needs no
 notification. It has no logic of its own beyond what several users would repeat.
 """
 
@@ -16,13 +16,13 @@ from flowstone.box.box import Box
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack
-from flowstone.node.commits import Commits
 from flowstone.node.configuration import Configuration
 from flowstone.node.counters import Counters
 from flowstone.node.disk_query import DiskQuery
-from flowstone.node.elections import Elections
-from flowstone.node.journal import Journal
-from flowstone.node.synchro_queue import SynchroQueue
+from flowstone.node.synchro.elections import Elections
+from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.node.wal.commits import Commits
+from flowstone.node.wal.journal import Journal
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 

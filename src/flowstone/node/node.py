@@ -1,7 +1,7 @@
 """`Node`, a node embedded in a program; public as `flowstone.Node`.
 
-`node/parts.py` starts the components (lock, recovery or bootstrap, log, checkpoints, listener), each of which has a
-module of its own. This module only has the methods that programs call.
+`node/components.py` starts the components (lock, recovery or bootstrap, log, checkpoints, listener), each of which has
+a module of its own. This module only has the methods that programs call.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
-from flowstone.box import ddl
 from flowstone.box.box import Box
+from flowstone.box.ddl import functions as ddl
 from flowstone.box.dialect import Dialect
-from flowstone.box.transaction import Transaction as BoxTransaction
+from flowstone.box.engine.transaction import Transaction as BoxTransaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.node.changes import Trigger, listener
-from flowstone.node.commits import Listener
+from flowstone.node.components import Parts, Wishes, apply_options
 from flowstone.node.configuration import OPTIONS, Configuration, NodeOptions, configure
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Function, Instance
 from flowstone.node.option import incorrect
-from flowstone.node.parts import Parts, Wishes, apply_options
+from flowstone.node.server.mode_waiters import wait_read_only
 from flowstone.node.spaces import Space
 from flowstone.node.statistics import DiskUsage, Statistics, free_space, statistics_of
 from flowstone.node.transactions import Transaction, View
-from flowstone.node.waiting import wait_read_only
+from flowstone.node.wal.commits import Listener
 from flowstone.outside import Outside, production
 
 LOG = logging.getLogger("flowstone.node")

@@ -11,7 +11,7 @@ from typing import Any
 from flowstone.iproto import errors
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.option_checks import Check
-from flowstone.replication.bootstrap_leader import leader_text
+from flowstone.replication.membership.bootstrap_leader import leader_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from flowstone.iproto.constants import VCLOCK_MAX
 from flowstone.iproto.uri import UriError, parse_uri
-from flowstone.replication.quorum import Quorum
+from flowstone.replication.membership.quorum import Quorum
 
 LOG_LEVELS: Final = ("fatal", "syserror", "error", "crit", "warn", "info", "verbose", "debug")
 """Names of the log levels; the index is the number of the level."""

@@ -2,7 +2,8 @@
 
 Reads are plain calls on memory. Changes of a node's spaces are awaited, and return when they are as durable as
 `wal_mode` requires; inside a transaction they are plain calls, and leaving the transaction is awaited. A handle refers
-to a space by id, and stays valid when the definition of the space changes. `box/statements.py` checks the arguments.
+to a space by id, and stays valid when the definition of the space changes. `box/engine/statements.py` checks the
+arguments.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from flowstone.box import ddl, statements
-from flowstone.box.index import Index as BoxIndex
-from flowstone.box.keys import Key, KeyKind, Span
-from flowstone.box.read_view import ReadView
-from flowstone.box.space import Space as BoxSpace
-from flowstone.box.transaction import Transaction as BoxTransaction
+from flowstone.box.ddl import functions as ddl
+from flowstone.box.engine import statements
+from flowstone.box.engine.index import Index as BoxIndex
+from flowstone.box.engine.keys import Key, KeyKind, Span
+from flowstone.box.engine.read_view import ReadView
+from flowstone.box.engine.space import Space as BoxSpace
+from flowstone.box.engine.transaction import Transaction as BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 from flowstone.node.tuples import Tuple, field_numbers

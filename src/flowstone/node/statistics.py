@@ -14,8 +14,8 @@ from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.iproto.constants import RequestType
 from flowstone.node.counters import Histogram
 from flowstone.node.disk_query import FREE_SPACE_SECONDS
+from flowstone.node.downstream.relay_stream import Downstream
 from flowstone.node.instance import Instance
-from flowstone.node.relay_stream import Downstream
 from flowstone.outside.disk import Disk
 from flowstone.xlog.directory import scan_directory
 

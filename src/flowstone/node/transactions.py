@@ -1,6 +1,6 @@
 """The public classes for transactions and read views of a node.
 
-A thin layer: `box/transaction.py` decides which statements conflict, `box/read_view.py` what a view sees.
+A thin layer: `box/engine/transaction.py` decides which statements conflict, `box/engine/read_view.py` what a view sees.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from flowstone.box.dialect import Dialect
-from flowstone.box.transaction import InteractiveTransaction, Isolation
+from flowstone.box.engine.transaction import InteractiveTransaction, Isolation
 from flowstone.iproto import errors
 from flowstone.node.instance import Instance
-from flowstone.node.linearizable import linearization_point
 from flowstone.node.spaces import TransactionSpace, ViewSpace, ViewTransaction
+from flowstone.node.synchro.linearizable import linearization_point
 
 ISOLATIONS: Final = {
     "default": Isolation.DEFAULT,

@@ -17,18 +17,18 @@ from flowstone.box.access import ADMIN
 from flowstone.box.box import Box
 from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.box.dialect import Dialect
-from flowstone.box.space import Space
+from flowstone.box.engine.space import Space
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import encode_request
 from flowstone.iproto.row import Row
-from flowstone.node.commits import Commits
-from flowstone.node.journal import Journal, WalMode
-from flowstone.node.tail import packets_of
-from flowstone.node.turn import BULK_COUNT_MIN, Turns
-from flowstone.node.turn_batch import Reply
+from flowstone.node.server.turn import BULK_COUNT_MIN, Turns
+from flowstone.node.server.turn_batch import Reply
+from flowstone.node.wal.commits import Commits
+from flowstone.node.wal.journal import Journal, WalMode
+from flowstone.node.wal.log_tail import packets_of
 from flowstone.outside import production
-from flowstone.replication.relay import RowFilter
+from flowstone.replication.relay.relay_logic import RowFilter
 from flowstone.replication.row_stream import RowStream, journal_rows, slab_of_rows
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.walk import BLOCK_COLUMNS, walk

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
+from flowstone.archive.definitions_file import Definitions
+from flowstone.archive.upstream_query import UpstreamFacts
 from flowstone.box.schema import SchemaTracker
 from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
-from flowstone.node.archive_definitions import Definitions
-from flowstone.node.archive_upstream import UpstreamFacts
 from flowstone.replication.vclock import VClock
 
 

@@ -12,14 +12,22 @@ from typing import Final
 
 import msgspec
 
-from flowstone.observation.connection_findings import connection_findings, is_cut_off
-from flowstone.observation.disk_findings import disk_findings
-from flowstone.observation.finding import Finding, Kind, Severity
-from flowstone.observation.link_causes import END_ONE, Between, Cause, cause_of, conflict_in, log_not_written, quoted
-from flowstone.observation.queue_findings import queue_findings
+from flowstone.observation.findings.connection_findings import connection_findings, is_cut_off
+from flowstone.observation.findings.disk_findings import disk_findings
+from flowstone.observation.findings.finding import Finding, Kind, Severity
+from flowstone.observation.findings.link_causes import (
+    END_ONE,
+    Between,
+    Cause,
+    cause_of,
+    conflict_in,
+    log_not_written,
+    quoted,
+)
+from flowstone.observation.findings.queue_findings import queue_findings
+from flowstone.observation.findings.wording import expel, make, position, rows_text, seconds_text
 from flowstone.observation.replica_set import FOLLOWING, Link, Member, ReplicaSet, missing_rows, most_behind
 from flowstone.observation.report import Consumer, Peer, Report
-from flowstone.observation.wording import expel, make, position, rows_text, seconds_text
 
 FAILED: Final = frozenset({"stopped", "disconnected", "loading"})
 

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import msgspec
 
 from flowstone.errors import FlowstoneError
-from flowstone.observation.connection_findings import is_alive
-from flowstone.observation.queue_findings import lost_quorum
+from flowstone.observation.findings.connection_findings import is_alive
+from flowstone.observation.findings.queue_findings import lost_quorum
+from flowstone.observation.findings.wording import position, rows_text
 from flowstone.observation.replica_set import Member, ReplicaSet, rows_alone
 from flowstone.observation.report import VClock
-from flowstone.observation.wording import position, rows_text
 
 
 class NoSuchMember(FlowstoneError):

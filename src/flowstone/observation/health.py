@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from flowstone.observation.connection_findings import connection_findings, is_cut_off
-from flowstone.observation.disk_findings import disk_findings
+from flowstone.observation.findings.connection_findings import connection_findings, is_cut_off
+from flowstone.observation.findings.disk_findings import disk_findings
+from flowstone.observation.findings.wording import rows_text
 from flowstone.observation.replica_set import BEHIND_SECONDS, Link, Member, ReplicaSet, most_behind
 from flowstone.observation.report import Unreachable
-from flowstone.observation.wording import rows_text
 
 JOINING: Final = frozenset(
     "connected auth ready register registered wait_snapshot fetch_snapshot fetched_snapshot final_join joined".split()

@@ -15,22 +15,22 @@ from uuid import UUID
 
 import msgspec
 
+from flowstone.client.connection import greeting_of
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.uri import Uri, UriError, parse_uri
-from flowstone.node.connection import greeting_of
 from flowstone.node.option_checks import UPSTREAMS_MAX
-from flowstone.observation.asking import Asking
-from flowstone.observation.conflict import Conflict, find_conflict
 from flowstone.observation.explanation import between_of, explain, in_order
-from flowstone.observation.finding import Finding, Kind, Severity
-from flowstone.observation.fork import Alone, Fork, behind, common_point, digests
-from flowstone.observation.link_causes import conflict_advice, conflict_in, quoted
+from flowstone.observation.findings.conflict import Conflict, find_conflict
+from flowstone.observation.findings.finding import Finding, Kind, Severity
+from flowstone.observation.findings.fork import Alone, Fork, behind, common_point, digests
+from flowstone.observation.findings.link_causes import conflict_advice, conflict_in, quoted
+from flowstone.observation.findings.wording import capital, for_command, make, position, rows_text, seconds_text
 from flowstone.observation.log_section import LogSection, read_section
 from flowstone.observation.places import place_of, seen_from
+from flowstone.observation.query import Asking
 from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows
 from flowstone.observation.report import Report, printable
-from flowstone.observation.wording import capital, for_command, make, position, rows_text, seconds_text
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
 

@@ -16,12 +16,12 @@ from flowstone.box.schema import Schema, SpaceDefinition
 from flowstone.errors import RemoteProtocolError
 from flowstone.history.records import Record, key_names, name_fields
 from flowstone.history.secrets import USER_SPACES, hidden_body
-from flowstone.history.tables import data_text
-from flowstone.history.text_yaml import yaml_value
 from flowstone.iproto.constants import Key, RequestType, type_name
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.observation.report import printable
+from flowstone.text.row_table import data_text
+from flowstone.text.yaml_rows import yaml_value
 from flowstone.xlog.transactions import Transaction
 
 ROWS_MAX: Final = 20

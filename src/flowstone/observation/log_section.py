@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+from flowstone.archive.upstream_query import UpstreamFacts, ask_facts
 from flowstone.box.dialect import from_greeting
 from flowstone.box.schema import Schema
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
-from flowstone.node.applier import Applier
-from flowstone.node.archive_upstream import UpstreamFacts, ask_facts
+from flowstone.node.upstream.applier import Applier
 from flowstone.observation.anonymous_sink import AnonymousSink, schema_of, version_of
 from flowstone.outside import Outside
-from flowstone.replication.applier import FAILED, ApplierState
+from flowstone.replication.applier.states import FAILED, ApplierState
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import Transaction, group
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowstone.node.node import Node
-from flowstone.observation.asking import shown_options, upstreams_configured
+from flowstone.observation.query import shown_options, upstreams_configured
 from flowstone.observation.report import Report, report_of
 
 

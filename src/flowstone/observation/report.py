@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from flowstone.errors import FlowstoneError
-from flowstone.replication import quorum
+from flowstone.replication.membership import quorum
 
 VClock = dict[int, int]
 """LSN by replica id, without component 0 (local rows)."""

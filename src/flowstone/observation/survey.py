@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Final
 
 from flowstone.iproto.uri import Uri, UriError, parse_uri
-from flowstone.observation.asking import ASK_SECONDS, Asking, ask_all
 from flowstone.observation.places import place_of
+from flowstone.observation.query import ASK_SECONDS, Asking, ask_all
 from flowstone.observation.replica_set import Member, ReplicaSet, replica_sets
 from flowstone.observation.report import Report, Unreachable
 from flowstone.outside import Outside

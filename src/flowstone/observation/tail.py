@@ -14,20 +14,20 @@ from enum import StrEnum
 from typing import Final
 from uuid import UUID
 
+from flowstone.archive.upstream_query import NotBooted, UpstreamFacts, ask_facts
+from flowstone.client import rights
+from flowstone.client.connection import ConnectionFailed
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import AccessDenied, CredsMismatch, Loading, NoSuchUser
 from flowstone.iproto.uri import Uri
-from flowstone.node import rights
-from flowstone.node.applier import Applier
-from flowstone.node.archive_upstream import NotBooted, UpstreamFacts, ask_facts
-from flowstone.node.connection import ConnectionFailed
+from flowstone.node.upstream.applier import Applier
 from flowstone.observation.anonymous_sink import schema_of, version_of
-from flowstone.observation.asking import Asking
 from flowstone.observation.live_transaction import LiveTransaction
+from flowstone.observation.query import Asking
 from flowstone.observation.report import Unreachable, printable
 from flowstone.observation.tail_sink import TailSink, TooMuchWaits
 from flowstone.outside import Outside
-from flowstone.replication.applier import FAILED, ApplierState, ConnectionLost
+from flowstone.replication.applier.states import FAILED, ApplierState, ConnectionLost
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.observation")

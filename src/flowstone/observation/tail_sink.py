@@ -20,9 +20,9 @@ import numpy as np
 from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.box.schema import SchemaTracker
 from flowstone.box.system import SCHEMA_SPACE_IDS
-from flowstone.history.reading import FLAGS_SINCE
+from flowstone.history.log_reading import FLAGS_SINCE
 from flowstone.history.selection import Mask
-from flowstone.history.settling import LOOKED_AT, WAIT
+from flowstone.history.settled_rows import LOOKED_AT, WAIT
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
@@ -31,9 +31,9 @@ from flowstone.iproto.slab import Slab
 from flowstone.observation.anonymous_sink import AnonymousSink
 from flowstone.observation.live_transaction import LiveTransaction, Status, WaitingRow, described, waiting_rows
 from flowstone.outside import Clock
-from flowstone.replication.applier import ConnectionLost
+from flowstone.replication.applier.states import ConnectionLost
+from flowstone.replication.limbo.control_rows import Demote, Promote, decode_control
 from flowstone.replication.settled import Decision, SettledTracker, Tracked, is_nop
-from flowstone.replication.synchro import Demote, Promote, decode_control
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group
 

@@ -22,7 +22,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame
 from flowstone.iproto.requests import decode_text, decode_uint, split_map
 from flowstone.iproto.row import Row, encode_header
-from flowstone.replication.synchro import NUMBER_MAX
+from flowstone.replication.limbo.control_rows import NUMBER_MAX
 from flowstone.replication.vclock import VClock, VClockError
 
 NIL_UUID: Final = UUID(int=0)

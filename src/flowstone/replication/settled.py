@@ -48,7 +48,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 from flowstone.errors import LocalProtocolError, RemoteProtocolError
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
-from flowstone.replication.synchro import (
+from flowstone.replication.limbo.control_rows import (
     Confirm,
     Demote,
     Promote,

@@ -23,20 +23,20 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import CommitProperties, Transaction
 
 from flowstone.box.definitions import SpaceDefinition
-from flowstone.replication.vclock import VClock
-from flowstone.spark.collected import rows_of
-from flowstone.spark.first_load import LOADED_DDL, LoadTarget, RowsToFiles
-from flowstone.spark.lake_files import (
+from flowstone.columns.arrow_columns import ColumnOptions
+from flowstone.lake.embedded_table import EmbeddedTable
+from flowstone.lake.row_changes import Changes, States
+from flowstone.lake.table import KEEP_HOURS, AnotherWriter, Merged, Moment, application, is_replay
+from flowstone.lake.table_files import (
     FileEntry,
     TableFiles,
     WrittenFile,
     statistics_json,
 )
-from flowstone.spark.lake_rows import Changes, States
-from flowstone.spark.lake_schema import LakeError, LakeSchema
-from flowstone.spark.lake_table import KEEP_HOURS, AnotherWriter, Merged, Moment, application, is_replay
-from flowstone.spark.lake_table_embedded import EmbeddedTable
-from flowstone.xlog.columns import ColumnOptions
+from flowstone.lake.table_schema import LakeError, LakeSchema
+from flowstone.replication.vclock import VClock
+from flowstone.spark.collect import rows_of
+from flowstone.spark.mirror.first_load import LOADED_DDL, LoadTarget, RowsToFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -126,7 +126,7 @@ class Lake:
         replica set and prefixes keys with the UUID of the set; this is fixed when the lake is created. `keep_hours` is
         how long former versions stay readable.
         """
-        from flowstone.spark.lake_table_spark import has_delta_jars
+        from flowstone.spark.mirror.spark_table import has_delta_jars
 
         if engine == "spark" and (spark is None or not has_delta_jars(spark)):
             raise LakeError(
@@ -184,7 +184,7 @@ class Lake:
 
     def _open(self, path: str) -> EmbeddedTable | None:
         if self._spark is not None:
-            from flowstone.spark.lake_table_spark import SparkTable
+            from flowstone.spark.mirror.spark_table import SparkTable
 
             found: EmbeddedTable | None = SparkTable.open_with(self._spark, path, self.storage_options)
         else:

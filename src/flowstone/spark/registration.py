@@ -28,9 +28,9 @@ class CannotRegister(FlowstoneError):
 
 def register_sources(spark: SparkSession) -> None:
     """See `flowstone.spark.register`."""
-    from flowstone.spark.limestone_source import LimestoneSource
-    from flowstone.spark.tarantool_source import TarantoolSource
-    from flowstone.spark.xlog_source import XlogSource
+    from flowstone.spark.sources.limestone.source import LimestoneSource
+    from flowstone.spark.sources.tarantool.source import TarantoolSource
+    from flowstone.spark.sources.xlog.source import XlogSource
 
     for name, value in SETTINGS.items():
         _set(spark, name, value)

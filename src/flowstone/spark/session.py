@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.errors import FlowstoneError
-from flowstone.spark.clear_errors import HIDE_TRACEBACK
+from flowstone.spark.worker_errors import HIDE_TRACEBACK
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -45,7 +45,7 @@ STOP_SECONDS: Final = 20.0
 
 
 _OURS: Final = re.compile(r"from the Python worker:\s*(?!Traceback)[\w.]+: (.*?)\s*(?:SQLSTATE: \w+)?\s*\Z", re.DOTALL)
-"""Matches Spark's text for an error of ours in a worker, which has no traceback (`clear_errors.py`)."""
+"""Matches Spark's text for an error of ours in a worker, which has no traceback (`worker_errors.py`)."""
 
 
 class SparkUnavailable(FlowstoneError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowstone.node import archive_events as events
+from flowstone.archive import events as events
 from flowstone.observation.replica_set import FOLLOWING
 from flowstone.web.health import Health
 from flowstone.web.metrics import Families

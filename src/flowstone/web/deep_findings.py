@@ -19,11 +19,11 @@ import msgspec
 
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
-from flowstone.observation.asking import Asking
 from flowstone.observation.explanation import explain, in_order
-from flowstone.observation.finding import Finding, Kind
+from flowstone.observation.findings.finding import Finding, Kind
 from flowstone.observation.investigation import Investigation
 from flowstone.observation.places import seen_from
+from flowstone.observation.query import Asking
 from flowstone.observation.replica_set import Member, ReplicaSet
 from flowstone.outside import Outside
 

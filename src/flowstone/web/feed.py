@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from flowstone.iproto.uri import Uri
-from flowstone.observation.asking import Asking
 from flowstone.observation.live_transaction import LiveTransaction
+from flowstone.observation.query import Asking
 from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows
 from flowstone.outside import Outside
 from flowstone.web.deep_findings import DeepFindings

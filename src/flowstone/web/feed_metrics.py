@@ -6,7 +6,7 @@ alert needs only one number.
 
 from __future__ import annotations
 
-from flowstone.observation.finding import Severity
+from flowstone.observation.findings.finding import Severity
 from flowstone.observation.tail import TailStatus
 from flowstone.web.feed import Feed
 from flowstone.web.feed_state import PipelineTable, SetState, State

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from flowstone.observation.finding import Finding
+from flowstone.observation.findings.finding import Finding
 from flowstone.observation.live_transaction import LiveTransaction
 from flowstone.observation.replica_set import Link, Member
 from flowstone.observation.report import Queue, Report, Unreachable, VClock

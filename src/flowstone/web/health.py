@@ -13,8 +13,14 @@ from typing import Final
 import msgspec
 
 from flowstone.node.statistics import DiskUsage, Statistics
-from flowstone.observation.connection_findings import has_upstreams, is_alone, is_master, lacks_upstreams, other_members
-from flowstone.observation.disk_findings import FREE_BYTES_MIN
+from flowstone.observation.findings.connection_findings import (
+    has_upstreams,
+    is_alone,
+    is_master,
+    lacks_upstreams,
+    other_members,
+)
+from flowstone.observation.findings.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.places import place_of
 from flowstone.observation.replica_set import FOLLOWING, missing_rows
 from flowstone.observation.report import Report

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowstone.spark import mirror_progress as events
+from flowstone.spark.mirror import progress as events
 from flowstone.web.health import Health
 from flowstone.web.metrics import Families
 

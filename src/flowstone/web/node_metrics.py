@@ -13,13 +13,13 @@ import resource
 import time
 from typing import Final
 
+from flowstone.archive.upstream_query import ask_ballot
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri, parse_uri
-from flowstone.node.archive_upstream import ask_ballot
 from flowstone.node.node import Node, NotRunning
 from flowstone.node.statistics import DiskUsage, Statistics
-from flowstone.observation.asking import ASK_SECONDS
 from flowstone.observation.own_report import report_now
+from flowstone.observation.query import ASK_SECONDS
 from flowstone.observation.report import Report
 from flowstone.outside import Outside, production
 from flowstone.web.health import Health, node_health, starting_health

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from flowstone.iproto.uri import Uri
 from flowstone.node.node import Node, NotRunning
-from flowstone.observation.asking import Asking, ask_all
 from flowstone.observation.own_report import own_report
 from flowstone.observation.places import place_of
+from flowstone.observation.query import Asking, ask_all
 from flowstone.observation.replica_set import Member, ReplicaSet, replica_sets
 from flowstone.observation.report import Report, Unreachable
 from flowstone.outside import Outside

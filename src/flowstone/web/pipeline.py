@@ -12,11 +12,11 @@ from typing import Final
 from deltalake.exceptions import DeltaError
 
 from flowstone.errors import FlowstoneError
+from flowstone.lake.embedded_table import EmbeddedTable
 from flowstone.observation.replica_set import missing_rows
 from flowstone.observation.report import VClock as Lsns
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import Lake, Progress, is_living
-from flowstone.spark.lake_table_embedded import EmbeddedTable
 from flowstone.web.feed_state import PipelineTable
 
 TABLES_MAX: Final = 500

@@ -12,13 +12,10 @@ from typing import Any, Final
 
 import pytest
 
-from flowstone.limestone import blobs, names, offline, repair
-from flowstone.limestone.channel import AsyncLogChannel
-from flowstone.limestone.datastore import AsyncDatastore
-from flowstone.limestone.entries import WriteVersion
-from flowstone.limestone.epoch_file import record
-from flowstone.limestone.extensions import ExtensionError, Frame
-from flowstone.limestone.messages import (
+from flowstone.limestone.format import names
+from flowstone.limestone.format.entries import WriteVersion
+from flowstone.limestone.format.epoch_file import record
+from flowstone.limestone.format.messages import (
     Blob,
     ErrorCode,
     GroupCommit,
@@ -27,10 +24,16 @@ from flowstone.limestone.messages import (
     Message,
     SessionFlags,
 )
-from flowstone.limestone.offline_compaction import compact_offline
-from flowstone.limestone.recovery import recover
-from flowstone.limestone.replica_channel import SPILL
+from flowstone.limestone.format.wire_extensions import ExtensionError, Frame
+from flowstone.limestone.replica.log_file_channel import SPILL
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.store import blobs
+from flowstone.limestone.store import offline_directory as offline
+from flowstone.limestone.store.channel import AsyncLogChannel
+from flowstone.limestone.store.datastore import AsyncDatastore
+from flowstone.limestone.store.recovery import recover
+from flowstone.limestone.tools import repair
+from flowstone.limestone.tools.offline_compaction import compact_offline
 from flowstone.outside import production
 from tests.limestone import original, recorded
 from tests.limestone.peer import blob_session, row, session

@@ -11,7 +11,7 @@ import threading
 from queue import SimpleQueue
 from typing import Final
 
-from flowstone.limestone.blocking import BlockingBlobPool, Datastore, LogChannel
+from flowstone.limestone.store.blocking import BlockingBlobPool, Datastore, LogChannel
 
 OUTPUT: Final = threading.Lock()
 

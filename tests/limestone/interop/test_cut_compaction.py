@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import compaction
-from flowstone.limestone.datastore import AsyncDatastore
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.store import compaction
+from flowstone.limestone.store.datastore import AsyncDatastore
 from flowstone.outside import production
 from tests.conftest import FULL
 from tests.limestone.interop.real_master import opened_by_the_original

@@ -9,11 +9,11 @@ from typing import Final
 
 import pytest
 
-from flowstone.limestone import names
-from flowstone.limestone.entries import walk
-from flowstone.limestone.epoch_file import read as read_epochs
-from flowstone.limestone.recovery import apply
-from flowstone.limestone.scan import INSPECT, REPAIR, REPAIR_CUT, Mode, Scan, Verdict
+from flowstone.limestone.format import names
+from flowstone.limestone.format.entries import walk
+from flowstone.limestone.format.epoch_file import read as read_epochs
+from flowstone.limestone.format.log_scan import INSPECT, REPAIR, REPAIR_CUT, Mode, Scan, Verdict
+from flowstone.limestone.store.recovery import apply
 from flowstone.outside import production
 from tests.conftest import FULL
 from tests.limestone import recorded

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone.endpoint import Endpoint
+from flowstone.limestone.format.endpoint import Endpoint
 from flowstone.outside import production
 from tests.limestone.interop.real_limestone import logutil
 from tests.limestone.peer import Connector, Master, row, session

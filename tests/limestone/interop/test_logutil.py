@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.limestone import epoch_file, inspection, names, offline, repair
-from flowstone.limestone.offline_compaction import compact_offline
+from flowstone.limestone.format import epoch_file, names
+from flowstone.limestone.store import offline_directory as offline
+from flowstone.limestone.tools import inspection, repair
+from flowstone.limestone.tools.offline_compaction import compact_offline
 from flowstone.outside import production
 from tests.limestone import damage, recorded
 from tests.limestone.damage import MATRIX, Damage

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import pytest
 
-from flowstone.limestone import names
-from flowstone.limestone.channel import AsyncLogChannel
-from flowstone.limestone.datastore import AsyncDatastore
-from flowstone.limestone.endpoint import Endpoint
-from flowstone.limestone.entries import Marker, WriteVersion, decode_all, encode
-from flowstone.limestone.epoch_file import read as read_epochs
 from flowstone.limestone.errors import LimestoneError
-from flowstone.limestone.recovery import recover
+from flowstone.limestone.format import names
+from flowstone.limestone.format.endpoint import Endpoint
+from flowstone.limestone.format.entries import Marker, WriteVersion, decode_all, encode
+from flowstone.limestone.format.epoch_file import read as read_epochs
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.store.channel import AsyncLogChannel
+from flowstone.limestone.store.datastore import AsyncDatastore
+from flowstone.limestone.store.recovery import recover
 from flowstone.outside import production
 from tests.limestone.interop.real_limestone import logutil, replica
 

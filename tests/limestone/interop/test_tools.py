@@ -9,11 +9,11 @@ from typing import Final
 
 import pytest
 
-from flowstone.limestone import names
-from flowstone.limestone.datastore import AsyncDatastore
-from flowstone.limestone.epoch_file import read as read_epochs
-from flowstone.limestone.offline_compaction import compact_offline
+from flowstone.limestone.format import names
+from flowstone.limestone.format.epoch_file import read as read_epochs
 from flowstone.limestone.settings import Settings
+from flowstone.limestone.store.datastore import AsyncDatastore
+from flowstone.limestone.tools.offline_compaction import compact_offline
 from flowstone.outside import Disk, production
 from tests.conftest import FULL
 from tests.limestone import recorded

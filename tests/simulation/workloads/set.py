@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from flowstone.box.transaction import Isolation
+from flowstone.box.engine.transaction import Isolation
 from tests.simulation.checkers.set import GLANCE
 from tests.simulation.conversation import Conversation
 from tests.simulation.plan import Plan

@@ -1,0 +1,1 @@
+"""The engine: indexes, keys, formats, statements, transactions, read views, constraints."""

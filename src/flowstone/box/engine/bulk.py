@@ -1,0 +1,253 @@
+"""Statements in bulk: many plain statements on one space, checked by a compiled pass and put in place together.
+
+A space has a lane if its only index is on one field that is a number or a string, and its format looks at nothing
+below the top level: then key and checks are found by kernels, and Python only fills the dictionary. Everything here
+has the effect of `statements.py`, one by one; what a kernel cannot vouch for is refused as a whole, with nothing done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple, Self
+
+import numpy as np
+
+from flowstone.box.engine.field_types import ACCEPTS
+from flowstone.box.engine.index import Index
+from flowstone.box.engine.keys import Key, KeyKind
+from flowstone.box.engine.read_view import ReadView
+from flowstone.box.engine.space import NOT_KNOWN, Space
+from flowstone.box.engine.tuple_kernels import STACK_SIZE, check_keys, check_tuples
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.iproto.msgpack import unpack
+from flowstone.iproto.scan import Bytes, Cells
+
+
+class Lane(NamedTuple):
+    """What the kernels need to know of a space."""
+
+    space: Space
+    primary: Index
+    masks: Cells
+    count_min: int
+    count_exact: int
+    key_field: int
+    key_kinds: int
+    is_text: int
+    is_alone: bool
+    """A write is one entry in one index and one row of the log, and nothing else, if no sequence numbers the tuples.
+
+    False for a space with constraints, or that foreign keys refer to: each of its statements has to be checked."""
+
+
+_KINDS: Final = (KeyKind.INTEGER, KeyKind.STRING)
+
+
+def lane_of(space: Space) -> Lane | None:
+    """Return the lane of `space`, if it has one; cached, as only the box changes a space, with its constraints."""
+    if space.lane is NOT_KNOWN:
+        space.lane = _find_lane(space)
+    lane: Lane | None = space.lane
+    return lane
+
+
+def _find_lane(space: Space) -> Lane | None:
+    index, format = space.primary, space.format
+    if index is None or format.masks is None or index.key.kind not in _KINDS or space.id < FIRST_USER_SPACE_ID:
+        return None
+    part, definition = index.definition.parts[0], space.definition
+    is_special = definition.is_temporary or definition.is_local
+    return Lane(
+        space,
+        index,
+        format.masks,
+        format.field_count_min,
+        format.field_count_exact,
+        part.field,
+        ACCEPTS[part.type],
+        int(index.key.kind is KeyKind.STRING),
+        len(space.served) == 1 and not is_special and space.guards is None,
+    )
+
+
+def takes_writes(lane: Lane) -> bool:
+    """Whether statements that write may use the lane, and are facts when they are in the log."""
+    return takes_waiting_writes(lane) and not lane.space.definition.is_sync
+
+
+def takes_waiting_writes(lane: Lane) -> bool:
+    """Whether statements that write may use the lane if each of them can be taken back for itself."""
+    return lane.is_alone and lane.space.sequence is None
+
+
+def tuple_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> list[Key] | None:
+    """The keys of the tuples, all of which fit the format; None if one may not."""
+    keys: Cells = np.empty((2, len(ats)), np.int64)
+    stack: Cells = np.empty(STACK_SIZE, np.int64)
+    wrong = check_tuples(
+        buf, ats, ends, lane.masks, lane.count_min, lane.count_exact, lane.key_field, lane.is_text, keys, stack
+    )
+    return None if wrong >= 0 else _python_keys(lane, data, keys)
+
+
+def request_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> list[Key] | None:
+    """The keys that requests name; None if one is not a whole key of the lane's index."""
+    keys: Cells = np.empty((2, len(ats)), np.int64)
+    wrong = check_keys(buf, ats, ends, lane.key_kinds, lane.is_text, keys)
+    return None if wrong >= 0 else _python_keys(lane, data, keys)
+
+
+def _python_keys(lane: Lane, data: bytes, keys: Cells) -> list[Key]:
+    if lane.is_text:
+        return [data[at:end] for at, end in zip(keys[0].tolist(), keys[1].tolist(), strict=True)]
+    found: list[Key] = keys[0].tolist()
+    return found
+
+
+class SingleWrite:
+    """One write that took effect and can be taken back."""
+
+    __slots__ = ("_index", "_key", "_old")
+
+    def __init__(self, index: Index, key: Key, raw: bytes | None) -> None:
+        """Puts `raw` at `key`, or takes away what is there."""
+        self._index = index
+        self._key = key
+        self._old = index.set(key, raw)
+
+    @property
+    def old(self) -> bytes | None:
+        return self._old
+
+    def rollback(self) -> None:
+        self._index.set(self._key, self._old)
+
+    def hide_from(self, view: ReadView) -> None:
+        """Makes `view`, just opened, see what was there before."""
+        view.changes.setdefault(self._index, {})[self._key] = self._old
+
+
+class BulkWrite:
+    """Writes that took effect together and can be taken back until they are in the log.
+
+    As a context manager it takes them back if the block raises.
+    """
+
+    __slots__ = ("_changes",)
+
+    def __init__(self) -> None:
+        self._changes: list[tuple[Index, Sequence[Key], Sequence[bytes | None]]] = []
+
+    def add(self, index: Index, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
+        """Notes what stood at `keys` before each of them was written."""
+        self._changes.append((index, keys, olds))
+
+    def __bool__(self) -> bool:
+        """True if anything was written."""
+        return bool(self._changes)
+
+    def take_first(self, count: int) -> BulkWrite:
+        """The first `count` writes, of those that were added at once; the others stay."""
+        ((index, keys, olds),) = self._changes
+        self._changes = [(index, keys[count:], olds[count:])]
+        return self._of(index, keys[:count], olds[:count])
+
+    def take_last(self, count: int) -> BulkWrite:
+        """The last `count` writes, of those that were added at once; the others stay."""
+        ((index, keys, olds),) = self._changes
+        self._changes = [(index, keys[:-count], olds[:-count])]
+        return self._of(index, keys[-count:], olds[-count:])
+
+    @staticmethod
+    def _of(index: Index, keys: Sequence[Key], olds: Sequence[bytes | None]) -> BulkWrite:
+        written = BulkWrite()
+        written.add(index, keys, olds)
+        return written
+
+    def _newest_first(self) -> Iterator[tuple[Index, Key, bytes | None]]:
+        for index, keys, olds in reversed(self._changes):
+            for key, old in zip(reversed(keys), reversed(olds), strict=True):
+                yield index, key, old
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.rollback()
+
+    def rollback(self) -> None:
+        for index, key, old in self._newest_first():
+            index.set(key, old)
+
+    def hide_from(self, view: ReadView) -> None:
+        """Makes `view`, just opened, see what was there before."""
+        for index, key, old in self._newest_first():
+            view.changes.setdefault(index, {})[key] = old
+
+
+def slices(data: bytes, ats: Cells, ends: Cells) -> list[bytes]:
+    """The tuples, each as bytes of its own: this is what the index keeps."""
+    return [data[at:end] for at, end in zip(ats.tolist(), ends.tolist(), strict=True)]
+
+
+def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkWrite) -> bool:
+    """Always True, as every REPLACE succeeds that was checked."""
+    index = lane.primary
+    entries = index.map
+    olds = list(map(entries.get, keys))
+    _keep(index, keys, olds)
+    entries.update(zip(keys, tuples, strict=True))
+    if None in olds:
+        is_all_new = olds.count(None) == len(olds)
+        fresh = keys if is_all_new else [key for key, old in zip(keys, olds, strict=True) if old is None]
+        index.add_fresh(list(dict.fromkeys(fresh)))  # a key may stand there twice, and be new both times
+    written.add(index, keys, olds)
+    return True
+
+
+def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkWrite) -> bool:
+    """False, with nothing done, if one of the keys is there already or stands there twice."""
+    index = lane.primary
+    entries = index.map
+    if not entries.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
+        return False
+    olds: list[bytes | None] = [None] * len(keys)
+    _keep(index, keys, olds)
+    entries.update(zip(keys, tuples, strict=True))
+    index.add_fresh(keys)
+    written.add(index, keys, olds)
+    return True
+
+
+def delete_many(lane: Lane, keys: list[Key], written: BulkWrite) -> list[bytes | None]:
+    """The tuples that went, None where there was none."""
+    index = lane.primary
+    olds = [index.set(key, None) for key in keys]
+    written.add(index, keys, olds)
+    return olds
+
+
+def _keep(index: Index, keys: list[Key], olds: Sequence[bytes | None]) -> None:
+    for view in index.views:
+        for key, old in zip(keys, olds, strict=True):
+            view.keep(index, key, old)
+
+
+def load(space: Space, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> bool:
+    """Inserts tuples of a snapshot, into all indexes; False, with nothing done, if that needs a closer look."""
+    lane = lane_of(space)
+    keys = tuple_keys(lane, data, buf, ats, ends) if lane is not None else None
+    if lane is None or keys is None:
+        return False
+    tuples = slices(data, ats, ends)
+    if not insert_many(lane, keys, tuples, BulkWrite()):
+        return False
+    others = tuple(index for index in space.served if index is not lane.primary)
+    for raw in tuples if others else ():
+        values = unpack(raw)
+        for index in others:
+            for entry in index.key.entries(values):
+                if index.set(entry, raw) is not None:
+                    raise space.duplicate(index)
+    return True

@@ -1,0 +1,1 @@
+"""The operations of UPDATE and UPSERT."""

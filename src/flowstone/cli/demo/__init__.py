@@ -1,0 +1,1 @@
+"""`flowstone demo`."""

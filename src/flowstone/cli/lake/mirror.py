@@ -1,0 +1,415 @@
+"""`flowstone mirror`: copy the settled changes of live servers, archives or log directories to Delta tables.
+
+Parses the options, reports events and handles signals; the mirror itself is `spark/mirror/mirror.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TextIO
+
+import typer
+
+from flowstone.cli import extras
+from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.http_options import HttpListen, HttpToken, place_of
+from flowstone.cli.http_options import Place as HttpPlace
+from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
+from flowstone.cli.logs.play import PASSWORD_HELP, USERNAME_VARIABLE, address
+from flowstone.cli.logs.row_options import DecimalScale, advice
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from rich.live import Live
+    from rich.table import Table as RichTable
+
+    from flowstone.iproto.uri import Uri
+    from flowstone.spark.mirror.mirror import Mirror
+    from flowstone.spark.mirror.progress import Event, Progress
+    from flowstone.spark.mirror.start_checks import Source
+
+EXAMPLE = (
+    "Example: `TT_CLI_USERNAME=replicator TT_CLI_PASSWORD=secret flowstone mirror db1:3301,db2:3301 /lake/shop`\n\n"
+    "An archive, once, without a space: `flowstone mirror --once --exclude queue /backup/db1 /lake/shop`\n\n"
+    "Masked: `flowstone mirror --mask users.email=sha256 --spool /var/lib/flowstone db1:3301 s3a://bucket/shop`"
+)
+
+EXIT_CODES = """Exit codes: 0 stopped by a signal, or finished with --once; 1 a source rejects the mirror, has lost rows
+or (with --once) is unreachable, another mirror writes to the lake, or the disk is full; 2 the command line or a path is
+wrong."""
+
+MASTER: Final = "local[*,4]"
+"""All cores of this machine. A task whose worker dies is retried, as on a cluster: four attempts in total."""
+
+STDERR: Final = 2
+STOPPING: Final = b"flowstone: stopping after the current batch; repeat the signal to stop immediately\n"
+
+LINE_SECONDS: Final = 10.0
+"""Interval between progress lines when stderr is not a terminal: a log may keep these lines for months."""
+
+LOGGER: Final = "flowstone.mirror"
+SALT_VARIABLE: Final = "FLOWSTONE_MASK_SALT"
+
+
+def mirror(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="A live replica set ([user[:password]@]host:port, members separated by commas), or the directory of "
+            "an archive, of .snap and .xlog files, or of Limestone data. With several sources, each table has the rows "
+            "of all of them.",
+            show_default=False,
+        ),
+    ],
+    lake: Annotated[str, typer.Argument(metavar="LAKE", help="Path or URL of the directory for the tables.")],
+    once: Annotated[
+        bool, typer.Option("--once", help="Stop when everything the sources had at the start is mirrored.")
+    ] = False,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="Keep every state of every row, with the times between which it was valid."),
+    ] = False,
+    space: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--space", metavar="ID|NAME", help="Mirror only this space. May be repeated. Default: all user spaces."
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="ID|NAME", help="Skip this space. May be repeated.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--columns",
+            metavar="SPACE=FIELD,…",
+            help="Typed columns of a table; `_tuple` always has all fields. May be repeated.",
+        ),
+    ] = None,
+    unsigned_as: Annotated[
+        Literal["int64", "decimal", "double"], typer.Option("--unsigned-as", help="Column type of unsigned fields.")
+    ] = "int64",
+    decimal_scale: DecimalScale = None,
+    strings_as: Annotated[
+        Literal["string", "binary"],
+        typer.Option("--strings-as", help="Column type of string fields; binary also holds values that are not UTF-8."),
+    ] = "string",
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mask",
+            metavar="SPACE.FIELD=KIND",
+            help="Mask a field in the lake; KIND is sha256, redact (***) or null. May be repeated. Needs --spool.",
+        ),
+    ] = None,
+    mask_salt: Annotated[
+        str | None,
+        typer.Option("--mask-salt", envvar=SALT_VARIABLE, show_envvar=True, help="Key that turns sha256 into an HMAC."),
+    ] = None,
+    spool: Annotated[
+        str | None,
+        typer.Option(
+            "--spool",
+            metavar="DIR",
+            help="Directory that keeps the log of live sources until it is in the lake and, with --mask, the unmasked "
+            "tuples permanently. Default: _flowstone_spool in a local lake.",
+        ),
+    ] = None,
+    trigger_seconds: Annotated[
+        float,
+        typer.Option("--trigger-seconds", metavar="SECONDS", min=0, help="Minimum time between two batches."),
+    ] = 1.0,
+    max_rows: Annotated[
+        int, typer.Option("--max-rows", metavar="ROWS", min=1, help="Approximate number of log rows per batch.")
+    ] = 500_000,
+    register: Annotated[
+        bool,
+        typer.Option(
+            "--register",
+            help="Register as a member of live replica sets, so that they keep their logs until the mirror has them.",
+        ),
+    ] = False,
+    fail_on_data_loss: Annotated[
+        bool,
+        typer.Option(
+            "--fail-on-data-loss/--no-fail-on-data-loss",
+            help="Stop if rows are permanently lost; otherwise replace the tables with the state of a new snapshot.",
+        ),
+    ] = True,
+    compact_every: Annotated[
+        float,
+        typer.Option("--compact-every", metavar="SECONDS", min=0, help="Time between table compactions; 0: never."),
+    ] = 300.0,
+    vacuum_after: Annotated[
+        float,
+        typer.Option(
+            "--vacuum-after",
+            metavar="HOURS",
+            min=0,
+            help="Remove the files of older table versions after this time; 0: never.",
+        ),
+    ] = 168.0,
+    master: Annotated[str, typer.Option("--master", help="Spark master, as for `spark-submit --master`.")] = MASTER,
+    conf: Annotated[
+        list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="Spark setting. May be repeated.")
+    ] = None,
+    transport: Annotated[
+        Literal["auto", "file", "inline", "tcp"],
+        typer.Option("--transport", help="How executors receive the log; file requires a directory that they share."),
+    ] = "auto",
+    transport_address: Annotated[
+        str | None,
+        typer.Option(
+            "--transport-address",
+            metavar="HOST",
+            help="Address of this machine from which executors fetch the log over TCP. Default: spark.driver.host.",
+        ),
+    ] = None,
+    catalog: Annotated[
+        str | None,
+        typer.Option("--catalog", metavar="SCHEMA", help="Register the tables in this schema of Spark's catalog."),
+    ] = None,
+    username: Annotated[
+        str | None, typer.Option("--username", "-u", help=f"User to replicate as. Default: {USERNAME_VARIABLE}.")
+    ] = None,
+    password: Annotated[str | None, typer.Option("--password", "-p", help=PASSWORD_HELP)] = None,
+    http_listen: HttpListen = None,
+    http_token: HttpToken = None,
+    log_format: LogFormat = PLAIN,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print events as JSON, one object per line (docs/reference/mirror.md).")
+    ] = False,
+) -> int:
+    """Mirror Tarantool spaces into Delta tables: each settled change exactly once, and no change that was rolled back.
+
+    The mirror starts with a snapshot, then follows the log, and resumes where it stopped. Tables follow the definitions
+    of their spaces. Users of live sources need the role `replication`.
+    """
+    extras.need("spark", "flowstone mirror")
+    from flowstone.columns.arrow_columns import ColumnOptions
+    from flowstone.lake.masks import Masking
+    from flowstone.spark.mirror.choice import Choice
+    from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
+    from flowstone.spark.mirror.start_checks import check_start
+
+    note_compilation()
+    place = place_of(http_listen, http_token)
+    places: list[Source] = [_source(text, username, password) for text in sources]
+    with _usage_errors():
+        choice = Choice.parse(space or (), exclude or (), columns or ())
+        masking = Masking.parse(mask or (), mask_salt)
+        has_live = any(not isinstance(each, str) for each in places)
+        where = Place.of(lake, spool, is_masked=bool(masking), has_live=has_live)
+    options = MirrorOptions(
+        choice=choice,
+        masking=masking,
+        types=ColumnOptions(unsigned_as, decimal_scale, strings_as),
+        history=history,
+        once=once,
+        trigger_seconds=trigger_seconds,
+        max_rows=max_rows,
+        register=register,
+        fail_on_data_loss=fail_on_data_loss,
+        compact_every=compact_every or None,
+        vacuum_after=vacuum_after * 3600 or None,
+        transport=transport,
+        transport_address=transport_address,
+        catalog=catalog,
+    )
+    settings = _settings(conf or ())
+    from flowstone.spark.session import session
+
+    with _usage_errors(), advice(force=False), ExitStack() as stack:
+        checked = check_start(places, lake, options)
+        set_format(log_format)
+        teller = stack.enter_context(_telling(as_json, log_format))
+        tell = _watched(teller, place, lake, stack)
+        spark = stack.enter_context(session("flowstone mirror", master=master, conf=settings))
+        job = Mirror(spark, checked, where, options, on_event=tell)
+        stack.enter_context(stopped_by_signals(job))
+        job.run()
+    return OK
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    """Turn errors about the options into UsageError, wherever they are detected."""
+    from flowstone.lake.masks import WrongMask
+    from flowstone.spark.mirror.choice import WrongChoice
+    from flowstone.spark.mirror.start_checks import OtherSettings, WrongPlace
+
+    try:
+        yield
+    except (WrongMask, WrongChoice, WrongPlace, OtherSettings) as error:
+        raise UsageError(error.message, hint=error.hint) from error
+
+
+def _source(text: str, username: str | None, password: str | None) -> Sequence[Uri] | str:
+    """Return the URIs of a replica set's members, or the path of a directory."""
+    from flowstone.iproto.uri import UriError, means_a_path
+
+    if os.path.isdir(text):
+        return text
+    if means_a_path(text):
+        raise UsageError(f"{text}: no such directory", hint="name an archive, a log directory, or host:port")
+    try:
+        return [address(member, username, password) for member in text.split(",")]
+    except UriError as error:
+        if "@" in text or "?" in text:
+            raise  # the message below could show part of a password
+        raise UsageError(f"{text!r} is neither an existing directory nor an address (host:port)") from error
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    for name, equals, _ in pairs:
+        if not (name and equals):
+            raise UsageError(f"--conf {name!r} has no value", hint="write it as NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+@contextmanager
+def stopped_by_signals(job: Mirror) -> Iterator[None]:
+    """Let SIGTERM and SIGINT stop the job after the current batch; a second signal interrupts it immediately."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        job.stop()
+        with suppress(OSError):  # stderr may be closed
+            os.write(STDERR, STOPPING)  # print is not reentrant, and the signal may have interrupted one
+        for each in before:
+            signal.signal(each, signal.default_int_handler)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _watched(teller: Teller, place: HttpPlace | None, lake: str, stack: ExitStack) -> Callable[[Event], None]:
+    """Return the handler of events: the teller and, if `place` is given, the metrics served over HTTP there."""
+    if place is None:
+        return teller.tell
+    from flowstone.web.background import BackgroundServer
+    from flowstone.web.mirror_metrics import MirrorMetrics
+
+    metrics = MirrorMetrics(lake)
+    place.tell(stack.enter_context(BackgroundServer(lambda: place.server(metrics))).url)
+
+    def tell(event: Event) -> None:
+        metrics.note(event)
+        teller.tell(event)
+
+    return tell
+
+
+@contextmanager
+def _telling(as_json: bool, log_format: str) -> Iterator[Teller]:
+    teller = Teller(as_json, log_format)
+    try:
+        yield teller
+    finally:
+        teller.close()
+
+
+class Teller:
+    """Reports events: as JSON lines on stdout, or as log lines on stderr, with a live table if that is a terminal."""
+
+    def __init__(
+        self,
+        as_json: bool,
+        log_format: str = PLAIN,
+        screen: TextIO | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._as_json = as_json
+        self._log_format = log_format
+        self._now = now
+        self._line_at = now()
+        self._unsaid: Progress | None = None
+        self._screen = screen if screen is not None else sys.stderr
+        self._is_terminal = self._screen is not None and self._screen.isatty()
+        self._live: Live | None = None
+        self._lock = threading.Lock()
+
+    def tell(self, event: Event) -> None:
+        """Report `event`. Spools call this from their own threads, so a lock keeps lines whole."""
+        with self._lock:
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        from flowstone.spark.mirror.progress import CaughtUp, Progress, Stopped
+
+        if self._as_json:
+            import msgspec
+
+            print(msgspec.json.encode(event).decode(), flush=True)
+        elif self._log_format == JSON:
+            if not isinstance(event, Progress):
+                say_event(event, LOGGER)
+        elif not isinstance(event, Progress):
+            if isinstance(event, (CaughtUp, Stopped)):
+                self._say_progress()
+            self._say(f"flowstone: {event}")
+        elif self._is_terminal:
+            self._draw(event)
+        elif event.changes_per_second or self._unsaid is not None:
+            self._unsaid = event
+            if self._now() >= self._line_at:
+                self._say_progress()
+
+    def _say_progress(self) -> None:
+        """Print the newest progress that has not been printed yet."""
+        if self._unsaid is not None:
+            say(f"flowstone: {self._unsaid}")
+            self._line_at = self._now() + LINE_SECONDS
+            self._unsaid = None
+
+    def _say(self, line: str) -> None:
+        if self._live is not None:
+            self._live.console.print(line, highlight=False, markup=False)
+        else:
+            say(line)
+
+    def _draw(self, progress: Progress) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(console=Console(file=self._screen), auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(figures(progress), refresh=True)
+
+    def close(self) -> None:
+        """Remove the table from the terminal, and print progress that has not been printed yet."""
+        self._say_progress()
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def figures(progress: Progress) -> RichTable:
+    """Return the figures of `progress`: one line per table, then the total."""
+    from rich.table import Table
+
+    lag = "?" if progress.lag is None else f"{progress.lag:.1f} s"
+    table = Table(title=f"lag {lag} and {progress.lag_lsn:,} rows", title_justify="left")
+    for name, justify in (("table", "left"), ("changes", "right"), ("changes/s", "right"), ("version", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]  # a Literal there
+    for name, each in progress.tables.items():
+        version = "" if each.version is None else f"{each.version:,}"
+        table.add_row(name, f"{each.changes:,}", f"{each.changes_per_second:,.0f}", version)
+    table.add_section()
+    table.add_row("all", f"{progress.changes:,}", f"{progress.changes_per_second:,.0f}", "")
+    return table

@@ -1,0 +1,196 @@
+"""`flowstone restore`: write the state at a settled position of a log, as files for a server or a query engine.
+
+Checks the arguments and reports the result; the work is done by `spark/restore/restoration.py` and
+`spark/restore/limestone_restore.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from flowstone.cli import extras
+from flowstone.cli.console import OK, UsageError, note_compilation, say
+from flowstone.cli.lake.spark_progress import Line, tasks_shown
+
+if TYPE_CHECKING:
+    from flowstone.replication.vclock import VClock
+    from flowstone.spark.index.log_index import ArchiveIndex
+    from flowstone.spark.restore.restoration import Format, Restored
+    from flowstone.spark.sources.options import AsOf
+
+NEWEST: Final = "newest"
+
+EXAMPLE = (
+    "Example: `flowstone restore /backup/db1 --to 2026-05-01T12:00:00Z --out /restored/db1`, then `tarantool` with "
+    "`box.cfg{}` in a copy of /restored/db1\n\n"
+    "The newest state: `flowstone restore /backup/db1 --to newest --out /restored/db1`\n\n"
+    "As tables: `flowstone restore /backup/db1 --to '{1: 500}' --format delta --out /lake/db1-at-500`\n\n"
+    "Limestone: `flowstone restore /var/lib/tsurugi/log --out /restored/log`"
+)
+
+EXIT_CODES = """Exit codes: 0 done; 1 the archive is damaged or incomplete, or Spark failed; 2 the command line is
+wrong: the position is not settled, or the output directory is not empty; 130 interrupted. Unless the exit code is 0,
+nothing is written."""
+
+
+def restore(
+    archive: Annotated[
+        str,
+        typer.Argument(
+            metavar="ARCHIVE",
+            help="An archive, a directory of .snap and .xlog files, or a Limestone data directory.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="A new or empty directory.", show_default=False)],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="TIME|VCLOCK|LSN|EPOCH|newest",
+            help="Position to restore: a time with a time zone (2026-05-01T12:00:00Z), seconds since 1970 with a "
+            "fraction, a vclock ({1: 500}), an LSN if only one instance has written, or `newest`. For Limestone, an "
+            "epoch; the default is the durable epoch.",
+            show_default=False,
+        ),
+    ] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--format",
+            metavar="snap|limestone|delta|parquet",
+            help="What to write: a snapshot that Tarantool can start from (default), a data directory (default for "
+            "Limestone), Delta tables or Parquet tables. May be repeated; DIR then has a subdirectory for each format.",
+        ),
+    ] = None,
+    master: Annotated[str, typer.Option("--master", metavar="URL", help="Spark master.")] = "local[*]",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object (docs/reference/restore.md).")
+    ] = False,
+) -> int:
+    """Write the state at a settled position: a snapshot that Tarantool can start from, or Delta or Parquet tables.
+
+    The state is the newest snapshot before the position plus the changes up to it, without those that were rolled back.
+    A position is rejected if it is inside a transaction, if a transaction is still pending there, or if it is after the
+    end of the archive; the error names the nearest valid ones. A server started from the result has the identity of the
+    archived instance: do not let it join the live one. All formats require the extra `spark` and Java 17.
+    """
+    extras.need("spark", "flowstone restore")
+    from flowstone.spark.index.limestone_index import EpochLost, NotDurable, is_limestone
+    from flowstone.spark.index.log_index import NotSettled
+    from flowstone.spark.restore import restoration as job
+
+    note_compilation()
+    if not os.path.isdir(archive):
+        raise UsageError(f"{archive}: no such directory", hint="name an archive or a log directory")
+    line = Line()
+    try:
+        job.check_output(out)
+        line.tell("reading the index")
+        run = _restored_limestone if is_limestone(archive) else _restored_archive
+        restored = run(archive, to, out, formats, master, line)
+    except (NotSettled, NotDurable, EpochLost, job.OutputTaken) as error:
+        raise UsageError(error.message, hint=error.hint) from error
+    finally:
+        line.close()
+    for note in restored.notes:
+        say(f"flowstone: note: {note}")
+    print(_as_json(restored, out) if as_json else _sentence(restored))
+    return OK
+
+
+def _restored_archive(
+    archive: str, to: str | None, out: str, formats: list[str] | None, master: str, line: Line
+) -> Restored:
+    from flowstone.outside import production
+    from flowstone.spark.index.log_index import ArchiveIndex
+    from flowstone.spark.restore import restoration as job
+    from flowstone.spark.session import session
+
+    if to is None:
+        raise UsageError("--to is missing", hint=f"give a time, a vclock, an LSN or {NEWEST}")
+    wanted, moment = _formats(formats, job.FORMATS), _moment(to)
+    index = ArchiveIndex.open(production().disk, os.path.abspath(archive))
+    position = _position(index, moment)
+    index.snapshot_at(position)
+    doubt = index.doubt(moment) if moment is not None else None
+    line.tell("starting Spark")
+    with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
+        restored = job.restore(spark, index, position, out, formats=wanted, tell=line.tell)
+    return restored if doubt is None else replace(restored, notes=(doubt, *restored.notes))
+
+
+def _position(index: ArchiveIndex, moment: AsOf | None) -> VClock:
+    from flowstone.spark.index.log_index import EndsEarlier
+
+    try:
+        return index.settled if moment is None else index.resolve(moment)
+    except EndsEarlier as error:
+        raise UsageError(error.message, hint=f"use that time, or --to {NEWEST} for the newest state") from error
+
+
+def _restored_limestone(
+    directory: str, to: str | None, out: str, formats: list[str] | None, master: str, line: Line
+) -> Restored:
+    from flowstone.outside import production
+    from flowstone.spark.index.limestone_index import LimestoneIndex
+    from flowstone.spark.restore import limestone_restore as job
+    from flowstone.spark.session import session
+
+    wanted = _formats(formats, job.FORMATS)
+    to = to if to != NEWEST else None
+    if to is not None and not (to.isascii() and to.isdigit()):
+        raise UsageError(f"invalid --to: {to!r}", hint=f"for Limestone, give an epoch (a whole number) or {NEWEST}")
+    index = LimestoneIndex.open(production().disk, directory)
+    epoch = index.durable if to is None else int(to)
+    index.check_state(epoch)
+    line.tell("starting Spark")
+    with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
+        return job.restore(spark, index, epoch, out, formats=wanted, tell=line.tell)
+
+
+def _formats(given: list[str] | None, known: tuple[Format, ...]) -> tuple[Format, ...]:
+    """Return the requested formats in the order of `known`, whose first format is the default."""
+    for each in given or ():
+        if each not in known:
+            raise UsageError(f"invalid --format: {each!r}", hint=f"choose from {', '.join(known)}")
+    return tuple(each for each in known if each in (given or known[:1]))
+
+
+def _moment(text: str) -> AsOf | None:
+    """Parse the argument of --to; None is the newest position."""
+    from flowstone.spark.sources.options import parse_as_of
+
+    if text == NEWEST:
+        return None
+    try:
+        return parse_as_of(text)
+    except ValueError as error:
+        raise UsageError(f"invalid --to: {text!r}", hint=f"{error}, or {NEWEST}") from None
+
+
+def _as_json(restored: Restored, out: str) -> str:
+    return json.dumps(
+        {
+            "directory": out,
+            "position": restored.position.to_mapping(),
+            "instance_uuid": restored.instance_uuid,
+            "replicaset_uuid": restored.replicaset_uuid,
+            "files": restored.files,
+            "rows": restored.row_count,
+            "spaces": [{"id": each.id, "name": each.name, "rows": each.row_count} for each in restored.spaces],
+            "notes": restored.notes,
+            "seconds": round(restored.seconds, 3),
+        }
+    )
+
+
+def _sentence(restored: Restored) -> str:
+    where = ", ".join(restored.files.values())
+    count = f"{restored.row_count} rows of {len(restored.spaces)} spaces"
+    return f"restored {count} at {restored.position} to {where} in {restored.seconds:.1f} s"

@@ -1,0 +1,291 @@
+"""`flowstone limestone cat`: print the entries or the rows of a data directory as text or JSON lines."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from flowstone.cli.console import FAILED, OK, UsageError, note_compilation, say
+from flowstone.cli.limestone import options as options
+from flowstone.cli.output import destination
+
+if TYPE_CHECKING:
+    from flowstone.limestone.format.entries import Entry
+    from flowstone.limestone.tools.listing import Listed
+    from flowstone.outside import Disk
+
+EXAMPLE = "Example: `flowstone limestone cat --storage 3 --epoch 100-120 --durable --json /var/lib/tsurugi/log`"
+
+EXIT_CODES = """Exit codes: 0 done; 1 a file is damaged (log entries before the damage are printed); 2 the command line
+or a path on it is wrong."""
+
+WRITE_LINES = 4096
+
+_EPOCHS = re.compile(r"(\d+)?(-)?(\d+)?", re.ASCII)
+
+
+class Encoding(StrEnum):
+    hex = "hex"
+    text = "text"
+    base64 = "base64"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which entries to print, and how."""
+
+    storages: frozenset[int]
+    epochs: tuple[int, int]
+    durable: bool
+    markers: bool
+    encode: Callable[[bytes], str]
+    as_json: bool
+
+    def takes(self, listed: Listed) -> bool:
+        from flowstone.limestone.format.entries import Entry, Marker
+
+        token = listed.token
+        if isinstance(token, Entry) and self.storages and token.storage_id not in self.storages:
+            return False
+        if isinstance(token, Marker) and not self.markers:
+            return False
+        if isinstance(token, Entry | Marker):
+            if self.durable and not listed.is_durable:
+                return False
+            return listed.epoch is None or self.epochs[0] <= listed.epoch <= self.epochs[1]
+        return True
+
+
+def cat(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR|FILE", help="A data directory, or a file in one.", show_default=False)
+    ],
+    storage: Annotated[
+        list[int] | None,
+        typer.Option("--storage", metavar="ID", min=0, help="Only entries of this storage. May be repeated."),
+    ] = None,
+    epoch: Annotated[
+        str | None,
+        typer.Option("--epoch", metavar="N|N-M", help="Only entries of epoch N, or of epochs N to M, N- or -M."),
+    ] = None,
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--file",
+            metavar="NAME",
+            help="Only entries of this file, which may also be epoch or data/snapshot. May be repeated.",
+        ),
+    ] = None,
+    durable: Annotated[
+        bool, typer.Option("--durable", help="Only entries of durable epochs that are not marked as void.")
+    ] = False,
+    markers: Annotated[
+        bool | None,
+        typer.Option(
+            "--markers/--no-markers", help="Print the markers of sessions. Default: no with --storage, else yes."
+        ),
+    ] = None,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Print the rows that result from the durable entries, in key order.")
+    ] = False,
+    encoding: Annotated[
+        Encoding, typer.Option("--encoding", help="Encoding of keys and values; text escapes bytes that are not text.")
+    ] = Encoding.hex,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line (docs/reference/limestone-tools.md).")
+    ] = False,
+) -> int:
+    """Print the entries of log files in file order, with their offsets and the epochs of their sessions.
+
+    The command takes no lock and changes nothing, so it can also read the directory of a running datastore.
+    """
+    from flowstone.outside import production
+
+    note_compilation()
+    disk = production().disk
+    shown = not storage if markers is None else markers
+    wanted = Wanted(frozenset(storage or ()), _epochs(epoch), durable, shown, ENCODERS[encoding], as_json)
+    place, chosen = _place(directory, file or [])
+    if not chosen:
+        _refuse_others(disk, place)
+    if rows:
+        if chosen or epoch is not None:
+            raise UsageError("--rows covers all files and epochs", hint="omit --file and --epoch")
+        _write(_row_lines(disk, place, wanted))
+        return OK
+    return _entries(disk, place, chosen, wanted)
+
+
+def _place(path: str, files: list[str]) -> tuple[str, list[str]]:
+    """Return the directory, and the names of the files in it that were selected."""
+    if os.path.isfile(path):
+        if files:
+            raise UsageError(f"{path} is a file", hint="omit --file, or name its directory")
+        return os.path.dirname(path) or ".", [os.path.basename(path)]
+    if not os.path.isdir(path):
+        raise UsageError(f"{path}: no such file or directory", hint="name a data directory, or a file in one")
+    place = options.plain(path)
+    for name in files:
+        if not os.path.isfile(f"{place}/{name}"):
+            raise UsageError(f"{place} has no file {name}")
+    return place, files
+
+
+def _refuse_others(disk: Disk, place: str) -> None:
+    """Raise UsageError if the directory has neither a manifest nor log files. Log files alone can be printed."""
+    from flowstone.limestone.format import names
+    from flowstone.limestone.store import offline_directory as offline
+    from flowstone.limestone.tools import listing
+
+    if not os.path.isfile(f"{place}/{names.MANIFEST}") and not listing.files(disk, place):
+        error = offline.no_directory(place)
+        raise UsageError(error.message, hint=error.hint)
+
+
+def _epochs(text: str | None) -> tuple[int, int]:
+    largest = (1 << 64) - 1
+    if text is None:
+        return 0, largest
+    match = _EPOCHS.fullmatch(text.strip())
+    if match is None or not (match[1] or match[3]):
+        raise UsageError(f"--epoch {text!r} is not an epoch or a range", hint="write 5, 5-9, 5- or -9")
+    first = int(match[1] or 0)
+    last = int(match[3]) if match[3] else largest if match[2] else first
+    if first > last:
+        raise UsageError(f"--epoch {text} is an empty range", hint="write the smaller epoch first")
+    return first, last
+
+
+def _entries(disk: Disk, place: str, chosen: list[str], wanted: Wanted) -> int:
+    from flowstone.limestone.errors import DamagedFile
+    from flowstone.limestone.format import epoch_file
+    from flowstone.limestone.format.entries import Torn, Unknown
+    from flowstone.limestone.tools import listing
+
+    try:
+        durable_epoch = epoch_file.read(disk, place).durable
+    except DamagedFile as error:
+        if wanted.durable:
+            raise
+        say(f"warning: {error.message}")
+        durable_epoch = 0
+    damage: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for name in chosen or listing.files(disk, place):
+            for listed in listing.listing(disk, place, name, durable_epoch):
+                if isinstance(listed.token, Torn):
+                    damage.append(f"{name}: incomplete entry at byte {listed.offset}")
+                elif isinstance(listed.token, Unknown):
+                    damage.append(f"{name}: invalid entry at byte {listed.offset}")
+                elif wanted.takes(listed):
+                    yield _line(listed, wanted)
+
+    _write(lines())
+    for line in damage:
+        say(f"flowstone: {line}")
+    return FAILED if damage else OK
+
+
+def _row_lines(disk: Disk, place: str, wanted: Wanted) -> Iterator[str]:
+    from flowstone.limestone.format import epoch_file
+    from flowstone.limestone.store.recovery import recover_live
+
+    # Read the epoch first: entries that are written meanwhile have later epochs, so file sizes need not be known.
+    durable_epoch = epoch_file.read(disk, place).durable
+    snapshot = recover_live(disk, place, durable_epoch, dict).snapshot
+    try:
+        for row in snapshot.cursor():
+            if not wanted.storages or row.storage_id in wanted.storages:
+                fields = _entry_fields(row, wanted)
+                yield json.dumps(fields) if wanted.as_json else _text(fields)
+    finally:
+        snapshot.close()
+
+
+def _write(lines: Iterable[str]) -> None:
+    waiting: list[str] = []
+    with destination(None) as sink:
+        for line in lines:
+            waiting.append(line)
+            if len(waiting) == WRITE_LINES:
+                _flush(sink, waiting)
+                waiting = []
+        _flush(sink, waiting)
+
+
+def _flush(sink: BinaryIO, lines: list[str]) -> None:
+    if lines:
+        sink.write(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
+
+
+def _line(listed: Listed, wanted: Wanted) -> str:
+    from flowstone.limestone.format.entries import Entry, Marker
+
+    token = listed.token
+    assert isinstance(token, Entry | Marker)
+    fields: dict[str, Any] = {
+        "file": listed.file,
+        "offset": listed.offset,
+        "type": options.NAMES[token.type],
+        "epoch": listed.epoch,
+        "durable": listed.is_durable,
+    }
+    if isinstance(token, Entry):
+        fields |= _entry_fields(token, wanted)
+    if wanted.as_json:
+        return json.dumps(fields)
+    head = f"{fields.pop('file')} {fields.pop('offset')} {fields.pop('type')}"
+    if not fields.pop("durable"):
+        head += " void"
+    return f"{head} {_text(fields)}"
+
+
+def _entry_fields(entry: Entry, wanted: Wanted) -> dict[str, Any]:
+    from flowstone.limestone.format.entries import STORAGE_TYPES, EntryType
+
+    fields: dict[str, Any] = {"storage": entry.storage_id, "version": list(entry.version)}
+    if entry.type not in STORAGE_TYPES:
+        fields["key"] = wanted.encode(entry.key)
+        if entry.type is not EntryType.REMOVE:
+            fields["value"] = wanted.encode(entry.value)
+    if entry.blob_ids:
+        fields["blobs"] = list(entry.blob_ids)
+    return fields
+
+
+def _text(fields: dict[str, Any]) -> str:
+    """Return `name=value` for each field that is not None; lists are joined by commas, text with spaces is quoted."""
+    return " ".join(f"{name}={_word(value)}" for name, value in fields.items() if value is not None)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    if isinstance(value, str) and (" " in value or '"' in value):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def _as_text(data: bytes) -> str:
+    """Return printable text without backslashes unchanged, and other data with the escapes of a Python literal."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = "\\"
+    return text if text.isprintable() and "\\" not in text else repr(data)[2:-1]
+
+
+ENCODERS: dict[Encoding, Callable[[bytes], str]] = {
+    Encoding.hex: bytes.hex,
+    Encoding.text: _as_text,
+    Encoding.base64: lambda data: base64.b64encode(data).decode(),
+}

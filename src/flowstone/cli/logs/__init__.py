@@ -1,0 +1,1 @@
+"""Commands on log files: `cat`, `play`, `archive`."""

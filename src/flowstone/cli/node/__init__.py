@@ -1,0 +1,1 @@
+"""`flowstone serve`: options, checks, process, HTTP."""

@@ -1,0 +1,1 @@
+"""Commands on running replica sets: `status`, `explain`, `promote`, `expel` and others."""

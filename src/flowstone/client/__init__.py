@@ -1,0 +1,1 @@
+"""Clients of live servers: connections, replay of logs, and hints about missing rights."""

@@ -1,0 +1,1 @@
+"""Replication from a datastore to its replicas."""

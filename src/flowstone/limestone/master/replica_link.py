@@ -1,0 +1,478 @@
+"""The link of a master to one replica: connect, catch up, replicate, and reconnect after a loss.
+
+Each connection is a `Conversation`. A replica counts towards the quorum once it has everything that the master has. A
+Flowstone replica resumes or is seeded, while it already receives live sessions. The original's replica is taken as it
+is, once, and never again after a loss, because it cannot be told where to resume. Relies on `catch_up.py` for what a
+replica lacks. Never decides what happens to an epoch without the replica: `propagation.py` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, Protocol
+
+from flowstone.errors import FlowstoneError
+from flowstone.limestone.format import lineage
+from flowstone.limestone.format import wire_extensions as extensions
+from flowstone.limestone.format.messages import Ack
+from flowstone.limestone.format.wire_extensions import NONCE_SIZE, SEED_CHANNEL_MAX, Action, Hello, HelloAck, Prepare
+from flowstone.limestone.master.catch_up import LogFiles, Store, Survey, decide, open_files
+from flowstone.limestone.master.conversation import (
+    Answer,
+    AuthenticationFailed,
+    Conversation,
+    Peer,
+    Refused,
+    ReplicaLost,
+)
+from flowstone.limestone.master.ended_session import EndedSession, WireForm
+from flowstone.outside import Outside
+from flowstone.outside.worker import by_worker
+
+LOG: Final = logging.getLogger("flowstone.limestone")
+
+RETRY_SECONDS: Final = 0.05
+RETRY_SECONDS_MAX: Final = 5.0
+"""Before a replica is reached for again; doubled each time, and up to half as much again by chance."""
+
+REMIND_SECONDS: Final = 300.0
+"""After which it is said again that a replica is still out of reach, for the same reason."""
+
+WATCH_SECONDS: Final = 5.0
+SILENCE_SECONDS: Final = 60.0
+"""A replica of ours that has not acknowledged a session for so long is taken for lost: it can come back."""
+
+IN_FLIGHT_MAX: Final = 8
+"""Sessions of what a replica lacks that are on their way at once, each of about a window."""
+
+IN_FLIGHT_SIZE_MAX: Final = 24 << 20
+"""Bytes of memory that those sessions may need together: more than 8 windows. A larger session is sent alone. Well
+below `UNACKNOWLEDGED_MAX` of `conversation.py`: a slow replica must not count as lost because it is catching up."""
+
+
+class LinkState(Enum):
+    CONNECTING = "connecting"
+    CATCHING_UP = "catching up"
+    LIVE = "live"
+    LOST = "lost"
+    GONE = "gone"
+    """Lost, and not reached for again."""
+
+
+@dataclass(frozen=True)
+class LinkStatus:
+    """The status of one replica. `is_ours`: it can resume and be seeded. `error`: why it is not live."""
+
+    endpoint: str
+    state: str
+    recorded_epoch: int
+    unacknowledged_sessions: int
+    is_ours: bool
+    was_seeded: bool
+    error: str | None
+
+
+class Circumstances(Protocol):
+    """What a link asks of whoever has all of them."""
+
+    channels: list[int]
+    """Every log channel that there is."""
+
+    recorded: int
+    """The largest epoch that replicas are to record."""
+
+    begun_with: int
+    """The epoch that was recorded when the store was opened."""
+
+    has_history: bool
+    """Whether sessions have finished that a replica which is reached only now has not been sent."""
+
+    def recent_sessions(self) -> list[EndedSession]:
+        """The last session of each channel, which somebody may wait for."""
+        ...
+
+    async def survey(self, files: LogFiles) -> Survey:
+        """Which epochs were ever durable here; made once, of these files."""
+        ...
+
+    def without(self, link: ReplicaLink) -> str:
+        """What becomes of sessions while this one is lost, for an operator."""
+        ...
+
+    def changed(self) -> None:
+        """Something has been acknowledged, or the state of a link is another one."""
+        ...
+
+
+class ReplicaLink:
+    def __init__(
+        self,
+        outside: Outside,
+        peer: Peer,
+        secret: bytes | None,
+        form: WireForm,
+        store: Store,
+        circumstances: Circumstances,
+    ) -> None:
+        self.state = LinkState.CONNECTING
+        self.error: ReplicaLost | None = None
+        self.committed = 0
+        """The largest epoch that the replica has recorded, as far as we know."""
+        self.was_seeded = False
+        self.was_tried = False
+        """Whether the first attempt to reach it has come to something, or to nothing."""
+        self._outside = outside
+        self._peer = peer
+        self._secret = secret
+        self._form = form
+        self._store = store
+        self._all = circumstances
+        self._conversation: Conversation | None = None
+        self._is_ours = False
+        self._was_original = False
+        self._must_seed = False
+        self.takes_commits = True
+        """Whether epochs are recorded there; a real replica that has refused one still takes sessions."""
+        self._unacknowledged: dict[EndedSession, float] = {}
+        self._committing: tuple[int, float] | None = None
+        """The epoch that it is to record, and since when."""
+        self._next_acknowledged: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._task: asyncio.Task[None] | None = None
+        self._closing_control: asyncio.Task[None] | None = None
+        self._told: tuple[str, float] | None = None
+        """Why it is lost, as it was said last, and when; None while it is not."""
+
+    # --- what it is asked ---
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether it is sent the sessions that end now."""
+        return self.state in (LinkState.CATCHING_UP, LinkState.LIVE)
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.state is LinkState.GONE
+
+    def has(self, session: EndedSession) -> bool:
+        return self.state is LinkState.LIVE and self._conversation in session.acknowledged
+
+    def has_committed(self, epoch: int) -> bool:
+        return self.state is LinkState.LIVE and self.committed >= epoch
+
+    def status(self) -> LinkStatus:
+        return LinkStatus(
+            str(self._peer.endpoint),
+            self.state.value,
+            self.committed,
+            len(self._unacknowledged),
+            self._is_ours,
+            self.was_seeded,
+            str(self.error) if self.error is not None and self.state is not LinkState.LIVE else None,
+        )
+
+    # --- its life ---
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._live())
+
+    async def close(self) -> None:
+        self._is_closed = True
+        for task in (self._task, self._closing_control):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        self.state = LinkState.GONE
+        await self._end_conversation()
+
+    async def connect_channel(self, channel_id: int) -> None:
+        """In the original's order, before there is a control channel; ReplicaLost if the replica does not want it."""
+        if self._conversation is None:
+            self._conversation = Conversation(self._outside, self._peer)
+        await self._open_channel(self._conversation, channel_id)
+        if self._conversation.lost.done():
+            self.error = self._conversation.lost.result()
+            self._set_state(LinkState.GONE)
+            await self._end_conversation()
+            raise self.error
+
+    async def open_channel(self, channel_id: int) -> None:
+        """Open the log channel now rather than with its first session, where the replica is ready for it."""
+        if self._conversation is not None and self.is_receiving:
+            await self._open_channel(self._conversation, channel_id)
+
+    async def _open_channel(self, conversation: Conversation, channel_id: int) -> None:
+        await asyncio.shield(conversation.channel(channel_id).opened)
+
+    async def _live(self) -> None:
+        delay = RETRY_SECONDS
+        while True:
+            error = await self._one_life()
+            if self.state is LinkState.LIVE:
+                delay = RETRY_SECONDS
+            self.error = error
+            is_final = error.is_final or self._form.compatible or self._was_original
+            self._set_state(LinkState.GONE if is_final else LinkState.LOST)
+            await self._end_conversation()
+            if is_final or self._is_closed:  # a cancellation may have met an end of another kind
+                return
+            await self._outside.clock.sleep(delay * self._outside.random.uniform(1.0, 1.5))
+            delay = min(2 * delay, RETRY_SECONDS_MAX)
+            self._set_state(LinkState.CONNECTING)
+
+    async def _one_life(self) -> ReplicaLost:
+        """From reaching it to losing it, and why."""
+        try:
+            await self._join()
+            return await self._watch()
+        except ReplicaLost as error:
+            return error
+        except (OSError, FlowstoneError) as error:
+            # Of our own files: the replica is not to blame, but cannot be brought up to us.
+            return ReplicaLost(self._peer.endpoint, f"catch-up failed: {error}")
+        except Exception as error:
+            # Ours, and not foreseen. A link that is not even lost would be waited for without end.
+            what = f"link to replica {self._peer.endpoint} failed"
+            asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
+            return ReplicaLost(self._peer.endpoint, f"{type(error).__name__}: {error}")
+
+    def _set_state(self, state: LinkState) -> None:
+        self.state = state
+        if state is LinkState.LIVE:
+            tell = LOG.info if self._told is None else LOG.warning
+            tell("replica %s is up to date", self._peer.endpoint)
+            self._told = None
+        elif state in (LinkState.LOST, LinkState.GONE):
+            self._tell_lost()
+        if state is not LinkState.CONNECTING:
+            self.was_tried = True
+        self._all.changed()
+
+    def _tell_lost(self) -> None:
+        """Say why, and what follows from it: at once, when it is another reason, and now and then."""
+        now, reason = self._outside.clock.monotonic(), str(self.error)
+        if self._told is not None and self._told[0] == reason and now < self._told[1] + REMIND_SECONDS:
+            return
+        self._told = (reason, now)
+        LOG.warning("%s; %s", reason, self._all.without(self))
+
+    async def _end_conversation(self) -> None:
+        self._unacknowledged.clear()
+        self._committing = None
+        if self._conversation is not None:
+            await self._conversation.close()
+            self._conversation = None
+
+    async def _watch(self) -> ReplicaLost:
+        """Until it is lost: why."""
+        assert self._conversation is not None
+        lost = self._conversation.lost
+        while not lost.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_SECONDS):
+                    await asyncio.shield(lost)
+            waited = self._outside.clock.monotonic() - self._oldest_unacknowledged()
+            if self._is_ours and waited > SILENCE_SECONDS:
+                self._conversation.end(f"no session or epoch acknowledged for {waited:.0f} s")
+        return lost.result()
+
+    def _oldest_unacknowledged(self) -> float:
+        """When what waits longest was sent; now if nothing does."""
+        now = self._outside.clock.monotonic()
+        session = next(iter(self._unacknowledged.values()), now)
+        return min(session, now if self._committing is None else self._committing[1])
+
+    # --- joining ---
+
+    async def _join(self) -> None:
+        """From nothing to a life that counts."""
+        conversation = self._conversation = self._conversation or Conversation(self._outside, self._peer)
+        session_secret = await conversation.begin()
+        nonce = None if self._form.compatible else extensions.offered_nonce(session_secret)
+        self._is_ours = nonce is not None
+        if nonce is None:
+            await self._join_as_the_original(conversation)
+            return
+        files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes, self._all.begun_with)
+        try:
+            ack = await self._greet(conversation, nonce, files.horizon)
+            survey = await self._all.survey(files)
+            master, epoch = self._store.instance_uuid, self._store.durable_epoch
+            prepared = decide(ack, master, epoch, files.horizon, survey)
+            if self._must_seed:
+                prepared = Prepare(Action.SEED, epoch)
+            await self._prepare(conversation, prepared)
+        finally:
+            files.close()
+        self.was_seeded = prepared.action is Action.SEED
+        self.committed = 0 if self.was_seeded else prepared.epoch
+        await self._catch_up(conversation, prepared)
+        self._set_state(LinkState.LIVE)
+        self.commit()
+
+    async def _prepare(self, conversation: Conversation, prepared: Prepare) -> None:
+        try:
+            answer = await conversation.exchange(prepared)
+        except Refused:
+            # Where we want it to be it cannot go back to.
+            self._must_seed = prepared.action is Action.RESUME
+            raise
+        if not isinstance(answer, Ack):
+            raise ReplicaLost(self._peer.endpoint, f"unexpected answer to PREPARE: {type(answer).__name__}")
+        self._must_seed = False
+
+    async def _join_as_the_original(self, conversation: Conversation) -> None:
+        endpoint = self._peer.endpoint
+        if self._secret is not None:
+            raise AuthenticationFailed(endpoint, "it did not prove the shared secret")
+        if self._all.has_history:
+            hint = "restart the master, and the replica on a copy of its directory"
+            reason = "missed sessions cannot be sent to an original replica"
+            raise ReplicaLost(endpoint, reason, hint=hint, is_final=True)
+        for channel_id in self._all.channels:  # in order: it numbers its files by it
+            await self._open_channel(conversation, channel_id)
+        if conversation.lost.done():
+            raise conversation.lost.result()
+        self._was_original = True
+        self.committed = self._all.begun_with
+        self._set_state(LinkState.LIVE)
+        for session in self._all.recent_sessions():
+            self.send(session)
+        self.commit()
+
+    async def _greet(self, conversation: Conversation, replica_nonce: bytes, horizon: int) -> HelloAck:
+        endpoint, store, secret = self._peer.endpoint, self._store, self._secret
+        nonce = self._outside.random.bytes(NONCE_SIZE)
+        proof = None if secret is None else extensions.master_proof(secret, nonce, replica_nonce)
+        formerly = lineage.read(self._outside.disk, store.path)
+        hello = Hello(store.instance_uuid, store.durable_epoch, horizon, nonce, proof, formerly)
+        ack = await conversation.exchange(hello)
+        if not isinstance(ack, HelloAck):
+            raise ReplicaLost(endpoint, f"unexpected answer to HELLO: {type(ack).__name__}")
+        if secret is not None and not extensions.is_proven(
+            extensions.replica_proof(secret, nonce, replica_nonce), ack.proof
+        ):
+            raise AuthenticationFailed(endpoint, "it did not prove the shared secret")
+        conversation.token = ack.token
+        return ack
+
+    async def _catch_up(self, conversation: Conversation, prepared: Prepare) -> None:
+        """What ends from now on is sent when it does, what has ended is in the files that are opened after that."""
+        self._set_state(LinkState.CATCHING_UP)
+        for channel_id in self._all.channels:
+            conversation.channel(channel_id)
+        conversation.lost.add_done_callback(lambda _: self._wake())
+        recent = self._all.recent_sessions()
+        files = open_files(self._outside.disk, self._store.path, self._store.finished_sizes, self._all.begun_with)
+        try:
+            if prepared.action is Action.RESUME and files.horizon > prepared.epoch:
+                raise ReplicaLost(self._peer.endpoint, "sessions that it lacks were compacted while it prepared")
+            await self._send_files(conversation, files.sessions(prepared))
+        finally:
+            files.close()
+        for channel_id in self._all.channels:  # a replica that refuses a channel would be lost as soon as it is live
+            await self._open_channel(conversation, channel_id)
+        if conversation.lost.done():
+            raise conversation.lost.result()
+        for session in recent:
+            session.acknowledged.append(conversation)
+
+    async def _send_files(self, conversation: Conversation, sessions: Iterator[tuple[int, bytes]]) -> None:
+        form = replace(self._form, is_old=True)
+        in_flight: dict[EndedSession, int] = {}
+
+        def next_session() -> tuple[EndedSession, int] | None:
+            found = next(sessions, None)
+            if found is None:
+                return None
+            epoch, data = found
+            session = EndedSession(form, SEED_CHANNEL_MAX, epoch, lambda: (data,))
+            return session, max(session.held, len(data))  # a session that is too long to keep still holds its entries
+
+        while (found := await by_worker(self._outside, next_session)) is not None:
+            session, size = found
+            while not self._has_room(in_flight, size):
+                await self._acknowledged(conversation)
+            in_flight[session] = size
+            self.send(session)
+        while self._unacknowledged.keys() & in_flight.keys():
+            await self._acknowledged(conversation)
+        if SEED_CHANNEL_MAX not in self._all.channels:
+            await conversation.close_channel(SEED_CHANNEL_MAX)
+
+    def _has_room(self, in_flight: dict[EndedSession, int], size: int) -> bool:
+        """Drop acknowledged sessions; return True if a session of this size may be sent besides the others."""
+        for session in [*in_flight]:
+            if session not in self._unacknowledged:
+                del in_flight[session]
+        is_small = size + sum(in_flight.values()) <= IN_FLIGHT_SIZE_MAX
+        return not in_flight or (is_small and len(in_flight) < IN_FLIGHT_MAX)
+
+    async def _acknowledged(self, conversation: Conversation) -> None:
+        """Wait until one more session is."""
+        self._next_acknowledged = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(SILENCE_SECONDS):
+                if not conversation.lost.done():
+                    await self._next_acknowledged
+        except TimeoutError:
+            conversation.end(f"no session acknowledged for {SILENCE_SECONDS:.0f} s")
+        if conversation.lost.done():
+            raise conversation.lost.result()
+
+    def _wake(self) -> None:
+        if self._next_acknowledged is not None and not self._next_acknowledged.done():
+            self._next_acknowledged.set_result(None)
+
+    # --- running ---
+
+    def send(self, session: EndedSession) -> None:
+        """Send a session, where there is somebody to send it to."""
+        conversation = self._conversation
+        if conversation is None or not self.is_receiving or session in self._unacknowledged:
+            return
+        self._unacknowledged[session] = self._outside.clock.monotonic()
+        conversation.channel(session.channel_id).send(session, lambda: self._has_acknowledged(session))
+
+    def _has_acknowledged(self, session: EndedSession) -> None:
+        self._unacknowledged.pop(session, None)
+        self._wake()
+        self.commit()
+        self._all.changed()
+
+    def commit(self) -> None:
+        """Tell it of the epoch that is to be recorded, when it has all sessions of it and of those before."""
+        epoch, conversation = self._all.recorded, self._conversation
+        if conversation is None or self.state is not LinkState.LIVE or not self.takes_commits:
+            return
+        if self._committing is not None or epoch <= self.committed:
+            return
+        if any(session.epoch <= epoch for session in self._unacknowledged):
+            return
+        self._committing = (epoch, self._outside.clock.monotonic())
+
+        def recorded() -> None:
+            self._committing = None
+            self.committed = epoch
+            self.commit()
+            self._all.changed()
+
+        conversation.group_commit(epoch, recorded, self._commit_refused)
+
+    def _commit_refused(self, answer: Answer) -> None:
+        conversation = self._conversation
+        if conversation is None:
+            return
+        if not self._form.compatible:
+            conversation.refused("GROUP_COMMIT", answer)
+            return
+        # As the original: no control channel any more, but sessions go on.
+        self.takes_commits = False
+        self._closing_control = asyncio.get_running_loop().create_task(conversation.close_control())
+        self._all.changed()

@@ -1,0 +1,1 @@
+"""A replica: receives sessions of a master and makes them durable."""

@@ -1,0 +1,37 @@
+"""One master as a replica sees it: its connections, its identity, and its sessions that are not durable yet.
+
+State that `replica.py` and `conversations.py` keep from the first connection of a master to its last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from flowstone.limestone.replica.connection import Connection
+from flowstone.limestone.replica.epoch_commits import Commits
+
+
+@dataclass
+class Master:
+    """The connections of one master, from the first to the last. `instance` and `token` are of those that say HELLO."""
+
+    peer: str
+    commits: Commits = field(default_factory=Commits)
+    control: Connection | None = None
+    had_control: bool = False
+    channels: dict[int, Connection] = field(default_factory=dict)
+    used: dict[int, int] = field(default_factory=dict)
+    """Ids that log channels of it have had, and the numbers of their files."""
+    instance: str | None = None
+    token: bytes | None = None
+    claims: frozenset[str] = frozenset()
+    """The instance, and those that it says it has been."""
+    is_preparing: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a session has been synced, or lost."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing that comes from it can become durable any more."""
+        return self.control is None and (self.had_control or not self.channels)

@@ -1,0 +1,1 @@
+"""The datastore: a data directory in use, its log channels, epochs, snapshots, blobs and compaction."""

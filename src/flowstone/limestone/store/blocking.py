@@ -1,0 +1,301 @@
+"""The datastore for programs with threads and without an event loop: one thread per log channel, another for epochs.
+
+Every call is that of `datastore.py` or `channel.py`, executed in an event loop in a thread of its own. What a channel
+can do alone runs in the thread of the caller: begin, add, write and sync, because switching to the loop and back would
+cost more than the work. Callbacks run in the thread of the loop, and must not call the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, Unpack
+
+from flowstone.limestone.errors import WrongTime
+from flowstone.limestone.format.entries import WriteVersion
+from flowstone.limestone.settings import Settings, SettingsFields
+from flowstone.limestone.store.backup import Backup, BackupEntry
+from flowstone.limestone.store.blobs import BlobPool
+from flowstone.limestone.store.channel import AsyncLogChannel
+from flowstone.limestone.store.compaction import Compacted
+from flowstone.limestone.store.cursor import StoreSnapshot
+from flowstone.limestone.store.datastore import AsyncDatastore, Callback, Status
+from flowstone.limestone.store.epochs import Due
+from flowstone.outside import Outside, production
+from flowstone.outside.loop_thread import LoopEnded, LoopThread, Started
+
+T = TypeVar("T")
+
+NOTHING: Final = Due()
+
+
+class _Calls:
+    """Passes the calls of a store, its channels and its pools to the loop; raises WrongTime after a shutdown."""
+
+    def __init__(self, thread: LoopThread, path: str) -> None:
+        self._thread = thread
+        self._path = path
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        with self._refusing():
+            return self._thread.run(call)
+
+    def start(self, call: Coroutine[Any, Any, T]) -> Started[T]:
+        with self._refusing():
+            return self._thread.start(call)
+
+    def result(self, started: Started[T]) -> T:
+        with self._refusing():
+            return self._thread.result(started)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except LoopEnded:
+            raise WrongTime(f"datastore {self._path} is shut down") from None
+
+
+class LogChannel:
+    """Created by `Datastore.create_channel`; used by one thread at a time."""
+
+    def __init__(self, channel: AsyncLogChannel, store: AsyncDatastore, calls: _Calls) -> None:
+        self.id = channel.id
+        self._channel = channel
+        self._store = store
+        self._calls = calls
+        # These are the channel's own: they are called a million times a second.
+        self.add_entry = channel.add_entry
+        self.add_entries = channel.add_entries
+        self.remove_entry = channel.remove_entry
+        self.add_storage = channel.add_storage
+        self.remove_storage = channel.remove_storage
+        self.truncate_storage = channel.truncate_storage
+
+    def begin_session(self) -> None:
+        """Begin a session in the current epoch; all entries that follow belong to it."""
+        self._channel.begin()
+
+    def end_session(self) -> None:
+        """End the session; return when it is durable here and on the quorum."""
+        self._channel.close_for_entries()
+        try:
+            self._write()
+            due = self._finished()
+            # An interrupted caller does not cancel this: no other call records the due epoch.
+            recording = None if due == NOTHING else self._calls.start(self._store.done(due))
+        except BaseException as error:
+            self._store.fail(error)
+            raise
+        if recording is not None:
+            self._calls.result(recording)
+
+    def _write(self) -> None:
+        """Write and sync here, while the loop waits for the replicas. Who shuts the store down waits for the first."""
+        with self._store.writing():
+            file, replicated = self._channel.write_end()
+            if replicated is None:
+                file.sync()
+                return
+            replicating = self._calls.start(replicated)
+            try:
+                file.sync()
+            except BaseException:
+                replicating.cancel()
+                raise
+        try:
+            self._calls.result(replicating)
+        except BaseException:
+            replicating.cancel()
+            raise
+
+    def _finished(self) -> Due:
+        with self._store.guard:
+            if not self._channel.has_hooks:
+                return self._channel.finish()
+        return self._calls.run(self._finished_in_loop())
+
+    async def _finished_in_loop(self) -> Due:
+        return self._channel.finish()
+
+    def abort_session(self) -> None:
+        """Discard the session and all its entries."""
+        self._calls.run(self._channel.abort_session())
+
+
+class BlockingBlobPool:
+    """Registers blobs for future entries. Releasing the pool deletes the blobs that no entry has named."""
+
+    def __init__(self, pool: BlobPool, calls: _Calls) -> None:
+        self._pool = pool
+        self._calls = calls
+
+    def register_data(self, data: bytes) -> int:
+        """Store `data` as a blob, and return its id."""
+        return self._calls.run(self._pool.register_data(data))
+
+    def register_file(self, path: str, *, is_temporary: bool = False) -> int:
+        """Store a file as a blob, and return its id. A temporary file is moved, or copied and deleted."""
+        return self._calls.run(self._pool.register_file(path, is_temporary=is_temporary))
+
+    def duplicate_data(self, blob_id: int) -> int:
+        """Register a new blob with the content of another, and return its id."""
+        return self._calls.run(self._pool.duplicate_data(blob_id))
+
+    def release(self) -> None:
+        """Delete the registered blobs that no entry has named. Releasing twice has no effect."""
+        self._calls.run(self._pool.release())
+
+
+class _Handover:
+    """Hands a backup from the loop to a thread, and ends the backup if the thread was interrupted meanwhile."""
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+        self._given: Backup | None = None
+        self._is_refused = False
+
+    async def give(self, begin: Callable[[], Coroutine[Any, Any, Backup]]) -> Backup:
+        begun = await begin()
+        with self._lock:
+            self._given = begun
+            if self._is_refused:
+                begun.notify_end_backup()
+        return begun
+
+    def refuse(self) -> None:
+        with self._lock:
+            self._is_refused = True
+            if self._given is not None:
+                self._given.notify_end_backup()
+
+
+class Datastore:
+    """Create channels, then call `ready`, then use the channels, then call `shutdown`, or use `with`.
+
+    `settings` is a Settings, or the path of a directory with the fields of Settings as keywords.
+    """
+
+    def __init__(
+        self, settings: Settings | str, *, outside: Outside | None = None, **fields: Unpack[SettingsFields]
+    ) -> None:
+        if not isinstance(settings, Settings):
+            settings = Settings(settings, **fields)
+        elif fields:
+            raise TypeError("settings fields require a path, not a Settings object")
+        self._thread = LoopThread("flowstone-limestone")
+        self._calls = _Calls(self._thread, settings.path)
+        self._store = AsyncDatastore(outside or production(), settings, guard=self._thread.lock)
+
+    @classmethod
+    def from_environment(cls, path: str, environment: Mapping[str, str], **fields: Unpack[SettingsFields]) -> Datastore:
+        """Create a store from the original's variables in `os.environ` or another mapping."""
+        return cls(Settings.from_environment(path, environment, **fields))
+
+    def create_channel(self) -> LogChannel:
+        """Create a log channel. Only before `ready`. Raise LimestoneError if the limit of open files is too low."""
+        return LogChannel(self._calls.run(self._store.create_channel()), self._store, self._calls)
+
+    def ready(self) -> None:
+        """Recover the directory. Sessions can begin after the first `switch_epoch`."""
+        self._calls.run(self._store.ready())
+
+    def restore(
+        self,
+        source: str,
+        *,
+        replaces: bool = False,
+        keeps_source: bool = True,
+        entries: Sequence[BackupEntry] | None = None,
+    ) -> None:
+        """Replace the directory by a backup; replicas are seeded from it. Only before `ready`.
+
+        `replaces`: delete the content of the directory; otherwise it must hold no entries."""
+        self._calls.run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
+
+    @property
+    def last_epoch(self) -> int:
+        """The largest epoch that recovery found. The first epoch to switch to must be larger."""
+        return self._store.last_epoch
+
+    @property
+    def durable_epoch(self) -> int:
+        """The largest epoch that was recorded."""
+        return self._store.durable_epoch
+
+    def switch_epoch(self, epoch: int) -> None:
+        """Begin an epoch: sessions that begin from now on belong to it. Return once the epochs that this makes durable
+        are recorded."""
+        self._calls.run(self._store.switch_epoch(epoch))
+
+    def add_persistent_callback(self, callback: Callback) -> None:
+        """Call `callback` with each epoch that becomes durable. It covers all epochs before; some are skipped."""
+        self._store.add_persistent_callback(callback)
+
+    def add_write_epoch_callback(self, callback: Callback) -> None:
+        """Call `callback` with each epoch that has been recorded, before it is reported durable."""
+        self._store.add_write_epoch_callback(callback)
+
+    def until_durable(self, epoch: int) -> None:
+        """Wait until this epoch is durable: a later epoch must begin, and the sessions of this one must end."""
+        self._calls.run(self._store.until_durable(epoch))
+
+    def snapshot(self) -> StoreSnapshot:
+        """Return the rows at the durable epoch, which later writes do not change; readable until the shutdown."""
+        return self._calls.run(self._store.snapshot())
+
+    def blob_pool(self) -> BlockingBlobPool:
+        """Return a pool that registers blobs for future entries."""
+        return BlockingBlobPool(self._store.blob_pool(), self._calls)
+
+    def blob_path(self, blob_id: int) -> str:
+        """Return the path of a blob. Raise BlobError if there is no file."""
+        return self._store.blob_path(blob_id)
+
+    def generate_reference_tag(self, blob_id: int, transaction_id: int) -> int:
+        """Return a number that authorises a client to read a blob. It is constant while the store is open, and cannot
+        be guessed."""
+        return self._store.generate_reference_tag(blob_id, transaction_id)
+
+    def compact(self) -> Compacted:
+        """Compact all sessions up to the current epoch, once that epoch is durable.
+
+        Another thread must begin a later epoch meanwhile. Sessions go on, and replicas are not notified."""
+        return self._calls.run(self._store.compact())
+
+    def switch_available_boundary_version(self, version: WriteVersion) -> None:
+        """Promise that no reader reads versions before this one: compaction may delete blobs that only these name."""
+        self._store.switch_available_boundary_version(version)
+
+    def begin_backup(self, *, rotates: bool = True) -> Backup:
+        """Return the files to copy, in order. No blob is deleted until the end of the backup is notified.
+
+        `rotates`: rotate all files first; another thread must begin a later epoch meanwhile."""
+        handover = _Handover(self._thread.lock)
+        try:
+            return self._calls.run(handover.give(partial(self._store.begin_backup, rotates=rotates)))
+        except BaseException:
+            handover.refuse()
+            raise
+
+    def status(self) -> Status:
+        """Return the status, in any state."""
+        return self._store.status()
+
+    def shutdown(self) -> None:
+        """Release all resources; calling it twice is harmless. Open sessions are discarded.
+
+        An interrupted shutdown continues. The next call, from any thread, waits until it is complete."""
+        with suppress(LoopEnded):  # another thread has completed the shutdown and closes the loop
+            self._thread.run(self._store.shutdown())
+        self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()

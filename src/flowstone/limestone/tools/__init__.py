@@ -1,0 +1,1 @@
+"""Tools for data directories that no program uses: inspection, repair, listing, compaction."""

@@ -1,0 +1,1 @@
+"""Replication to downstreams: relays, and the server side of joins."""

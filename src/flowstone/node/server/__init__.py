@@ -1,0 +1,1 @@
+"""The IPROTO server of a node: listener, sessions, batches of requests, procedures, watchers."""

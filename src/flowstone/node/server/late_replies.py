@@ -1,0 +1,124 @@
+"""Replies that wait for a verdict on their transactions: they leave when that is there, many together.
+
+A turn answers all else at once; what waits for other members may take seconds, and nothing of the turn waits with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from flowstone.box.box import Box
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.replies import encode_error
+from flowstone.node.counters import Counters
+from flowstone.node.wal.commits import client_error
+
+
+class Peer(Protocol):
+    """A connection."""
+
+    def send_late(self, packets: Sequence[bytes], count: int) -> None:
+        """Sends `count` replies that were postponed."""
+        ...
+
+
+class LateReply:
+    """One of them: it is told of the verdict, and `packet` is what is sent if that is good."""
+
+    __slots__ = ("_all", "_peer", "_sync", "packet")
+
+    def __init__(self, all: LateReplies, peer: Peer, sync: int, packet: bytes) -> None:
+        self._all = all
+        self._peer = peer
+        self._sync = sync
+        self.packet = packet
+
+    def __call__(self, error: FlowstoneError | None) -> None:
+        self._all.send(self._peer, self.packet if error is None else self._all.refusal(self._sync, error))
+
+
+class LateRun:
+    """Those to requests `first` to `behind` of many, which a verdict may divide.
+
+    `spans` are the connections, and which of the requests are theirs; reply i ends at `ends[i + 1]` of `packets`.
+    """
+
+    __slots__ = ("_all", "_behind", "_ends", "_first", "_packets", "_spans", "_syncs")
+
+    def __init__(
+        self,
+        all: LateReplies,
+        spans: Sequence[tuple[Peer, int, int]],
+        syncs: Sequence[int],
+        packets: bytes,
+        ends: Sequence[int],
+        first: int,
+        behind: int,
+    ) -> None:
+        self._all = all
+        self._spans = spans
+        self._syncs = syncs
+        self._packets = packets
+        self._ends = ends
+        self._first = first
+        self._behind = behind
+
+    def __call__(self, error: FlowstoneError | None) -> None:
+        for peer, first, behind in self._spans:
+            first, behind = max(first, self._first), min(behind, self._behind)
+            if first < behind:
+                packets = self._packets[self._ends[first] : self._ends[behind]]
+                if error is not None:
+                    packets = b"".join(self._all.refusal(sync, error) for sync in self._syncs[first:behind])
+                self._all.send(peer, packets, behind - first)
+
+    def take_first(self, count: int) -> LateRun:
+        first, self._first = self._first, self._first + count
+        return self._between(first, self._first)
+
+    def take_last(self, count: int) -> LateRun:
+        behind, self._behind = self._behind, self._behind - count
+        return self._between(self._behind, behind)
+
+    def _between(self, first: int, behind: int) -> LateRun:
+        return LateRun(self._all, self._spans, self._syncs, self._packets, self._ends, first, behind)
+
+
+class LateReplies:
+    """All of a server. `wide` is for errors, see `iproto/replies.py`."""
+
+    def __init__(self, box: Box, counters: Counters, *, wide: bool) -> None:
+        self._box = box
+        self._counters = counters
+        self._wide = wide
+        self._due: dict[Peer, list[bytes]] = {}
+        self._counts: dict[Peer, int] = {}
+
+    def reply(self, peer: Peer, sync: int, packet: bytes = b"") -> LateReply:
+        """For a transaction that is being submitted: what is to be told of its verdict."""
+        return LateReply(self, peer, sync, packet)
+
+    def run(
+        self, spans: Sequence[tuple[Peer, int, int]], syncs: Sequence[int], packets: bytes, ends: Sequence[int]
+    ) -> LateRun:
+        """As `reply`, for many."""
+        return LateRun(self, spans, syncs, packets, ends, 0, len(syncs))
+
+    def refusal(self, sync: int, error: FlowstoneError) -> bytes:
+        self._counters.errors += 1
+        return encode_error(sync, self._box.schema_version, client_error(error), self._wide)
+
+    def send(self, peer: Peer, packet: bytes, count: int = 1) -> None:
+        """One verdict is about many: what is due before the loop comes round leaves together."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._due.setdefault(peer, []).append(packet)
+        self._counts[peer] = self._counts.get(peer, 0) + count
+
+    def _send(self) -> None:
+        due, self._due = self._due, {}
+        counts, self._counts = self._counts, {}
+        for peer, packets in due.items():
+            peer.send_late(packets, counts[peer])

@@ -1,0 +1,153 @@
+"""The quick lane: one plain statement, alone in its turn, from packet to reply in one go.
+
+With a single request in flight nothing can be shared with others, and what is left is the number of steps. So a
+SELECT by primary key, and an INSERT, REPLACE or DELETE, on a space that has a lane (`box/engine/bulk.py`) skips
+sessions, transactions and queues. The rules are those of the lane, the checks those of its format and key. Whatever is
+not plain, or would be an error, is left to the session with nothing done.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from flowstone.box.access import Privilege
+from flowstone.box.box import Box
+from flowstone.box.engine.bulk import Lane, lane_of, takes_writes
+from flowstone.box.engine.space import Values
+from flowstone.box.engine.statements import TUPLE_HEAD_SIZE
+from flowstone.box.engine.transaction import ADMIN
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.constants import Key as BodyKey
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.msgpack import MessagePackError, unpack
+from flowstone.iproto.replies import encode_data, encode_error
+from flowstone.iproto.row import encode_uint
+from flowstone.node.counters import Counters
+from flowstone.node.wal.commits import Commits, client_error
+from flowstone.node.wal.journal import Journal
+from flowstone.outside import Clock
+
+SELECT, INSERT, REPLACE = RequestType.SELECT.value, RequestType.INSERT.value, RequestType.REPLACE.value
+DELETE = RequestType.DELETE.value
+_READ, _WRITE = Privilege.READ.value, Privilege.WRITE.value
+_SPACE_ID, _LIMIT, _KEY, _TUPLE = (int(key) for key in (BodyKey.SPACE_ID, BodyKey.LIMIT, BodyKey.KEY, BodyKey.TUPLE))
+_ZEROS: Final = frozenset(int(key) for key in (BodyKey.INDEX_ID, BodyKey.OFFSET, BodyKey.ITERATOR))
+"""Keys that may be there as long as they say what holds without them."""
+
+_CONTENT: Final = {SELECT: _KEY, INSERT: _TUPLE, REPLACE: _TUPLE, DELETE: _KEY}
+"""What each statement is about: the last part of its packet, as clients write it."""
+
+_WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+_timestamp: Final = struct.Struct(">d").pack
+
+
+class QuickLane:
+    """Executes what it can; `wide` is for the replies, see `iproto/replies.py`."""
+
+    def __init__(
+        self, box: Box, journal: Journal, commits: Commits, clock: Clock, counters: Counters, *, wide: bool
+    ) -> None:
+        self._counters = counters
+        self._box = box
+        self._journal = journal
+        self._commits = commits
+        self._clock = clock
+        self._wide = wide
+
+    def execute(self, user: int, packet: bytes) -> bytes | None:
+        """The reply; None, with nothing done, if the request is not for here."""
+        try:
+            # The header as every client writes it: two keys, type and sync, in either order.
+            if packet[0] != 0x82:
+                return None
+            if packet[1] == 0:
+                kind = packet[2]
+                sync, at = _uint(packet, 4) if packet[3] == 1 else (0, -1)
+            else:
+                sync, at = _uint(packet, 2) if packet[1] == 1 else (0, -1)
+                kind = packet[at + 1] if packet[at] == 0 else 0
+                at += 2
+            content_key = _CONTENT.get(kind)
+            if content_key is None or at < 2:
+                return None
+            space_id, content_at = _content(packet, at, content_key)
+            if content_at < 0:
+                return None
+            space = self._box.spaces.get(space_id)
+            lane = lane_of(space) if space is not None else None
+            privilege = _READ if kind == SELECT else _WRITE
+            if lane is None or (user != ADMIN and not self._box.access.allows(user, space_id) & privilege):
+                return None
+            content = packet[content_at:]
+            values = unpack(content)
+            if type(values) is not tuple:
+                return None
+            if kind == SELECT:
+                found = lane.primary.map.get(lane.primary.key.exact(values))
+                self._counters.operations[SELECT] += 1
+                return encode_data(sync, self._box.schema_version, () if found is None else (found,), self._wide)
+            if takes_writes(lane) and not self._box.is_read_only and self._commits.is_quiet:
+                return self._write(lane, kind, sync, content, values)
+        except (IndexError, KeyError, TarantoolError, MessagePackError):
+            pass  # not as usual, or an error: the session will find it again, and say it
+        return None
+
+    def _write(self, lane: Lane, kind: int, sync: int, content: bytes, values: Values) -> bytes | None:
+        primary = lane.primary
+        if kind == DELETE:
+            key, new = primary.key.exact(values), None
+        else:
+            if len(content) + TUPLE_HEAD_SIZE > self._box.tuple_size_max:
+                return None
+            lane.space.format.check(content, values)
+            key, new = primary.key.entries(values)[0], content
+            if kind == INSERT and key in primary.map:
+                return None
+        old = primary.set(key, new)
+        self._commits.queue.made_fact()
+        self._counters.operations[kind] += 1
+        try:
+            self._journal.write_now(self._row(kind, lane.space.id, content), 1)
+        except FlowstoneError as error:
+            primary.set(key, old)
+            self._counters.errors += 1
+            return encode_error(sync, self._box.schema_version, client_error(error), self._wide)
+        result = old if kind == DELETE else new
+        return encode_data(sync, self._box.schema_version, () if result is None else (result,), self._wide)
+
+    def _row(self, kind: int, space_id: int, content: bytes) -> bytes:
+        journal = self._journal
+        replica_id = journal.replica_id
+        head = b"\x84\x00%c\x02%c\x03%b\x04\xcb" % (kind, replica_id, encode_uint(journal.next_lsn(replica_id)))
+        body = b"\x82\x10%b%c" % (encode_uint(space_id), _CONTENT[kind])
+        return head + _timestamp(self._clock.wall()) + body + content
+
+
+def _uint(packet: bytes, at: int) -> tuple[int, int]:
+    """The unsigned number at `at`, and the offset behind it."""
+    head = packet[at]
+    if head < 0x80:
+        return head, at + 1
+    end = at + 1 + _WIDTHS[head]
+    return int.from_bytes(packet[at + 1 : end], "big"), end
+
+
+def _content(packet: bytes, at: int, content_key: int) -> tuple[int, int]:
+    """The space's id, and where the value of `content_key`, the last of the body, begins; -1 if it is not like that."""
+    space_id, limit = -1, 1
+    count = packet[at] - 0x80
+    at += 1
+    for left in range(count - 1, -1, -1):
+        key = packet[at]
+        if key == content_key:
+            return space_id, at + 1 if left == 0 and space_id >= 0 and limit else -1
+        value, at = _uint(packet, at + 1)
+        if key == _SPACE_ID:
+            space_id = value
+        elif key == _LIMIT:
+            limit = value
+        elif key not in _ZEROS or value:
+            break
+    return -1, -1

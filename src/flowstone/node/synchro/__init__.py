@@ -1,0 +1,1 @@
+"""Synchronous replication of a node: the driver of the limbo, elections, promotion, linearizable reads."""

@@ -1,0 +1,1 @@
+"""The write-ahead log of a node: journal, recovery, checkpoints, garbage collection."""

@@ -1,0 +1,197 @@
+"""A replica for programs without an event loop: `with flowstone.follow(…) as replica`.
+
+The replica runs in an event loop in its own thread. Reads run in the caller's thread, under the lock that the loop
+holds while it applies a transaction, so each read sees whole transactions. All other calls run in the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+from flowstone.iproto.uri import Uri
+from flowstone.node.spaces import Index, Space
+from flowstone.node.tuples import Tuple
+from flowstone.outside.loop_thread import LoopThread
+from flowstone.replica.replica import OnChange, OnResync, Replica, read_only
+from flowstone.replication.vclock import VClock
+
+
+class BlockingIndex:
+    """An index of a replica, for reading from any thread: `replica.space("orders").index("by_status")`.
+
+    Reads work as those of `flowstone.Index`; methods that change data raise error 7 (ER_READONLY).
+    """
+
+    def __init__(self, index: Index, lock: AbstractContextManager[Any], uri: Uri) -> None:
+        self._index = index
+        self._lock = lock
+        self._uri = uri
+
+    def get(self, key: Any) -> Tuple | None:
+        """Return the tuple with this key of a unique index; None if there is none."""
+        with self._lock:
+            return self._index.get(key)
+
+    def select(self, key: Any = (), **options: Any) -> list[Tuple]:
+        """Return the tuples that match `key`; `options` are those of `Index.select`."""
+        with self._lock:
+            return self._index.select(key, **options)
+
+    def count(self, key: Any = (), *, iterator: str | int = "EQ") -> int:
+        """Return the number of tuples that `select` would return."""
+        with self._lock:
+            return self._index.count(key, iterator=iterator)
+
+    def min(self, key: Any = ()) -> Tuple | None:
+        """Return the first tuple that matches `key`, in the order of the index; None if there is none."""
+        with self._lock:
+            return self._index.min(key)
+
+    def max(self, key: Any = ()) -> Tuple | None:
+        """Return the last tuple that matches `key`, in the order of the index; None if there is none."""
+        with self._lock:
+            return self._index.max(key)
+
+    @property
+    def name(self) -> str:
+        """The name of the index, or of the space."""
+        with self._lock:
+            return self._index.name
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._index)
+
+    def __iter__(self) -> Iterator[Tuple]:
+        """Iterate over all tuples of this moment, in the order of the index."""
+        return iter(self.select(iterator="ALL"))
+
+    def __contains__(self, key: Any) -> bool:
+        return self.get(key) is not None
+
+    def __repr__(self) -> str:
+        return repr(self._index)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise error 7 (ER_READONLY): a replica cannot be changed."""
+        raise read_only(self._uri)
+
+    update = delete = _refuse
+
+
+class BlockingSpace(BlockingIndex):
+    """A space of a replica, for reading from any thread: `replica.space("orders")`.
+
+    Reads work as those of `flowstone.Space` and use the primary index; methods that change data raise error 7
+    (ER_READONLY).
+    """
+
+    _index: Space
+
+    def __init__(self, space: Space, lock: AbstractContextManager[Any], uri: Uri) -> None:
+        super().__init__(space, lock, uri)
+
+    @property
+    def id(self) -> int:
+        """The id of the space."""
+        return self._index.id
+
+    @property
+    def format(self) -> tuple[dict[str, Any], ...]:
+        """The fields of the format: `name`, `type` and `is_nullable` of each."""
+        with self._lock:
+            return self._index.format
+
+    @property
+    def indexes(self) -> dict[str, BlockingIndex]:
+        """All indexes, by name."""
+        with self._lock:
+            found = self._index.indexes
+        return {name: BlockingIndex(index, self._lock, self._uri) for name, index in found.items()}
+
+    def index(self, index: str | int) -> BlockingIndex:
+        """Return the index with this name or id; raise error 35 or 148 (ER_NO_SUCH_INDEX_…) if it does not exist."""
+        with self._lock:
+            return BlockingIndex(self._index.index(index), self._lock, self._uri)
+
+    def random(self, number: int) -> Tuple | None:
+        """Return the tuple at position `number`, modulo the number of tuples; None if the space is empty."""
+        with self._lock:
+            return self._index.random(number)
+
+    insert = replace = upsert = BlockingIndex._refuse
+    create_index = drop_index = truncate = drop = rename = set_format = BlockingIndex._refuse
+
+
+class BlockingReplica:
+    """A read-only copy of a server's data, which `with flowstone.follow(…)` returns.
+
+        with flowstone.follow("replicator:secret@db1:3301") as replica:
+            orders = replica.space("orders")
+            print(orders.get(42), len(orders), replica.vclock)
+
+    The methods are those of `Replica` as plain calls, which may be called from any thread. Reads see only settled
+    transactions, and the position only moves forward. Triggers are called in the replica's own thread, once per
+    transaction; a trigger may read, but other methods wait for that thread and raise LocalProtocolError in a trigger.
+    """
+
+    def __init__(self, replica: Replica, thread: LoopThread, uri: Uri) -> None:
+        self._replica = replica
+        self._thread = thread
+        self._uri = uri
+
+    def space(self, space: str | int) -> BlockingSpace:
+        """Return the space with this name or id, for reading.
+
+        Its methods that change data raise error 7 (ER_READONLY). Raise error 36 (ER_NO_SUCH_SPACE) if the space does
+        not exist or is not followed.
+        """
+        with self._thread.lock:
+            return BlockingSpace(self._replica.space(space), self._thread.lock, self._uri)
+
+    @property
+    def vclock(self) -> VClock:
+        """The settled position: rows up to it are visible and can no longer be rolled back."""
+        with self._thread.lock:
+            return self._replica.vclock
+
+    def info(self) -> dict[str, Any]:
+        """Return `uuid` and `vclock` of the replica, and the state of its connection; see `Replica.info`."""
+
+        async def ask() -> dict[str, Any]:
+            return self._replica.info()
+
+        return self._thread.run(ask())
+
+    def wait_for(self, vclock: VClock | Mapping[int, int], *, timeout: float | None = None) -> None:
+        """Wait until the replica is at `vclock` or later.
+
+        Raise NotReached after `timeout` seconds (None: no limit), CannotFollow if the replica is or gets stopped, and
+        VClockError if `vclock` is not a vclock.
+        """
+        self._thread.run(self._replica.wait_for(vclock, timeout=timeout))
+
+    def on_change(self, trigger: OnChange) -> OnChange:
+        """Call `trigger` with the list of changes of each transaction that is settled from now on.
+
+        Return `trigger`, so that the method can be used as a decorator.
+        """
+
+        async def add() -> OnChange:
+            return self._replica.on_change(trigger)
+
+        return self._thread.run(add())
+
+    def on_resync(self, trigger: OnResync) -> OnResync:
+        """Call `trigger` with the positions before and after, each time a snapshot replaces the data.
+
+        `on_change` does not report the changes between the two positions. Return `trigger`, so that the method can be
+        used as a decorator.
+        """
+
+        async def add() -> OnResync:
+            return self._replica.on_resync(trigger)
+
+        return self._thread.run(add())

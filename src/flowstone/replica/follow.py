@@ -1,0 +1,123 @@
+"""`flowstone.follow`: a replica of a running server inside a program, with or without an event loop.
+
+Only creates the replica and starts its event loop; `replica.py` and `blocking_replica.py` are the replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+from flowstone.errors import LocalProtocolError
+from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.outside import Outside, production
+from flowstone.outside.loop_thread import LoopThread
+from flowstone.replica.blocking_replica import BlockingReplica
+from flowstone.replica.replica import OnChange, OnResync, Replica
+
+
+def follow(
+    uri: str,
+    *,
+    spaces: Collection[str | int] | None = None,
+    on_change: OnChange | None = None,
+    on_resync: OnResync | None = None,
+    connect_timeout: float = 10.0,
+    replication_timeout: float = 1.0,
+    outside: Outside | None = None,
+) -> Following:
+    """Follow the server at `uri`: keep a read-only copy of its data in this program's memory.
+
+        async with flowstone.follow("replicator:secret@db1:3301", spaces=["orders"]) as replica:
+            order = replica.space("orders").get(42)                     # costs little more than a dict lookup
+            late = replica.space("orders").index("by_status").select("late")
+            await replica.wait_for({1: 1000}, timeout=5)                # until the replica is at this position
+
+            @replica.on_change
+            def changed(changes):                                       # one settled transaction
+                for change in changes:
+                    print(change.space, change.type, change.key, change.old, change.new)
+
+    A program without an event loop uses `with flowstone.follow(…) as replica`. That replica has the same methods as
+    plain calls, which may be called from any thread. The user of `uri` needs the role `replication`.
+
+    `spaces` limits the copy to these spaces, by name or id; a space that gets one of the names later is followed, too.
+    `on_change` and `on_resync` are triggers, as those of `Replica`. `connect_timeout` limits the seconds until the
+    first data arrive. Later, a lost connection is reopened until the block ends; a connection counts as lost after
+    four times `replication_timeout` without a message, which should be set as on the server.
+
+    Only settled transactions are visible, a synchronous one after its CONFIRM. The server sees an anonymous replica
+    that acknowledges only settled rows, and so never completes a quorum. If the server no longer has the logs that the
+    replica needs, a new snapshot replaces the data at once, and `on_resync` is called.
+
+    Raise UriError or LocalProtocolError if an argument is invalid. Entering the block raises CannotFollow if the server
+    is unreachable or rejects the replica.
+    """
+    place = parse_uri(uri)
+    if isinstance(spaces, str | bytes | int):
+        raise LocalProtocolError(f"spaces must be a list, not {spaces!r}", hint=f"write spaces=[{spaces!r}]")
+
+    def make(guard: AbstractContextManager[Any] | None) -> Replica:
+        return Replica(
+            outside if outside is not None else production(),
+            place,
+            spaces=spaces,
+            on_change=() if on_change is None else (on_change,),
+            on_resync=() if on_resync is None else (on_resync,),
+            connect_timeout=connect_timeout,
+            replication_timeout=replication_timeout,
+            guard=guard,
+        )
+
+    return Following(place, make)
+
+
+class Following:
+    """The context manager that `follow` returns: the server is followed until the `async with` or `with` block ends."""
+
+    def __init__(self, uri: Uri, make: Callable[[AbstractContextManager[Any] | None], Replica]) -> None:
+        self._uri = uri
+        self._make = make
+        self._replica: Replica | None = None
+        self._thread: LoopThread | None = None
+
+    async def __aenter__(self) -> Replica:
+        """Start the replica and return it when it has data; raise CannotFollow if it cannot be started."""
+        self._check_unused()
+        replica = self._replica = self._make(None)
+        await replica.start()
+        return replica
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._replica is not None
+        await self._replica.stop()
+
+    def __enter__(self) -> BlockingReplica:
+        """Do the same as `__aenter__`, with an event loop in a new thread."""
+        self._check_unused()
+        thread = self._thread = LoopThread("flowstone-follow")
+        replica = self._replica = self._make(thread.lock)
+        try:
+            thread.run(replica.start())
+        except BaseException:
+            thread.close()
+            raise
+        return BlockingReplica(replica, thread, self._uri)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._replica is not None
+        assert self._thread is not None
+        try:
+            self._thread.run(self._replica.stop())
+        finally:
+            self._thread.close()
+
+    def _check_unused(self) -> None:
+        if self._replica is not None:
+            raise LocalProtocolError("result of follow was already used", hint="call follow again")

@@ -1,0 +1,1 @@
+"""Elections: the state machine of one member."""

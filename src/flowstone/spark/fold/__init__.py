@@ -1,0 +1,1 @@
+"""Folding of changes into states, as Spark jobs."""

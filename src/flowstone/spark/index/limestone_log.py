@@ -1,0 +1,81 @@
+"""A Limestone directory as the log that a mirror follows: durable epochs are settled positions, storages are spaces.
+
+The counterpart of `ArchiveIndex` for `DirectorySource`. There is no snapshot file: the state at the durable epoch,
+built from the log itself, takes its place.
+"""
+
+from __future__ import annotations
+
+from flowstone.box.schema import SchemaTracker
+from flowstone.outside.disk import Disk
+from flowstone.replication.vclock import VClock
+from flowstone.spark.index.limestone_index import EpochLost, LimestoneIndex
+from flowstone.spark.index.limestone_spaces import epoch_of, position_of, space_id_of, tracker_of
+from flowstone.spark.index.log_index import DataLoss
+from flowstone.spark.index.log_runs import SnapshotFile
+
+
+class LimestoneLog:
+    """A `LimestoneIndex` addressed by positions instead of epochs."""
+
+    def __init__(self, index: LimestoneIndex) -> None:
+        self.entries = index
+        self.disk = index.disk
+        self.directory = index.directory
+        self.replicaset_uuid = index.instance_uuid
+
+    @classmethod
+    def open(cls, disk: Disk, directory: str) -> LimestoneLog:
+        return cls(LimestoneIndex.open(disk, directory))
+
+    def refresh(self) -> None:
+        self.entries.refresh()
+
+    @property
+    def settled(self) -> VClock:
+        return position_of(self.entries.durable)
+
+    @property
+    def earliest(self) -> VClock:
+        return position_of(self.entries.earliest)
+
+    @property
+    def snapshots(self) -> tuple[SnapshotFile, ...]:
+        """The current state."""
+        return (SnapshotFile(self.directory, self.settled, self.entries.size_between(-1, self.entries.durable)),)
+
+    def cut(
+        self,
+        start: VClock,
+        *,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        at_definitions: bool = False,
+    ) -> VClock:
+        """As `ArchiveIndex.cut`. A batch never crosses the compaction horizon, because versions start over there."""
+        at, index = epoch_of(start), self.entries
+        try:
+            index.check_changes(at, max(at, index.durable))
+        except EpochLost as error:
+            raise DataLoss(error.message, hint=error.hint) from error
+        end = index.cut(at, max_rows=max_rows, max_bytes=max_bytes)
+        return position_of(min(end, index.horizon) if at < index.horizon else end)
+
+    def row_count(self, start: VClock, end: VClock) -> int:
+        return self.entries.row_count(epoch_of(start), epoch_of(end))
+
+    def schema_at(self, position: VClock) -> SchemaTracker:
+        return tracker_of(tuple(self.entries.storages(epoch_of(position))))
+
+    def emptied(self, start: VClock, end: VClock) -> set[int]:
+        """Return the spaces whose storages are cleared or removed after `start` up to `end`."""
+        at = epoch_of(start)
+        clears = self.entries.clears(epoch_of(end), behind=at, with_detached=at < self.entries.horizon)
+        return {space_id_of(storage_id) for storage_id in clears}
+
+    def time_at(self, position: VClock) -> int:
+        """Return 0: the log has no times."""
+        return 0
+
+    def time_of(self, snapshot: SnapshotFile) -> int:
+        return 0

@@ -1,0 +1,346 @@
+"""Run one batch of a mirror as a Spark job: shuffle the changes of the log by key and fold them into table states.
+
+The driver describes each table (`Target`). Executors look up old tuples where operations need them, each table at one
+version, and return one row per key (or per change, for a history) and the number of changes. Changes that a table
+already has are skipped by the table's vclock, so a batch may be repeated in full or in part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.system import INDEX_ID, SPACE_ID, TRUNCATE_ID
+from flowstone.box.update.update import UpdateRules
+from flowstone.columns.arrow_columns import MOMENT
+from flowstone.iproto.msgpack import unpack
+from flowstone.lake.masks import SpaceMask
+from flowstone.lake.table_files import PinnedTable
+from flowstone.replication.vclock import VClock
+from flowstone.spark.fold.change_frames import RAW_COLUMNS, SliceRows, changes_frame, snapshot_rows
+from flowstone.spark.fold.key_fold import fold, keys_needing_old
+from flowstone.spark.index.limestone_log import LimestoneLog
+from flowstone.spark.index.log_runs import SnapshotFile
+from flowstone.spark.index.slice_bytes import SliceServer, Transport
+from flowstone.spark.sources.change_batches import read_slice
+from flowstone.spark.sources.change_contract import ChangeContract, spark_ddl
+from flowstone.spark.worker_errors import clear_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from flowstone.spark.index.log_index import ArchiveIndex
+    from flowstone.spark.mirror.sources import Log
+
+FOLDED_SCHEMA: Final = pa.schema(
+    [
+        pa.field("space_id", pa.int64(), nullable=False),
+        pa.field("sort_key", pa.binary()),
+        pa.field("tuple", pa.binary()),
+        pa.field("masked", pa.binary()),
+        pa.field("operation", pa.string()),
+        pa.field("commit_version", pa.int64()),
+        pa.field("commit_timestamp", MOMENT),
+        pa.field("replica_id", pa.int32()),
+        pa.field("lsn", pa.int64()),
+    ]
+)
+"""The rows that executors return. In a row without a `sort_key`, `lsn` is the number of changes of the space."""
+
+DRIVER_ROWS: Final = 1000
+"""Batches with fewer rows are folded by the driver: even the smallest Spark job would take longer."""
+
+SHUFFLE_ROWS: Final = 20_000
+"""Batches with fewer rows are folded by one task: a shuffle would take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What executors need to know about a space that has a table.
+
+    The tuples in `old` (None if there are none) include all changes up to `applied`; the table in the lake includes
+    all states up to `shown`. The two are equal unless masks keep the exact tuples out of the lake: then `applied` may
+    lag `shown`, never lead it. `truncated` is the transaction version and the LSN of the last truncation in the
+    batch, which discards all earlier changes. `rules` are the UPSERT rules of the server that wrote the log.
+    """
+
+    space: SpaceDefinition
+    applied: VClock
+    shown: VClock
+    old: PinnedTable | None = None
+    mask: SpaceMask | None = None
+    every_state: bool = False
+    truncated: tuple[int, int] | None = None
+    rules: UpdateRules | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The effect of a batch on one table: `states` as `fold` returns them, and `masked` tuples in the same order."""
+
+    states: pa.Table
+    masked: pa.ChunkedArray
+    change_count: int
+    newest: int | None
+    """Commit time of the newest change, in microseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """Runs the Spark jobs of a mirror."""
+
+    spark: SparkSession
+    partitions: int
+    transport: Transport = "file"
+    server: SliceServer | None = None
+    """Serves the slices that are not sent with the task."""
+
+    def run(
+        self, index: Log, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
+    ) -> dict[int, Folded]:
+        """Return the changes after `start` up to `end`, folded, by space. `row_count` is their approximate number."""
+        if not targets:
+            return {}
+        if isinstance(index, LimestoneLog):
+            from flowstone.spark.mirror import limestone_batch as limestone_mirror
+
+            return by_space(limestone_mirror.folded(self.spark, index, start, end, targets, row_count))
+        if row_count < DRIVER_ROWS:
+            return by_space(pa.Table.from_batches(_fold_here(index, start, end, targets), FOLDED_SCHEMA))
+        self._next_batch()
+        frame = changes_frame(
+            self.spark,
+            index,
+            start,
+            end,
+            columns=RAW_COLUMNS,
+            spaces=tuple(sorted(targets)),
+            transport=self.transport,
+            server=self.server,
+        )
+        return self.fold(frame, targets, row_count)
+
+    def load(self, index: Log, snapshot: SnapshotFile, spaces: Collection[int]) -> SliceRows | DataFrame:
+        """Return the rows of a snapshot: space id, sort key, tuple."""
+        if isinstance(index, LimestoneLog):
+            from flowstone.spark.mirror import limestone_batch as limestone_mirror
+
+            return limestone_mirror.loaded(self.spark, index, snapshot.vclock, spaces)
+        self._next_batch()
+        return snapshot_rows(
+            self.spark,
+            index,
+            snapshot,
+            columns=("_space_id", "_sort_key", "_tuple_msgpack"),
+            spaces=tuple(spaces),
+            transport=self.transport,
+            server=self.server,
+        )
+
+    def _next_batch(self) -> None:
+        if self.server is not None:
+            self.server.next_batch()
+
+    def fold(self, frame: DataFrame, targets: Mapping[int, Target], row_count: int) -> dict[int, Folded]:
+        if row_count < SHUFFLE_ROWS:
+            frame = frame.coalesce(1)
+        else:
+            frame = frame.repartition(self.partitions, "_space_id", "_sort_key")
+        found = frame.mapInArrow(partial(fold_partition, dict(targets)), spark_ddl(FOLDED_SCHEMA)).toArrow()
+        return by_space(found)
+
+
+def _fold_here(
+    index: ArchiveIndex, start: VClock, end: VClock, targets: Mapping[int, Target]
+) -> Iterator[pa.RecordBatch]:
+    contract = ChangeContract(index.replicaset_uuid, wanted=RAW_COLUMNS, only=tuple(sorted(targets)))
+    slices = index.slices(start, end, spaces=tuple(targets))
+    changes = (each for part in slices for each in read_slice(index.disk, part, start, end, contract))
+    yield from fold_partition(targets, changes)
+
+
+def fold_partition(targets: Mapping[int, Target], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fold all changes of some keys into record batches of `FOLDED_SCHEMA`. Runs in executors."""
+    with clear_errors():
+        gathered = [batch for batch in batches if batch.num_rows]
+        if not gathered:
+            return
+        changes = pa.Table.from_batches(gathered)
+        for space_id in pc.unique(changes["_space_id"]).to_pylist():
+            target = targets.get(space_id)
+            if target is None:
+                continue
+            mine = changes.filter(pc.equal(changes["_space_id"], space_id))
+            yield from _fold_space(target, mine)
+
+
+def _fold_space(target: Target, changes: pa.Table) -> Iterator[pa.RecordBatch]:
+    changes = changes.filter(pc.not_equal(changes["_operation"], "truncate"))
+    changes = changes.filter(behind(target.applied, changes["_replica_id"], changes["_lsn"]))
+    if target.truncated is not None:
+        version, lsn = target.truncated
+        later = pc.greater(changes["_commit_version"], version)
+        within = pc.and_(pc.equal(changes["_commit_version"], version), pc.greater(changes["_lsn"], lsn))
+        changes = changes.filter(pc.or_(later, within))
+    if not changes.num_rows:
+        return
+    old = _old(target, changes)
+    states = fold(target.space, changes, old, every_state=target.every_state, rules=target.rules)
+    yield _tally(target.space.id, changes.filter(behind(target.shown, changes["_replica_id"], changes["_lsn"])))
+    if not states.num_rows:
+        return
+    tuples = states["tuple"].combine_chunks()
+    columns = {
+        "space_id": pa.repeat(pa.scalar(target.space.id, pa.int64()), states.num_rows),
+        "masked": target.mask.tuples(tuples) if target.mask is not None else pa.nulls(len(tuples), pa.binary()),
+    }
+    columns |= {name: states[name].combine_chunks() for name in FOLDED_SCHEMA.names if name not in columns}
+    yield pa.RecordBatch.from_arrays([columns[name] for name in FOLDED_SCHEMA.names], schema=FOLDED_SCHEMA)
+
+
+def _old(target: Target, changes: pa.Table) -> pa.Table | None:
+    """Return the tuples that operations apply to."""
+    if target.old is None or target.truncated is not None:
+        return None
+    keys = keys_needing_old(changes, last_only=not target.every_state)
+    return target.old.lookup(keys) if len(keys) else None
+
+
+def _tally(space_id: int, changes: pa.Table) -> pa.RecordBatch:
+    newest = pc.max(changes["_commit_timestamp"]).cast(MOMENT) if changes.num_rows else pa.scalar(None, MOMENT)
+    values: dict[str, Any] = {"space_id": space_id, "lsn": changes.num_rows, "commit_timestamp": newest}
+    arrays = [pa.array([values.get(each.name)], each.type) for each in FOLDED_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=FOLDED_SCHEMA)
+
+
+def by_space(found: pa.Table) -> dict[int, Folded]:
+    """Split the rows that executors returned by space."""
+    found = found.cast(pa.schema([each.with_nullable(True) for each in FOLDED_SCHEMA]))
+    result: dict[int, Folded] = {}
+    for space_id in sorted(pc.unique(found["space_id"]).to_pylist()):
+        mine = found.filter(pc.equal(found["space_id"], space_id))
+        is_state = mine["sort_key"].is_valid()
+        states, tallies = mine.filter(is_state), mine.filter(pc.invert(is_state))
+        newest = pc.max(tallies["commit_timestamp"]).cast(pa.timestamp("us"), safe=False)
+        result[space_id] = Folded(
+            states.drop_columns(["space_id", "masked"]),
+            states["masked"],
+            pc.sum(tallies["lsn"]).as_py() or 0,
+            newest.value if newest.is_valid else None,
+        )
+    return result
+
+
+# --- truncations, key changes, masks ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The last truncation of a space in a batch: version and time of the transaction, and the LSN of the row."""
+
+    version: int
+    lsn: int
+    time: int
+
+
+_TRUNCATION_COLUMNS: Final = (
+    "_operation",
+    "_commit_version",
+    "_commit_timestamp",
+    "_lsn",
+    "_space_id",
+    "_key_msgpack",
+)
+
+
+_KEY_COLUMNS: Final = ("_lsn", "_space_id", "_tuple_msgpack", "_key_msgpack")
+
+
+def truncations(index: Log, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
+    """Return the last truncation of each space that is emptied between two positions.
+
+    A space is also emptied if one transaction drops and recreates it or its primary key. The driver reads the log
+    itself, because few runs of it have truncations.
+    """
+    if isinstance(index, LimestoneLog):
+        from flowstone.spark.mirror import limestone_batch as limestone_mirror
+
+        return limestone_mirror.truncations(index, start, end, spaces)
+    only = (*spaces, SPACE_ID, INDEX_ID)
+    contract = ChangeContract(index.replicaset_uuid, wanted=_TRUNCATION_COLUMNS, show_system=True, only=only)
+    found: dict[int, Truncation] = {}
+    for part in index.slices(start, end, spaces=(TRUNCATE_ID,)):
+        for batch in read_slice(index.disk, part, start, end, contract):
+            is_definition = pc.is_in(batch["_space_id"], pa.array([SPACE_ID, INDEX_ID], pa.int32()))
+            is_dropping = pc.and_(pc.equal(batch["_operation"], "delete"), is_definition)
+            rows = batch.filter(pc.or_(pc.equal(batch["_operation"], "truncate"), is_dropping))
+            times = rows["_commit_timestamp"].cast(pa.int64())
+            columns = (rows[name].to_pylist() for name in ("_space_id", "_key_msgpack", "_commit_version", "_lsn"))
+            for space_id, key, version, lsn, time in zip(*columns, times.to_pylist(), strict=True):
+                emptied = _dropped(space_id, unpack(key)) if space_id in (SPACE_ID, INDEX_ID) else space_id
+                if emptied is not None and emptied in spaces:
+                    found[emptied] = Truncation(version, lsn, time)
+    return found
+
+
+def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
+    """Return the space that loses its rows when this row of `_space` or `_index` is deleted, or None.
+
+    Of `_index` only the row of the primary key counts.
+    """
+    return key[0] if system_space == SPACE_ID or key[1] == 0 else None
+
+
+def has_two_keys(index: Log, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
+    """Return True if a transaction that alters the primary key also changes rows under another definition of the key.
+
+    If the transaction does not empty the space, the rows of the table have the former key, so any change conflicts.
+    Otherwise only changes between the truncation and the new key conflict. The driver reads the log itself.
+    """
+    assert not isinstance(index, LimestoneLog), "storages keep their keys"
+    contract = ChangeContract(index.replicaset_uuid, wanted=_KEY_COLUMNS, show_system=True, only=(space_id, INDEX_ID))
+    changed: list[int] = []
+    defined = 0
+    for part in index.slices(start, end, spaces=(space_id, INDEX_ID)):
+        for batch in read_slice(index.disk, part, start, end, contract):
+            for row in batch.to_pylist():
+                if row["_space_id"] == space_id:
+                    changed.append(row["_lsn"])
+                elif unpack(row["_tuple_msgpack"] or row["_key_msgpack"])[:2] == (space_id, 0):
+                    defined = row["_lsn"]
+    if emptied is None:
+        return bool(changed)
+    return any(emptied.lsn < lsn < defined for lsn in changed)
+
+
+def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Mask the tuples of rows from `BatchJob.load`."""
+    with clear_errors():
+        for batch in batches:
+            space_ids, keys, tuples = batch.columns
+            for space_id in pc.unique(space_ids).to_pylist():
+                chosen = pc.equal(space_ids, space_id)
+                mine = tuples.filter(chosen)
+                mask = masks.get(space_id)
+                shown = mine if mask is None else mask.tuples(mine)
+                yield pa.RecordBatch.from_arrays(
+                    [space_ids.filter(chosen).cast(pa.int64()), keys.filter(chosen), shown],
+                    names=["space_id", "sort_key", "tuple"],
+                )
+
+
+def behind(vclock: VClock, replica_ids: pa.ChunkedArray, lsns: pa.ChunkedArray) -> pa.Array:
+    """Return a mask of the rows that are after `vclock`."""
+    origins = replica_ids.to_numpy().astype(np.int64)
+    limits = np.zeros(int(origins.max()) + 1 if len(origins) else 1, np.int64)
+    for replica_id, lsn in vclock:
+        if replica_id < len(limits):
+            limits[replica_id] = lsn
+    return pa.array(lsns.to_numpy() > limits[origins])

@@ -1,0 +1,148 @@
+"""Choose the spaces and columns that a mirror has tables for, and derive table changes from schema changes.
+
+Pure. A space is mirrored if it is a user space, keeps its data in the log (it is neither temporary nor local nor a
+view), has a primary key, and is chosen. Once a space has a table, its id identifies it: renaming the space renames
+the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.schema import Schema, UnknownSpace
+from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.errors import FlowstoneError
+from flowstone.spark.sources.change_contract import shape_of
+from flowstone.text.row_table import UnknownColumn
+
+Spaces = Mapping[int, SpaceDefinition]
+"""Mirrored spaces by id."""
+
+
+class WrongChoice(FlowstoneError):
+    """The choice of spaces or columns is impossible or contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen spaces by name or id (none: all), the excluded spaces, and the chosen columns by space name."""
+
+    spaces: tuple[int | str, ...] = ()
+    excluded: tuple[int | str, ...] = ()
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, spaces: Sequence[str], excluded: Sequence[str], columns: Sequence[str]) -> Choice:
+        """Parse the choice as written on the command line; columns as `users=id,name`."""
+        both = [name for name in spaces if name in excluded]
+        if both:
+            raise WrongChoice(f"space {both[0]!r} is both chosen and excluded", hint="leave one of them out")
+        found: dict[str, tuple[str, ...]] = {}
+        for text in columns:
+            space, equals, listed = text.partition("=")
+            names = tuple(name.strip() for name in listed.split(",") if name.strip())
+            if not (space and equals and names):
+                raise WrongChoice(f"{text!r} chooses no columns", hint="write it as SPACE=COLUMN,…, as users=id,name")
+            if space in found or len(set(names)) < len(names):
+                raise WrongChoice(f"{text!r} names something twice", hint="name each space and each column once")
+            found[space] = names
+        return cls(tuple(map(_space, spaces)), tuple(map(_space, excluded)), found)
+
+    def takes(self, space: SpaceDefinition) -> bool:
+        """Return True if the space is chosen and can have a table."""
+        if not _can_have_table(space) or space.id in self.excluded or space.name in self.excluded:
+            return False
+        return not self.spaces or space.id in self.spaces or space.name in self.spaces
+
+    def columns_of(self, space: SpaceDefinition) -> tuple[str, ...] | None:
+        """Return the names of the typed columns, or None for all. Raise UnknownColumn if the space lacks a field."""
+        wanted = self.columns.get(space.name)
+        for name in wanted or ():
+            if name not in space.field_names:
+                known = ", ".join(space.field_names) or "no named fields"
+                raise UnknownColumn(f"space {space.name!r} has no field {name!r}", hint=f"it has {known}")
+        return wanted
+
+    def check(self, schema: Schema) -> None:
+        """Raise UnknownSpace if a chosen space is unknown or a system space, WrongChoice if the log lacks its rows."""
+        for name in (*self.spaces, *self.columns):
+            space = schema.space(name)
+            if space.primary_key is None or space.is_local or space.is_temporary or space.is_view:
+                why = next(
+                    why
+                    for why, holds in (
+                        ("a view", space.is_view),
+                        ("local to its instance", space.is_local),
+                        ("temporary", space.is_temporary),
+                        ("without a primary key", True),
+                    )
+                    if holds
+                )
+                raise WrongChoice(f"space {name!r} is {why}: it has no rows in the log", hint="choose another")
+            if space.id < FIRST_USER_SPACE_ID:
+                raise UnknownSpace(f"space {name!r} is one of the server's own", hint="only users' spaces are mirrored")
+
+    def check_excluded(self, schemas: Sequence[Schema], accepted: Collection[str] = ()) -> None:
+        """Raise WrongChoice for an excluded name that no space has: a misspelled space would be mirrored.
+
+        `schemas` are those of all sources. `accepted` are names that were checked when the lake was created; a space
+        that has been dropped since then does not keep the mirror from restarting.
+        """
+        for name in self.excluded:
+            if str(name) in accepted or any(schema.get(name) is not None for schema in schemas):
+                continue
+            known = sorted({space.name for schema in schemas for space in schema if _can_have_table(space)})
+            hint = "patterns are not supported; " if _PATTERN.search(str(name)) else ""
+            hint += f"name one of: {', '.join(known)}" if known else "leave --exclude out"
+            raise WrongChoice(f"--exclude {name}: there is no such space", hint=hint)
+
+    def spaces_of(self, schema: Schema, known: Spaces) -> dict[int, SpaceDefinition]:
+        """Return the mirrored spaces under `schema`; spaces in `known` are already mirrored and stay chosen."""
+        found: dict[int, SpaceDefinition] = {}
+        for space in schema:
+            is_known = space.id in known and space.primary_key is not None
+            if is_known or self.takes(space):
+                found[space.id] = space
+        return found
+
+
+_PATTERN: Final = re.compile(r"[*?\[\]%]")
+
+
+def _can_have_table(space: SpaceDefinition) -> bool:
+    """Return True for a user space that keeps its data in the log and has a primary key."""
+    if space.id < FIRST_USER_SPACE_ID or space.is_local or space.is_temporary or space.is_view:
+        return False
+    return space.primary_key is not None
+
+
+def _space(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes of definitions between two positions, grouped by their effect on tables."""
+
+    dropped: tuple[SpaceDefinition, ...] = ()
+    renamed: tuple[tuple[SpaceDefinition, SpaceDefinition], ...] = ()
+    altered: tuple[tuple[SpaceDefinition, SpaceDefinition], ...] = ()
+    created: tuple[SpaceDefinition, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.dropped or self.renamed or self.altered or self.created)
+
+
+def changes_between(before: Spaces, after: Spaces) -> Changes:
+    """Return the difference between two sets of mirrored spaces. A different id means a different space."""
+    both = [(before[space_id], after[space_id]) for space_id in sorted(before.keys() & after.keys())]
+    return Changes(
+        tuple(before[space_id] for space_id in sorted(before.keys() - after.keys())),
+        tuple((was, now) for was, now in both if was.name != now.name),
+        tuple((was, now) for was, now in both if shape_of(was) != shape_of(now)),
+        tuple(after[space_id] for space_id in sorted(after.keys() - before.keys())),
+    )

@@ -1,0 +1,189 @@
+"""The sources of a mirror: an existing directory of logs, or a live replica set through a spool.
+
+Each source provides a growing log index. The mirror asks for its position, waits for more rows, and reports which
+rows are in the lake.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from flowstone.archive.definitions_file import DefinitionRow
+from flowstone.archive.events import Event as ArchiveEvent
+from flowstone.archive.events import Progress as ArchiveProgress
+from flowstone.archive.events import Stopped as ArchiveStopped
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri
+from flowstone.outside import production
+from flowstone.outside.disk import AlreadyLocked
+from flowstone.replication.vclock import VClock
+from flowstone.spark.index.limestone_index import is_limestone
+from flowstone.spark.index.limestone_log import LimestoneLog
+from flowstone.spark.index.log_index import ArchiveIndex
+from flowstone.spark.sources.tarantool.spool import Spool
+from flowstone.xlog.reader import LogFile
+
+POLL_SECONDS: Final = 0.2
+NEWEST_VERSION: Final = (2, 11)
+
+
+Log = ArchiveIndex | LimestoneLog
+"""The log index that a mirror follows."""
+
+
+class MirrorBusy(FlowstoneError):
+    """Another mirror holds the lock of the lake or the spool."""
+
+
+class MirrorSource(Protocol):
+    """A log and the replica set it belongs to."""
+
+    name: str
+    replicaset_uuid: str
+
+    @property
+    def index(self) -> Log:
+        """The log as of this call. Cheap: the mirror reads it in every iteration."""
+        ...
+
+    @property
+    def received(self) -> VClock:
+        """The position of the newest received row, settled or not."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Wait until there may be more rows, for at most `seconds`."""
+        ...
+
+    def target(self) -> VClock:
+        """Return the current position of the source, at which `--once` stops."""
+        ...
+
+    def check(self) -> None:
+        """Raise the error that ended the source, if any."""
+        ...
+
+    def collect(self, position: VClock) -> None:
+        """Note that all rows up to `position` are in the lake, so the source may drop them."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class DirectorySource:
+    """An archive, a log directory of a server, or a Limestone directory. It is only read, never written."""
+
+    def __init__(self, directory: str) -> None:
+        self.name = directory
+        kind = LimestoneLog if is_limestone(directory) else ArchiveIndex
+        self._index: Log = kind.open(production().disk, directory)
+        self.replicaset_uuid = self._index.replicaset_uuid
+        self._is_fresh = True
+
+    @property
+    def index(self) -> Log:
+        if not self._is_fresh:
+            self._index.refresh()
+        self._is_fresh = False
+        return self._index
+
+    @property
+    def received(self) -> VClock:
+        return self._index.settled
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(min(seconds, POLL_SECONDS))
+
+    def target(self) -> VClock:
+        return self.index.settled
+
+    def check(self) -> None:
+        pass
+
+    def collect(self, position: VClock) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LiveSource:
+    """A replica set, followed through any member; the spool in `directory` holds rows that are not in the lake yet."""
+
+    def __init__(
+        self,
+        members: Sequence[Uri],
+        replicaset_uuid: str,
+        directory: str,
+        *,
+        begin: VClock | None,
+        definitions: Sequence[DefinitionRow] | None,
+        fail_on_data_loss: bool,
+        register: bool,
+        on_event: Callable[[str], None],
+    ) -> None:
+        self.name = ",".join(member.address for member in members)
+        self.replicaset_uuid = replicaset_uuid
+
+        def tell(event: ArchiveEvent) -> None:
+            # The mirror reports its own progress and stop; those of its spool would only repeat them.
+            if not isinstance(event, (ArchiveProgress, ArchiveStopped)):
+                on_event(str(event))
+
+        is_new = not os.path.isdir(directory) or not os.listdir(directory)
+        try:
+            self._spool = Spool.open(
+                members,
+                directory,
+                begin=begin if begin is not None else "snapshot",
+                definitions=definitions,
+                fail_on_data_loss=fail_on_data_loss,
+                register=register,
+                on_event=tell,
+            )
+        except AlreadyLocked as error:
+            raise MirrorBusy(
+                f"another mirror has the spool {directory}", hint="stop it, or give this one another lake and --spool"
+            ) from error
+        except FlowstoneError:
+            if is_new:  # a partial snapshot is useless, and may hold values that a mask must hide
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+    @property
+    def index(self) -> ArchiveIndex:
+        return self._spool.index
+
+    @property
+    def received(self) -> VClock:
+        return self._spool.position
+
+    def wait(self, seconds: float) -> None:
+        self._spool.wait(min(seconds, POLL_SECONDS))
+
+    def target(self) -> VClock:
+        return self._spool.target()
+
+    def check(self) -> None:
+        self._spool.check()
+
+    def collect(self, position: VClock) -> None:
+        self._spool.collect(position)
+
+    def close(self) -> None:
+        self._spool.close()
+
+
+def server_version(index: Log) -> tuple[int, ...]:
+    """Return the version of the server that wrote the log; the semantics of UPSERT depend on it."""
+    names = [name for name in index.disk.list_directory(index.directory) if name.endswith((".xlog", ".snap"))]
+    if not names:
+        return NEWEST_VERSION
+    with LogFile.open(index.disk, posixpath.join(index.directory, max(names))) as log:
+        text = log.meta.version or ""
+    return tuple(int(part) for part in text.partition("-")[0].split(".") if part.isdecimal()) or NEWEST_VERSION

@@ -1,0 +1,259 @@
+"""The checks before a mirror starts. All of them run before any file is created, and none needs Spark.
+
+A rejected start leaves no lake, no spool, and above all no tuple that a mask must hide.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flowstone.archive.definitions_file import DefinitionRow, Definitions
+from flowstone.box.schema import Schema, SchemaTracker
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import Uri
+from flowstone.lake.masks import WrongMask
+from flowstone.outside import production
+from flowstone.outside.disk import DIRECTORY_MODE, AlreadyLocked
+from flowstone.spark.index.limestone_log import LimestoneLog
+from flowstone.spark.index.log_index import DataLoss
+from flowstone.spark.index.log_runs import SnapshotFile
+from flowstone.spark.lake import Lake
+from flowstone.spark.lake import Progress as Saved
+from flowstone.spark.mirror.sources import DirectorySource, Log, MirrorBusy
+from flowstone.spark.sources.tarantool.spool import facts_of
+
+if TYPE_CHECKING:
+    from flowstone.spark.mirror.mirror import MirrorOptions
+
+Source = Sequence[Uri] | str | DirectorySource
+"""The members of a replica set, or a directory, which may already be open."""
+
+
+class WrongPlace(FlowstoneError):
+    """The sources, the lake, the spool or the catalog cannot be used as given."""
+
+
+class OtherSettings(FlowstoneError):
+    """The settings do not match those that the lake was created with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A source whose replica set is known.
+
+    `definitions` are those of a live source. They are None for a directory, and for a live source that is unreachable:
+    the mirror waits for it.
+    """
+
+    source: Sequence[Uri] | DirectorySource
+    replicaset_uuid: str
+    definitions: tuple[DefinitionRow, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        source = self.source
+        return source.name if isinstance(source, DirectorySource) else ",".join(each.address for each in source)
+
+
+def check_start(sources: Sequence[Source], lake: str, options: MirrorOptions) -> list[Source]:
+    """Raise the error that would stop a mirror of these sources; return the sources, with directories open.
+
+    A lake in an object store is not checked here: only the mirror itself can read its progress, which decides whether a
+    source may be unreachable.
+    """
+    if not is_local(lake):
+        return list(sources)
+    saved: Mapping[str, Saved] = {}
+    if os.path.isdir(local_path(lake)):
+        with lake_lock(lake):
+            saved = Lake.open(lake).progress
+    return [origin.source for origin in origins_of(sources, lake, options, saved)]
+
+
+def origins_of(
+    sources: Sequence[Source], lake: str, options: MirrorOptions, saved: Mapping[str, Saved]
+) -> list[Origin]:
+    """Identify the sources. Raise an error if they or the options do not match the progress saved in the lake."""
+    for each in saved.values():
+        _check_settings(each.settings, options.settings, lake)
+    origins: list[Origin] = []
+    for source in sources:
+        origin = origin_of(source, list(saved))
+        if any(origin.replicaset_uuid == other.replicaset_uuid for other in origins):
+            raise WrongPlace(f"{origin.name} is of a replica set that another source is of, too")
+        origins.append(origin)
+    strange = sorted(saved.keys() - {origin.replicaset_uuid for origin in origins})
+    if strange:
+        raise OtherSettings(
+            f"{lake} also has the rows of replica set {strange[0]}, which no source is of",
+            hint="name all its sources, or another lake",
+        )
+    _check_excluded(origins, lake, options, saved)
+    for origin in origins:
+        if origin.replicaset_uuid not in saved:
+            _check_beginning(origin, options)
+    return origins
+
+
+def origin_of(source: Source, known: Sequence[str]) -> Origin:
+    """Identify the replica set of a source. If no member answers, it is the only replica set known to the lake."""
+    if isinstance(source, str):
+        source = DirectorySource(source)
+    if isinstance(source, DirectorySource):
+        return Origin(source, source.replicaset_uuid)
+    try:
+        facts = facts_of(source)
+    except FlowstoneError:
+        if len(known) == 1:
+            return Origin(source, known[0])
+        raise
+    return Origin(source, facts.replicaset_uuid, facts.definitions)
+
+
+def _check_excluded(origins: Sequence[Origin], lake: str, options: MirrorOptions, saved: Mapping[str, Saved]) -> None:
+    """Check that every excluded space exists in a source, or did when the lake was created, and has no table yet.
+
+    Names cannot be checked while a source is unreachable, nor for a lake whose settings lack them: an older release
+    that did not save them created it, and the space may have been dropped since.
+    """
+    excluded = options.choice.excluded
+    if not excluded:
+        return
+    schemas, is_away = [schema_of(each.definitions) for each in saved.values()], False
+    for origin in origins:
+        if isinstance(origin.source, DirectorySource):
+            schemas += _schemas_in(origin.source.index, is_history=options.history)
+        elif origin.definitions is not None:
+            schemas.append(schema_of(origin.definitions))
+        else:
+            is_away = True
+    accepted = {name for each in saved.values() for name in each.settings.get("excluded", "").split(",")}
+    if not is_away and all("excluded" in each.settings for each in saved.values()):
+        options.choice.check_excluded(schemas, accepted)
+    for each in saved.values():
+        for space_id, name in each.tables.items():
+            if {name, str(space_id)} & ({*map(str, excluded)} - accepted):
+                raise OtherSettings(
+                    f"space {name!r} has a table in {lake} already: it cannot be excluded any more",
+                    hint="leave --exclude out, or begin another lake",
+                )
+
+
+def _schemas_in(index: Log, *, is_history: bool) -> tuple[Schema, Schema]:
+    """Return the definitions that a first load starts with, and the newest ones."""
+    snapshot = first_snapshot(index, is_history=is_history)
+    first = index.schema_at(snapshot.vclock if snapshot is not None else index.earliest).schema
+    return first, index.schema_at(index.settled).schema
+
+
+def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
+    """Check that the choice and the masks fit the spaces of the first load."""
+    if isinstance(origin.source, DirectorySource):
+        index = origin.source.index
+        if options.history and isinstance(index, LimestoneLog):
+            raise OtherSettings(
+                f"{index.directory} is a Limestone, whose log has no times: it cannot have a history",
+                hint="leave --history out",
+            )
+        first, newest = _schemas_in(index, is_history=options.history)
+    else:
+        assert origin.definitions is not None, "who is new has answered"
+        newest = first = schema_of(origin.definitions)
+    options.choice.check(newest)
+    for mask in options.masking.masks:
+        # A misspelled name would silently mask nothing.
+        if newest.get(mask.space) is None:
+            raise WrongMask(f"there is no space {mask.space!r} to mask", hint="mask what is there, by its name")
+    for space in options.choice.spaces_of(first, {}).values():
+        options.masking.of(space)
+        options.choice.columns_of(space)
+
+
+def _check_settings(settings: Mapping[str, str], ours: Mapping[str, str], lake: str) -> None:
+    options = {
+        "history": "--history",
+        "mask_fingerprint": "--mask or --mask-salt",
+        "columns": "--columns",
+        "types": "--unsigned-as, --decimal-scale or --strings-as",
+    }
+    for name, words in options.items():
+        if settings.get(name, "") != ours[name]:
+            raise OtherSettings(
+                f"{lake} was begun with other {words} than these",
+                hint="give the same as then, or begin another lake",
+            )
+
+
+def schema_of(rows: Sequence[DefinitionRow]) -> Schema:
+    """Return the schema that rows of `_space` and `_index` define."""
+    tracker = SchemaTracker()
+    Definitions({}, "", "", tuple(rows)).apply_to(tracker)
+    return tracker.schema
+
+
+def first_snapshot(index: Log, *, is_history: bool) -> SnapshotFile | None:
+    """Return the newest settled snapshot, or for a history the oldest; None if the log is complete without one.
+
+    Raise DataLoss if the log starts later and there is no snapshot.
+    """
+    settled = [each for each in index.snapshots if each.vclock <= index.settled]
+    if not settled:
+        if index.earliest:
+            raise DataLoss(
+                f"{index.directory}: its logs begin at {index.earliest}, and there is no snapshot to begin with",
+                hint="mirror a directory that has one",
+            )
+        return None
+    return settled[0] if is_history else settled[-1]
+
+
+# --- directories ---
+
+
+def is_local(path: str) -> bool:
+    """Return True if a lake is in the local file system."""
+    return "://" not in path or path.startswith("file://")
+
+
+def local_path(path: str) -> str:
+    return path.removeprefix("file://")
+
+
+@contextmanager
+def lake_lock(lake: str) -> Iterator[None]:
+    """Allow one mirror per lake. A local lake is locked; elsewhere only the state in the tables protects it."""
+    if not is_local(lake):
+        yield
+        return
+    directory = local_path(lake)
+    with made(directory):
+        try:
+            lock = production().disk.lock(directory)
+        except AlreadyLocked as error:
+            raise MirrorBusy(f"another mirror writes to {lake}", hint="stop it, or choose another lake") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+@contextmanager
+def made(*directories: str, is_private: bool = False) -> Iterator[None]:
+    """Create missing directories, outer ones first. An error in the block removes those that are new and empty.
+
+    Only the owner may read private directories. Existing directories keep their mode.
+    """
+    new = [each for each in directories if not os.path.isdir(each)]
+    for each in new:
+        os.makedirs(each, mode=DIRECTORY_MODE if is_private else 0o777, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for each in reversed(new):
+            with suppress(OSError):  # in use, or already gone
+                os.rmdir(each)
+        raise

@@ -1,0 +1,387 @@
+"""The tables of a mirror: they follow the definitions of their spaces and take the commits of batches.
+
+If masks hide fields, a table of the lake has a twin with the exact tuples in a private lake of the mirror (`exact`):
+operations are folded over the exact tuples. The twin is committed last, so after a crash it may lag its table but
+never lead it. The missing changes are folded again and skipped in the table that already has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flowstone.box.definitions import SpaceDefinition
+from flowstone.box.update.update import UpdateRules
+from flowstone.columns.arrow_columns import ColumnOptions
+from flowstone.lake.masks import Masking
+from flowstone.lake.table import LakeTable, Merged, Moment
+from flowstone.lake.table_schema import LakeError
+from flowstone.replication.vclock import VClock
+from flowstone.spark.lake import ArrowRows, Lake, is_living
+from flowstone.spark.mirror import progress as events
+from flowstone.spark.mirror.batch import Folded, Target, Truncation, behind, mask_rows
+from flowstone.spark.mirror.choice import Choice, Spaces
+from flowstone.spark.mirror.start_checks import WrongPlace
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LOADED_DDL = "space_id BIGINT, sort_key BINARY, tuple BINARY"
+
+Pair = tuple[SpaceDefinition, SpaceDefinition]
+"""The former and the current definition of a space."""
+
+
+def check_catalog(spark: SparkSession, schema: str) -> None:
+    """Raise WrongPlace unless Spark's catalog has `schema`: tables can only be registered in an existing schema."""
+    from pyspark.errors import PySparkException
+
+    try:
+        is_there = spark.catalog.databaseExists(schema)
+    except PySparkException as error:
+        problem = str(error).splitlines()[0]
+        raise WrongPlace(f"--catalog {schema}: {problem}", hint="name a schema of Spark's catalog") from error
+    if not is_there:
+        raise WrongPlace(
+            f"--catalog {schema}: Spark's catalog has no such schema",
+            hint=f"create it with CREATE SCHEMA {schema}, or name another",
+        )
+
+
+class MirrorTables:
+    """Tables by the names of their spaces, in the lake and, for masked spaces, also in `exact`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        exact: Lake | None,
+        masking: Masking,
+        choice: Choice,
+        *,
+        types: ColumnOptions,
+        history: bool,
+        catalog: str | None = None,
+        on_event: Callable[[events.Event], None],
+    ) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._exact = exact
+        self._masking = masking
+        self._choice = choice
+        self._types = types
+        self._catalog = catalog
+        self._is_history = history
+        self._tell = on_event
+        self._open: dict[tuple[bool, str], LakeTable] = {}
+
+    def _table(self, name: str, *, exact: bool = False) -> LakeTable:
+        """Return an existing table. It is opened once and stays at the last commit of this mirror."""
+        found = self._open.get((exact, name))
+        if found is None:
+            lake = self._exact if exact else self._lake
+            assert lake is not None
+            found = self._open[exact, name] = lake.there(name)
+        return found
+
+    def _twin(self, space: SpaceDefinition) -> LakeTable | None:
+        return self._table(space.name, exact=True) if self._masking.of(space) is not None else None
+
+    def _shown(self, space: SpaceDefinition) -> SpaceDefinition:
+        """Return the definition of the table in the lake, with masks applied."""
+        mask = self._masking.of(space)
+        return space if mask is None else mask.definition(space)
+
+    # --- definitions ---
+
+    def drop(self, spaces: Iterable[SpaceDefinition], uuid: str, position: VClock, time_us: int) -> None:
+        """Mark the tables of dropped spaces. The tables stay."""
+        moment = Moment(position.signature, at(time_us))
+        for space in spaces:
+            done = self._table(space.name).drop(position, uuid, moment)
+            if self._masking.of(space) is not None:
+                self._table(space.name, exact=True).drop(position, uuid, moment)
+            self._forget(space.name)
+            self._unregister(space.name)
+            self._note(done, space.name, "dropped")
+
+    def rename(self, pairs: Iterable[Pair], uuid: str, position: VClock) -> None:
+        """Rename tables. `position` is the one before the batch, because the rows of the batch follow."""
+        for was, now in in_order(pairs):
+            if (self._masking.of(was) is None) != (self._masking.of(now) is None) or self._masking.of(was) is not None:
+                self._refuse_rename(was, now)
+            self._open[False, now.name] = self._lake.rename(was.name, self._shown(now), uuid, position)
+            self._open.pop((False, was.name), None)
+            self._unregister(was.name)
+            self._register(now.name)
+            self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
+
+    def leave(self, pairs: Iterable[Pair], spaces: Spaces, uuid: str, position: VClock, time_us: int) -> None:
+        """Mark the tables that a loaded snapshot does not have: `pairs` under their former names, and leftovers.
+
+        Leftovers are tables of an earlier snapshot whose mirror was killed before it saved its progress.
+        """
+        taken = {space.name for space in spaces.values()}
+        for was, now in pairs:
+            if was.name not in taken:
+                self._lake.leave(was.name, now, uuid)
+                self._forget(was.name)
+                self._unregister(was.name)
+                self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
+        moment = Moment(position.signature, at(time_us))
+        for lake in (self._exact, self._lake):
+            for name, table in lake.tables().items() if lake is not None else ():
+                if name in taken or uuid not in table.schema.sets or uuid in table.schema.dropped:
+                    continue
+                if table.drop(position, uuid, moment).is_replay:  # same snapshot, other choice of spaces
+                    table.mark(replace(table.schema, dropped=(*table.schema.dropped, uuid)))
+                self._forget(name)
+                self._unregister(name)
+                if lake is self._lake:
+                    self._tell(events.Table(name, "dropped"))
+
+    def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
+        """Raise LakeError: masks refer to names, so the masks for the new name are unknown."""
+        raise LakeError(
+            f"space {was.name!r} is now called {now.name!r}, and masks are given for one of the names",
+            hint="begin a new lake with masks for the new name",
+        )
+
+    def create(
+        self,
+        spaces: Iterable[SpaceDefinition],
+        uuid: str,
+        position: VClock,
+        folded: Mapping[int, Folded],
+    ) -> dict[int, int]:
+        """Create tables for new spaces, with the rows of the same transaction. Return table versions by space."""
+        versions: dict[int, int] = {}
+        for space in spaces:
+            found = folded.get(space.id)
+            table = self._lake.create(
+                self._shown(space),
+                uuid,
+                position,
+                history=self._is_history,
+                columns=self._choice.columns_of(space),
+                options=self._types,
+                states=self._shown_states(space, found),
+            )
+            self._open[False, space.name] = table
+            versions[space.id] = table.version
+            if self._masking.of(space) is not None:
+                assert self._exact is not None
+                states = last_states(found.states) if found is not None else None
+                twin = self._exact.create(space, uuid, position, columns=(), states=states)
+                self._open[True, space.name] = twin
+            self._register(space.name)
+            self._tell(events.Table(space.name, "created"))
+        return versions
+
+    def _shown_states(self, space: SpaceDefinition, folded: Folded | None) -> pa.Table:
+        """Return the states with the tuples of the table in the lake, masked if the space has masks."""
+        states = folded.states if folded is not None else EMPTY
+        if self._masking.of(space) is not None and folded is not None:
+            states = states.set_column(states.schema.get_field_index("tuple"), "tuple", folded.masked)
+        return states
+
+    def load(self, frame: ArrowRows, spaces: Spaces, uuid: str, position: VClock, time_us: int) -> int:
+        """Replace the tables with the rows of a frame (space id, sort key, exact tuple). Return the number of rows."""
+        masks = {space.id: mask for space in spaces.values() if (mask := self._masking.of(space)) is not None}
+        columns = {space.name: list(names) for space in spaces.values() if (names := self._choice.columns_of(space))}
+        shown: ArrowRows = frame.mapInArrow(partial(mask_rows, masks), LOADED_DDL) if masks else frame
+        done = self._lake.load(
+            shown,
+            [self._shown(space) for space in spaces.values()],
+            uuid,
+            position,
+            moment=Moment(position.signature, at(time_us)),
+            history=self._is_history,
+            columns=columns,
+            options=self._types,
+        )
+        if masks:
+            assert self._exact is not None
+            hidden = [spaces[space_id] for space_id in masks]
+            self._exact.load(frame, hidden, uuid, position, columns={space.name: [] for space in hidden})
+        for space in spaces.values():
+            self._forget(space.name)
+            self._register(space.name)
+        return sum(each.upserts for each in done.values())
+
+    def _forget(self, name: str) -> None:
+        self._open.pop((False, name), None)
+        self._open.pop((True, name), None)
+
+    def _register(self, name: str) -> None:
+        if self._catalog is not None:
+            place = self._table(name).path.replace("'", "\\'")
+            self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._catalog_name(name)} USING delta LOCATION '{place}'")
+
+    def _unregister(self, name: str) -> None:
+        """Remove the table from the catalog; its files stay, as the table has an explicit location.
+
+        A table that still has rows of another replica set stays in the catalog.
+        """
+        if self._catalog is None:
+            return
+        table = self._lake.table(name)
+        if table is None or not is_living(table.schema):
+            self._spark.sql(f"DROP TABLE IF EXISTS {self._catalog_name(name)}")
+
+    def _catalog_name(self, name: str) -> str:
+        return f"{self._catalog}.`{name.replace('`', '``')}`"
+
+    # --- batches ---
+
+    def targets(
+        self,
+        spaces: Spaces,
+        uuid: str,
+        truncated: Mapping[int, Truncation],
+        rules: UpdateRules,
+        *,
+        created: Collection[SpaceDefinition] = (),
+    ) -> dict[int, Target]:
+        """Return what executors need to know about each table."""
+        new = {space.id for space in created}
+        found: dict[int, Target] = {}
+        for space_id, space in spaces.items():
+            truncation = truncated.get(space_id)
+            target = Target(
+                space,
+                VClock(),
+                VClock(),
+                mask=self._masking.of(space),
+                every_state=self._is_history,
+                truncated=None if truncation is None else (truncation.version, truncation.lsn),
+                rules=rules,
+            )
+            if space_id not in new:
+                table = self._table(space.name)
+                source = self._twin(space) or table
+                shown, applied = (each.positions.get(uuid, VClock()) for each in (table, source))
+                target = replace(target, applied=applied, shown=shown, old=source.pin(uuid))
+            found[space_id] = target
+        return found
+
+    def commit(
+        self,
+        space: SpaceDefinition,
+        folded: Folded | None,
+        uuid: str,
+        position: VClock,
+        *,
+        truncation: Truncation | None = None,
+        is_altered: bool = False,
+    ) -> int | None:
+        """Apply a batch to one table in one commit. Return the new version, or None if there was nothing to commit."""
+        if truncation is None and not is_altered and (folded is None or not folded.states.num_rows):
+            return None
+        table = self._table(space.name)
+        states = self._shown_states(space, folded)
+        shown = table.positions.get(uuid, VClock())
+        states = states.filter(behind(shown, states["replica_id"], states["lsn"]))
+        done = self._apply(table, self._shown(space), states, uuid, position, truncation, is_altered)
+        if truncation is not None:
+            self._note(done, space.name, "truncated")
+        if is_altered:
+            self._note(done, space.name, "altered")
+        twin = self._twin(space)
+        if twin is not None:
+            exact = last_states(folded.states) if folded is not None else EMPTY
+            self._apply(twin, space, exact, uuid, position, truncation, is_altered, is_history=False)
+        return table.version
+
+    def _apply(
+        self,
+        table: LakeTable,
+        definition: SpaceDefinition,
+        states: pa.Table,
+        uuid: str,
+        position: VClock,
+        truncation: Truncation | None,
+        is_altered: bool,
+        *,
+        is_history: bool | None = None,
+    ) -> Merged:
+        if self._is_history if is_history is None else is_history:
+            emptied = None if truncation is None else Moment(truncation.version, at(truncation.time))
+            if states.num_rows or truncation is not None:
+                return table.append_history(states, definition, position, uuid, replace=emptied)
+            return table.rewrite(definition, position, uuid)
+        if is_altered and not states.num_rows and truncation is None:
+            return table.rewrite(definition, position, uuid)
+        return table.merge(states, definition, position, uuid, replace=truncation is not None)
+
+    def _note(self, done: Merged, name: str, what: str) -> None:
+        if not done.is_replay:
+            self._tell(events.Table(name, what))
+
+    # --- house-keeping ---
+
+    def compact(self, names: Sequence[str]) -> None:
+        for table in self._tables_of(names):
+            table.compact()
+
+    def vacuum(self, keep_hours: int) -> None:
+        """Vacuum all tables, including those of dropped and renamed spaces."""
+        opened = {table.path: table for table in self._open.values()}
+        for lake in (self._lake, self._exact):
+            for table in lake.all_tables() if lake is not None else ():
+                opened.get(table.path, table).vacuum(keep_hours)
+
+    def _tables_of(self, names: Sequence[str]) -> list[LakeTable]:
+        return [table for (_, name), table in sorted(self._open.items(), key=lambda item: item[0]) if name in names]
+
+
+EMPTY = pa.table(
+    {
+        "sort_key": pa.array([], pa.binary()),
+        "tuple": pa.array([], pa.binary()),
+        "operation": pa.array([], pa.string()),
+        "commit_version": pa.array([], pa.int64()),
+        "commit_timestamp": pa.array([], pa.timestamp("us", tz="UTC")),
+        "replica_id": pa.array([], pa.int32()),
+        "lsn": pa.array([], pa.int64()),
+    }
+)
+
+
+def in_order(pairs: Iterable[Pair]) -> list[Pair]:
+    """Return the renames in an order in which each new name is free. Raise LakeError if names are swapped."""
+    ordered: list[Pair] = []
+    waiting = list(pairs)
+    while waiting:
+        taken = {was.name for was, _ in waiting}
+        free = [pair for pair in waiting if pair[1].name not in taken]
+        if not free:
+            names = ", ".join(f"{was.name!r} to {now.name!r}" for was, now in waiting)
+            raise LakeError(
+                f"one transaction exchanges names of spaces: {names}; tables cannot follow that",
+                hint="begin a new lake; or next time exchange them by three transactions, over a third name",
+            )
+        ordered += free
+        waiting = [pair for pair in waiting if pair not in free]
+    return ordered
+
+
+def last_states(states: pa.Table) -> pa.Table:
+    """Return the last state of each key. The states of a key are adjacent and in order of time."""
+    if not states.num_rows:
+        return states
+    codes = pc.dictionary_encode(states["sort_key"].combine_chunks()).indices.to_numpy()
+    return states.filter(pa.array(np.append(codes[1:] != codes[:-1], True)))
+
+
+def at(time_us: int) -> datetime:
+    """Convert microseconds since 1970 to a datetime."""
+    return EPOCH + timedelta(microseconds=time_us)

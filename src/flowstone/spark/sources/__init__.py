@@ -1,0 +1,1 @@
+"""Data sources for Spark: options, offsets, the columns they return, and how slices of a log become batches."""

@@ -1,0 +1,1 @@
+"""Source `limestone`: data directories of Limestone."""

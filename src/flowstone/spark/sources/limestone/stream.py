@@ -1,0 +1,137 @@
+"""Source `limestone` as a stream: the changes of each epoch once it is durable. The offset is the durable epoch.
+
+Imports pyspark. A batch has whole epochs, and can be read again as long as the log has them: compaction keeps the files
+it has replaced until someone deletes them, and rotation only renames files. Missing epochs, and epochs that are no
+longer durable, raise an error; they never become a silent gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from flowstone.limestone.errors import LimestoneError
+from flowstone.outside import production
+from flowstone.spark.index.limestone_index import LimestoneIndex, NotDurable
+from flowstone.spark.sources.limestone.entry_states import plan_state
+from flowstone.spark.sources.limestone.source import StateOfKeys, contract_of, parts_between, read_part
+from flowstone.spark.sources.options import LimestoneOptions, WrongOption
+from flowstone.spark.worker_errors import clear_errors
+
+
+class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Offsets are `{"<instance UUID>": epoch}`: everything up to this epoch was delivered. `{}` precedes everything."""
+
+    def __init__(self, options: LimestoneOptions) -> None:
+        self._options = options
+
+    _index: LimestoneIndex | None = None
+    _target: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options}
+
+    @clear_errors()
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._refreshed().durable
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        options = self._options
+        if options.max_rows is not None:
+            return ReadMaxRows(options.max_rows)
+        return ReadMaxBytes(options.max_bytes) if options.max_bytes is not None else ReadAllAvailable()
+
+    @clear_errors()
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        index = self._refreshed()
+        at = _epoch_in(start, index)
+        if at is None:
+            if self._options.starting in ("latest", "snapshot"):
+                return {index.instance_uuid: index.durable}
+            at = self._first(index, index.durable)
+        if at > index.durable:
+            if self._options.fail_on_data_loss:
+                raise _set_back(index, at)
+            return dict(start)
+        if self._options.fail_on_data_loss:
+            index.check_changes(at, index.durable)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes
+        end = index.cut(at, max_rows=rows, max_bytes=size)
+        if self._target is not None:
+            end = max(at, min(end, self._target))
+        return {index.instance_uuid: end} if start or end else {}
+
+    @clear_errors()
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        index = self._refreshed()
+        contract = contract_of(self._options, index)
+        until = _epoch_in(end, index)
+        if until is None:
+            return []
+        if until > index.durable:
+            raise _set_back(index, until)
+        at = _epoch_in(start, index)
+        if at is None and self._options.starting == "snapshot":
+            return [StateOfKeys(share) for share in plan_state(index, until, contract)]
+        at = self._first(index, until) if at is None else at
+        if self._options.fail_on_data_loss:
+            index.check_changes(at, until)
+        return parts_between(index, at, until, contract)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_part(partition)
+
+    def _first(self, index: LimestoneIndex, until: int) -> int:
+        """Return the epoch after which a stream begins whose first batch ends at `until`."""
+        starting = self._options.starting
+        if isinstance(starting, int):
+            return starting
+        return index.earliest if starting == "earliest" else until
+
+    def _refreshed(self) -> LimestoneIndex:
+        if self._index is None:
+            self._index = LimestoneIndex.open(production().disk, self._options.path)
+        else:
+            self._index.refresh()
+        unnumbered = self._index.has_unnumbered
+        if unnumbered is not None:
+            raise LimestoneError(
+                f"{self._index.directory}/{unnumbered} has sessions of epoch 0, as the original replica writes them:"
+                " nobody can tell which epoch they are of",
+                hint="read it as a batch, or stream the master's directory",
+            )
+        return self._index
+
+
+def _epoch_in(offset: Mapping[str, Any], index: LimestoneIndex) -> int | None:
+    """Return the epoch of an offset; None if nothing was delivered yet."""
+    if not offset:
+        return None
+    ((uuid, epoch),) = offset.items() if len(offset) == 1 else ((None, None),)
+    if uuid != index.instance_uuid or not isinstance(epoch, int):
+        raise WrongOption(
+            f"the checkpoint is of instance {uuid}, and {index.directory} is {index.instance_uuid}",
+            hint="name the directory that the query began with, or begin with another checkpoint",
+        )
+    return epoch
+
+
+def _set_back(index: LimestoneIndex, epoch: int) -> NotDurable:
+    return NotDurable(
+        f"{index.directory}: epoch {epoch} was durable, and now only {index.durable} is",
+        hint="it was set back, as a replica is by another master: begin with another checkpoint",
+    )

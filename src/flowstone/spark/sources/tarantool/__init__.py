@@ -1,0 +1,1 @@
+"""Source and writer `tarantool`: live servers."""

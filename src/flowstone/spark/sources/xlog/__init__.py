@@ -1,0 +1,1 @@
+"""Source `xlog`: directories of log files."""

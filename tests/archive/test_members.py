@@ -1,0 +1,70 @@
+"""Which member an archive follows, and when nobody is left to ask."""
+
+from __future__ import annotations
+
+from flowstone.archive.members import LAG_SECONDS, Members
+from flowstone.archive.refusals import RowsMissing, UpstreamLostTail
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import parse_uri
+from flowstone.replication.applier.states import ConnectionLost
+from flowstone.replication.vclock import VClock
+
+AWAY = ConnectionLost("away")
+GONE = RowsMissing("a:1", "collected", VClock({1: 5}), VClock({1: 9}))
+
+
+def members(count: int) -> Members:
+    return Members([parse_uri(f"host{number}:3301") for number in range(count)])
+
+
+def behind(lsn: int) -> UpstreamLostTail:
+    return UpstreamLostTail(f"at{lsn}:1", VClock({1: lsn}), VClock({1: 100}))
+
+
+def test_whoever_fails_is_passed_over_for_the_next() -> None:
+    found = members(3)
+    seen = []
+    for _ in range(4):
+        seen.append(found.current.host)
+        found.failed(AWAY, 0.0, is_final=False)
+    assert seen == ["host0", "host1", "host2", "host0"]
+
+
+def test_members_that_are_away_are_asked_for_ever() -> None:
+    found = members(2)
+    for now in range(100):
+        found.failed(AWAY, float(now), is_final=False)
+        assert found.verdict(float(now)) is None
+
+
+def test_the_only_member_is_believed_at_once() -> None:
+    found = members(1)
+    found.failed(behind(90), 0.0, is_final=True)
+    assert isinstance(found.verdict(0.0), UpstreamLostTail)
+
+
+def test_rows_that_some_lack_count_as_lost_only_when_nobody_gets_them_in_time() -> None:
+    found = members(2)
+    found.failed(behind(90), 0.0, is_final=True)
+    assert found.verdict(LAG_SECONDS * 2) is None  # the other one has not been asked
+    found.failed(behind(95), 1.0, is_final=True)
+    assert found.verdict(LAG_SECONDS - 0.1) is None
+    assert str(found.verdict(LAG_SECONDS)).startswith("at95:1 has lost rows")
+
+
+def test_collected_rows_may_be_at_a_member_that_is_away() -> None:
+    found = members(2)
+    found.failed(GONE, 0.0, is_final=True)
+    found.failed(AWAY, 0.0, is_final=False)
+    assert found.verdict(LAG_SECONDS - 0.1) is None
+    assert found.verdict(LAG_SECONDS) is GONE
+    found.accepted()
+    assert found.verdict(LAG_SECONDS) is None
+
+
+def test_what_all_refuse_is_told_at_once() -> None:
+    found = members(2)
+    refusal = FlowstoneError("no")
+    found.failed(refusal, 0.0, is_final=True)
+    found.failed(GONE, 0.0, is_final=True)
+    assert found.verdict(0.0) is refusal

@@ -1,0 +1,188 @@
+"""The directory of an archive: found again after any death, with the manifest put right."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from flowstone.archive import manifest as archive_manifest
+from flowstone.archive.manifest import NotAnArchive, Upstream
+from flowstone.archive.received_snapshot import IncomingSnapshot
+from flowstone.archive.store import Store
+from flowstone.outside import AlreadyLocked
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.transactions import make_transaction
+from tests.archive.test_received_snapshot import SET, tuple_row
+from tests.node.archived_rows import INSTANCE, new_disk, row, stream
+from tests.node.fault_disk import Died
+
+UUID_ = UUID(INSTANCE)
+
+
+def opened(disk: Any) -> Store:
+    return Store.open(disk, "dir", UUID_, lambda: 1000.0)
+
+
+def snapshot(store: Store, lsn: int) -> IncomingSnapshot:
+    incoming = store.receive_snapshot(VClock({1: lsn}), "2.11.9", INSTANCE)
+    incoming.add(stream(tuple_row(272, ["cluster", str(SET)]), tuple_row(512, [1])))
+    return incoming
+
+
+def write(store: Store, *lsns: int) -> None:
+    store.write([stream(*(make_transaction([row(lsn)]).rows[0] for lsn in lsns))])
+
+
+def begun(disk: Any) -> Store:
+    store = opened(disk)
+    assert store.begin_from(snapshot(store, 5), "") is None
+    return store
+
+
+def test_a_new_archive_leaves_nothing_before_its_first_snapshot_comes() -> None:
+    disk = new_disk()
+    store = opened(disk)
+    assert store.log is None
+    assert store.vclock == VClock()
+    store.close()
+    assert disk.list_directory("dir") == []
+    store = opened(disk)
+    assert not store.is_begun
+    store.receive_snapshot(VClock({1: 5}), "2.11.9", INSTANCE)
+    assert store.is_begun
+    assert "manifest.json" in disk.list_directory("dir")
+
+
+def test_it_begins_with_a_snapshot_and_goes_on_after_a_restart() -> None:
+    disk = new_disk()
+    store = begun(disk)
+    write(store, 6, 7)
+    store.close()
+    again = opened(disk.after_death())
+    assert again.vclock == again.settled == VClock({1: 7})
+    assert again.manifest.replicaset_uuid == str(SET)
+    assert [each.reason for each in again.manifest.snapshots] == ["first"]
+
+
+def test_a_gap_is_noted_and_the_log_begins_anew() -> None:
+    disk = new_disk()
+    store = begun(disk)
+    write(store, 6)
+    gap = store.begin_from(snapshot(store, 20), "collected")
+    assert gap is not None
+    assert gap.missing == ((1, 7, 20),)
+    write(store, 21)
+    store.close()
+    again = opened(disk.after_death())
+    assert again.vclock == VClock({1: 21})
+    assert again.manifest.gaps == [gap]
+
+
+def test_a_snapshot_by_interval_is_published_where_the_log_was_cut() -> None:
+    disk = new_disk()
+    store = begun(disk)
+    write(store, 6)
+    incoming = snapshot(store, 8)
+    store.cut(VClock({1: 8}))
+    write(store, 7, 8, 9)
+    assert store.publish(incoming) is not None
+    store.close()
+    again = opened(disk.after_death())
+    assert again.vclock == VClock({1: 9})
+    assert [each.reason for each in again.manifest.snapshots] == ["first", "interval"]
+
+
+def test_a_snapshot_that_the_log_has_passed_is_given_up() -> None:
+    disk = new_disk()
+    store = begun(disk)
+    write(store, 6, 7)
+    incoming = snapshot(store, 6)
+    store.cut(VClock({1: 6}))
+    assert store.publish(incoming) is None
+    assert [name for name in disk.list_directory("dir") if name.endswith("inprogress")] == []
+
+
+def test_another_upstream_is_remembered() -> None:
+    store = begun(new_disk())
+    first = Upstream(INSTANCE, "a:1", "2.6.0")
+    assert store.follow(first)
+    assert not store.follow(first)
+    assert store.follow(Upstream(INSTANCE, "b:1", "2.6.0"))
+
+
+def test_log_files_without_a_manifest_are_no_archive() -> None:
+    disk = new_disk()
+    begun(disk).close()
+    disk = disk.after_death()
+    disk.unlink(f"dir/{archive_manifest.NAME}")
+    with pytest.raises(NotAnArchive, match="is not an archive"):
+        opened(disk)
+    assert not disk.locked
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "00000000000000000000.snap.inprogress", ".hidden"])
+def test_a_directory_of_something_else_is_refused_and_left_alone(name: str) -> None:
+    disk = new_disk()
+    disk.create(f"dir/{name}")
+    with pytest.raises(NotAnArchive, match=f"such as {name}"):
+        opened(disk)
+    assert disk.list_directory("dir") == [name]
+    assert not disk.locked
+
+
+@pytest.mark.parametrize("name", ["lost+found", "manifest.json.new"])
+def test_a_new_file_system_and_what_a_killed_start_left_are_no_reason_to_refuse(name: str) -> None:
+    disk = new_disk()
+    disk.create(f"dir/{name}")
+    begun(disk).close()
+    assert opened(disk).vclock == VClock({1: 5})
+
+
+def test_a_directory_in_use_is_refused() -> None:
+    disk = new_disk()
+    opened(disk)
+    with pytest.raises(AlreadyLocked, match="another archive or a server is using it"):
+        opened(disk)
+
+
+def test_after_any_death_the_archive_is_whole_and_nothing_acknowledged_is_gone() -> None:
+    for seed in range(120):
+        rng = Random(seed)
+        disk = new_disk()
+        disk.life = rng.randrange(4000)
+        acknowledged = 0
+        gap_at: int | None = None
+        try:
+            store = begun(disk)
+            acknowledged = 5
+            for lsn in range(6, 30):
+                if lsn == 15 and seed % 3 == 0:
+                    incoming = snapshot(store, lsn)
+                    store.cut(VClock({1: lsn}))
+                    write(store, lsn)
+                    store.publish(incoming)
+                elif lsn == 20 and seed % 3 == 1:
+                    store.begin_from(snapshot(store, 40), "collected")
+                    acknowledged = gap_at = 40
+                    break
+                else:
+                    write(store, lsn)
+                acknowledged = lsn
+                if rng.random() < 0.2:
+                    store.save()
+        except Died:
+            pass
+        after = disk.after_death() if seed % 2 else disk.after_power_loss(rng)
+        again = opened(after)
+        assert again.vclock.get(1) >= acknowledged
+        manifest = again.manifest
+        files = {name for name in after.list_directory("dir") if name.endswith(".snap")}
+        assert {each.file for each in manifest.snapshots} == files
+        assert bool(manifest.gaps) == (again.vclock.get(1) == 40), (seed, gap_at)
+        if again.log is not None:
+            assert manifest.replicaset_uuid == str(SET)
+            write(again, again.vclock.get(1) + 1)
+            again.close()

@@ -1,0 +1,82 @@
+"""Operations of a request: how they are read, and what is wrong before they meet a tuple."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flowstone.box.update.operation import OPERATIONS_MAX, Operation, WrongStep, decode_operations
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import pack
+
+NAMES = ("id", "map", "a.b")
+
+
+def decoded(*operation: Any, index_base: int = 1) -> Operation:
+    (one,) = decode_operations((operation,), index_base=index_base, field_names=NAMES)
+    return one
+
+
+def test_a_field_is_a_number_a_name_or_a_path_from_one_of_these() -> None:
+    assert (decoded("=", 3, 0).field, decoded("=", -3, 0).field) == (2, -3)
+    assert (decoded("=", "map", 0).field, decoded("=", "map", 0).path) == (1, ())
+    assert (decoded("=", "map.x[2]", 0).field, decoded("=", "map.x[2]", 0).path) == (1, ("x", 1))
+    assert (decoded("=", "[5].x", 0).field, decoded("=", "[5].x", 0).path) == (4, ("x",))
+
+
+def test_a_name_that_looks_like_a_path_is_a_name() -> None:
+    assert (decoded("=", "a.b", 0).field, decoded("=", "a.b", 0).path) == (2, ())
+
+
+def test_what_is_wrong_further_behind_in_a_path_waits_for_a_tuple() -> None:
+    assert decoded("=", "map.x[", 0).path == ("x", WrongStep(6))
+    assert decoded("=", "map[*].y", 0).path == (WrongStep(5, is_every=True),)
+
+
+def test_messages_name_fields_as_the_request_does_and_count_from_one() -> None:
+    assert decoded("=", "map.x", 0).where == "'map.x'"
+    assert decoded("=", 1, 0, index_base=0).where == "2"
+    assert decoded("=", -1, 0).where == "-1"
+
+
+def test_raw_operations_keep_the_bytes_of_their_values() -> None:
+    (operation,) = decode_operations(b"\x91\x93\xa1=\x01\xca\x3f\x00\x00\x00")
+    assert operation.value == b"\xca\x3f\x00\x00\x00"
+    (operation,) = decode_operations((("=", 1, 0.5),))
+    assert operation.value == pack(0.5)
+
+
+def test_a_positive_number_written_as_signed_is_no_positive_number() -> None:
+    for code in "&|^#":
+        with pytest.raises(errors.UpdateArgType, match="a positive integer"):
+            decode_operations(b"\x91\x93\xa1" + code.encode() + b"\x01\xd0\x05")
+    assert decode_operations(b"\x91\x93\xa1#\x01\xcc\x05")[0].arguments == (5,)
+
+
+@pytest.mark.parametrize(
+    ("operations", "error"),
+    [
+        ("x", errors.IllegalParams),
+        (((),), errors.IllegalParams),
+        ((("=",),), errors.UnknownUpdateOp),
+        ((("==", 1, 1),), errors.UnknownUpdateOp),
+        (((1, 1, 1),), errors.IllegalParams),
+        ((("=", None, 1),), errors.IllegalParams),
+        ((("=", 0, 1),), errors.NoSuchFieldNo),
+        ((("=", 2**31, 1),), errors.UpdateArgType),
+        ((("=", "nobody", 1),), errors.NoSuchFieldName),
+        ((("=", "[", 1),), errors.UpdateField),
+        ((("=", "", 1),), errors.NoSuchFieldName),
+        ((("+", 1, "1"),), errors.UpdateArgType),
+        ((("#", 1, -1),), errors.UpdateArgType),
+        (((":", 1, 1, 1, 1),), errors.UpdateArgType),
+        (((":", 1, 1.0, 1, "x"),), errors.UpdateArgType),
+        (((":", 1, 1, "1", "x"),), errors.UpdateArgType),
+        ((("=", 1, 1),) * (OPERATIONS_MAX + 1), errors.IllegalParams),
+    ],
+)
+def test_wrong_operations_are_refused_before_they_meet_a_tuple(operations: Any, error: type[Exception]) -> None:
+    for form in (operations, pack(operations)):
+        with pytest.raises(error):
+            decode_operations(form, index_base=1, field_names=NAMES)

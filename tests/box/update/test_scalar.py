@@ -1,0 +1,93 @@
+"""What arithmetic, bitwise and splice operations make of a value."""
+
+from __future__ import annotations
+
+import math
+import struct
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from flowstone.box.update.operation import decode_operations
+from flowstone.box.update.scalar import Float, compute
+from flowstone.box.update.update import update
+from flowstone.iproto import errors
+from flowstone.iproto.msgpack import pack
+
+
+def run(values: tuple[Any, ...], *operations: tuple[Any, ...]) -> tuple[Any, ...]:
+    return update(values, decode_operations(operations, index_base=1))
+
+
+def test_integers_stay_integers_until_they_overflow() -> None:
+    assert run((1, 5), ("+", 2, -7)) == (1, -2)
+    assert run((1, 2**64 - 2), ("+", 2, 1)) == (1, 2**64 - 1)
+    with pytest.raises(errors.UpdateIntegerOverflow):
+        run((1, 2**64 - 1), ("+", 2, 1))
+    with pytest.raises(errors.UpdateIntegerOverflow):
+        run((1, -(2**63)), ("-", 2, 1))
+
+
+def test_doubles_and_decimals_take_the_other_side_along() -> None:
+    assert run((1, 5), ("-", 2, 0.5)) == (1, 4.5)
+    assert run((1, Decimal("1.10")), ("+", 2, 0.1)) == (1, Decimal("1.20"))
+    assert run((1, 3), ("+", 2, Decimal("0.5"))) == (1, Decimal("3.5"))
+    with pytest.raises(errors.UpdateDecimalOverflow):
+        run((1, Decimal("9" * 38)), ("+", 2, Decimal("9" * 38)))
+    with pytest.raises(errors.UpdateArgType, match="convertible to decimal"):
+        run((1, math.inf), ("+", 2, Decimal(1)))
+
+
+def test_bits_are_of_unsigned_numbers_only() -> None:
+    assert run((1, 0b1100), ("&", 2, 0b1010)) == (1, 0b1000)
+    assert run((1, 0b1100), ("|", 2, 0b1010)) == (1, 0b1110)
+    assert run((1, 0b1100), ("^", 2, 0b1010)) == (1, 0b0110)
+    with pytest.raises(errors.UpdateArgType, match=r"'&' on field 2 .* expected a positive integer"):
+        run((1, -1), ("&", 2, 1))
+    with pytest.raises(errors.UpdateArgType):
+        run((1, True), ("&", 2, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result"),
+    [
+        ((1, 0, "x"), "xabcde"),
+        ((2, 2, "-"), "a-de"),
+        ((100, 1, "x"), "abcdex"),
+        ((-1, 0, "x"), "abcdex"),
+        ((-6, 1, "x"), "xbcde"),
+        ((2, -1, "x"), "axe"),
+        ((2, -100, "x"), "axbcde"),
+    ],
+)
+def test_splice(arguments: tuple[int, int, str], result: str) -> None:
+    assert run((1, "abcde"), (":", 2, *arguments)) == (1, result)
+
+
+def test_splice_counts_bytes_and_out_of_bound_is_an_error() -> None:
+    assert run((1, "é"), (":", 2, 2, 0, "")) == (1, "é")
+    assert run((1, "é"), (":", 2, 2, 1, "")) == (1, "\udcc3")
+    for offset in (-7, 0):
+        with pytest.raises(errors.UpdateSplice):
+            run((1, "abcde"), (":", 2, offset, 0, ""))
+
+
+def test_a_float_is_short_only_where_that_is_exact() -> None:
+    half = b"\xca" + struct.pack(">f", 0.5)
+    assert Float(0.5, was_double=False).packed(is_double=False) == half
+    assert Float(0.5, was_double=False).packed(is_double=True) == pack(0.5)
+    for value in 0.1, 3.5e38, math.inf, -math.inf, math.nan:
+        assert Float(value, was_double=False).packed(is_double=False) == pack(value)
+
+
+def test_bits_of_a_number_written_as_signed_are_an_error() -> None:
+    (operation,) = decode_operations((("&", 1, 1),))
+    assert compute(operation, b"\xcc\x05") == b"\x01"
+    with pytest.raises(errors.UpdateArgType):
+        compute(operation, b"\xd0\x05")
+
+
+def test_integers_are_written_as_short_as_they_can_be() -> None:
+    (operation,) = decode_operations((("+", 1, 1),))
+    assert compute(operation, b"\xcf" + bytes(8)) == b"\x01"

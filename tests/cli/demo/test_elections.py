@@ -1,0 +1,23 @@
+"""The demo's elections: a leader is elected, goes, and its successor has everything that was answered."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowstone.cli.demo.elections import DEPOSITS, show_elections
+from flowstone.cli.demo.replication import NAMES
+
+
+async def test_the_successor_has_what_the_leader_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    last = await show_elections()
+    shown = capsys.readouterr().out
+    assert last in NAMES
+    assert f"{last} leads, and has {DEPOSITS} deposits" in shown
+    assert len(re.findall("leader in term", shown)) == 2
+    assert len(re.findall("follower in term", shown)) == 3

@@ -1,0 +1,55 @@
+"""One line on a terminal says what is done and how far it is; nowhere else anything."""
+
+from __future__ import annotations
+
+import io
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from flowstone.cli.lake.spark_progress import CLEAR_LINE, Line, tasks_shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_line_changes_and_goes() -> None:
+    screen = Terminal()
+    line = Line(screen)
+    line.tell("sorting")
+    line.progress(" (1 of 2 tasks)")
+    line.close()
+    line.close()
+    assert screen.getvalue() == f"{CLEAR_LINE}sorting…{CLEAR_LINE}sorting (1 of 2 tasks)…{CLEAR_LINE}"
+
+
+def test_nothing_is_written_where_nobody_looks() -> None:
+    screen = io.StringIO()
+    line = Line(screen)
+    line.tell("sorting")
+    line.close()
+    assert screen.getvalue() == ""
+
+
+def test_tasks_are_counted_while_the_block_runs() -> None:
+    asked = threading.Event()
+
+    class Tracker:
+        def getActiveStageIds(self) -> list[int]:  # noqa: N802 - Spark's name
+            return [1, 2]
+
+        def getStageInfo(self, number: int) -> Any:  # noqa: N802 - Spark's name
+            return SimpleNamespace(numCompletedTasks=number, numTasks=10) if number == 1 else None
+
+    class Told(Line):
+        def progress(self, more: str) -> None:
+            told.append(more)
+            asked.set()
+
+    told: list[str] = []
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=Tracker))
+    with tasks_shown(spark, Told(io.StringIO())):
+        assert asked.wait(60)
+    assert " (1 of 10 tasks)" in told

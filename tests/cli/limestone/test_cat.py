@@ -1,0 +1,195 @@
+"""The command limestone cat: every entry with its place, filters, rows, JSON lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowstone.limestone.format import names
+from tests.cli.conftest import Command
+from tests.limestone import damage, recorded
+
+REAL = recorded.HERE / "dirs-master/before"
+
+
+def listed(flowstone: Command, *arguments: object) -> list[str]:
+    done = flowstone("limestone", "cat", *map(str, arguments))
+    assert done.code == 0
+    assert done.complaints == []
+    return done.text.splitlines()
+
+
+def test_entries_stand_where_the_recorded_listing_has_them(flowstone: Command) -> None:
+    text = (recorded.HERE / "dirs-master/before.txt").read_text()
+    found = {line.split()[1]: line.split() for line in listed(flowstone, REAL) if line.startswith("pwal_0000 ")}
+    section = text.split("== pwal_0000 ")[1].split("==")[0].splitlines()[1:]
+    assert len(section) == len(found)
+    for line in section:
+        offset, name, *_ = line.split()
+        fields = dict(word.split("=", 1) for word in line.split(" | ")[0].split()[2:] if "=" in word)
+        shown = found[offset]
+        assert shown[2] == name
+        told = dict(word.split("=", 1) for word in shown[3:])
+        for field in ("storage", "key", "value", "epoch"):
+            if field in fields:
+                assert told[field] == fields[field]
+
+
+def test_json_lines_have_all_fields(flowstone: Command) -> None:
+    found = [json.loads(line) for line in listed(flowstone, "--json", "--storage", "3", "--encoding", "text", REAL)]
+    assert found[0] == {
+        "file": "pwal_0000",
+        "offset": 187,
+        "type": "normal_with_blob",
+        "epoch": 3,
+        "durable": True,
+        "storage": 3,
+        "version": [3, 1],
+        "key": "kb",
+        "value": "with-one-blob",
+        "blobs": [1],
+    }
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        ([], 30),
+        (["--no-markers"], 13 + 3),
+        (["--storage", "1"], 6),
+        (["--storage", "1", "--storage", "2", "--markers"], 6 + 2 + 14),
+        (["--epoch", "2"], 2 + 1 + 2 + 3),
+        (["--epoch", "3-4", "--no-markers"], 3 + 3),
+        (["--epoch", "5-", "--no-markers"], 3),
+        (["--epoch", "-1"], 5),
+        (["--file", "pwal_0001"], 12),
+        (["--file", "epoch"], 5),
+        (["--file", "data/snapshot"], 1),
+    ],
+)
+def test_filters(flowstone: Command, arguments: list[str], count: int) -> None:
+    assert len(listed(flowstone, *arguments, REAL)) == count
+
+
+def test_what_does_not_count_is_told_and_can_be_left_out(flowstone: Command, tmp_path: Path) -> None:
+    directory = damage.write(tmp_path / "data", damage.SIX)
+    lines = listed(flowstone, directory)
+    assert [line for line in lines if " void " in line] == lines[6:]
+    assert listed(flowstone, "--durable", directory) == lines[:6]
+    assert listed(flowstone, "--durable", directory / "pwal_0000") == lines[:6]
+
+
+def test_rows_are_what_a_cursor_shows(flowstone: Command) -> None:
+    expected = recorded.rows((recorded.HERE / "dirs-master/before.rows.txt").read_text())
+    found = [json.loads(line) for line in listed(flowstone, "--rows", "--json", REAL)]
+    assert [(row["storage"], bytes.fromhex(row["key"]), bytes.fromhex(row["value"])) for row in found] == expected
+    assert listed(flowstone, "--rows", "--storage", "4", "--encoding", "base64", REAL) == [
+        "storage=4 version=4,3 key=dDI= value=YWZ0ZXItdHJ1bmNhdGU="
+    ]
+
+
+def test_a_running_store_is_read_up_to_what_is_durable(flowstone: Command, tmp_path: Path) -> None:
+    from flowstone.limestone import Datastore
+
+    with Datastore(str(tmp_path / "data")) as store:
+        channel = store.create_channel()
+        store.ready()
+        for epoch in (1, 2):
+            store.switch_epoch(epoch)
+            channel.begin_session()
+            channel.add_entry(1, b"%d" % epoch, b"", (epoch, 1))
+            channel.end_session()
+        channel.begin_session()
+        assert listed(flowstone, "--rows", tmp_path / "data") == ["storage=1 version=1,1 key=31 value="]
+        shown = listed(flowstone, "--no-markers", "--durable", tmp_path / "data")
+        assert [line.split()[2:4] for line in shown] == [["normal_entry", "epoch=1"]]
+        channel.end_session()
+
+
+def test_text_is_readable_and_unambiguous(flowstone: Command, tmp_path: Path) -> None:
+    from flowstone.limestone.format.entries import Entry
+    from tests.limestone.store.test_compaction import session, set_key
+
+    entries: list[Entry] = [
+        set_key("grün".encode(), b'with "spaces"', 5),
+        set_key(b"\xff\x00", b"back\\slash", 5, 2),
+    ]
+    directory = damage.write(tmp_path / "data", b"")
+    (directory / "pwal_0000").write_bytes(session(5, *entries))
+    lines = listed(flowstone, "--encoding", "text", "--no-markers", directory)
+    assert [line.split(" ", 5)[5] for line in lines] == [
+        'version=5,1 key=grün value="with \\"spaces\\""',
+        "version=5,2 key=\\xff\\x00 value=back\\\\slash",
+    ]
+
+
+def test_damage_is_told_behind_all_that_can_be_read(flowstone: Command, tmp_path: Path) -> None:
+    directory = damage.write(tmp_path / "data", damage.ENTRY[:-1])
+    (directory / "pwal_0001").write_bytes(damage.CLEAN + b"\x55")
+    done = flowstone("limestone", "cat", directory)
+    assert done.code == 1
+    assert len(done.text.splitlines()) == 12
+    size = len(damage.CLEAN)
+    assert done.complaints == [
+        f"flowstone: pwal_0000: incomplete entry at byte {size}",
+        f"flowstone: pwal_0001: invalid entry at byte {size}",
+    ]
+
+
+def test_a_damaged_epoch_file_hides_only_what_counts(flowstone: Command, tmp_path: Path) -> None:
+    directory = damage.write(tmp_path / "data", b"")
+    (directory / names.EPOCH).write_bytes(b"garbage!!")
+    done = flowstone("limestone", "cat", directory)
+    assert (done.code, len(done.text.splitlines())) == (0, 6)
+    assert done.complaints[0].startswith("warning: ")
+    assert flowstone("limestone", "cat", "--durable", directory).code == 1
+    assert flowstone("limestone", "cat", "--rows", directory).code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ([REAL / "nosuch"], "no such file or directory"),
+        (["--file", "nosuch", REAL], "has no file nosuch"),
+        (["--file", "epoch", REAL / "epoch"], "is a file; omit --file"),
+        (["--epoch", "x", REAL], "is not an epoch or a range"),
+        (["--epoch", "9-5", REAL], "is an empty range"),
+        (["--epoch", "-", REAL], "is not an epoch or a range"),
+        (["--rows", "--file", "epoch", REAL], "--rows covers all files and epochs"),
+        (["--rows", "--epoch", "5", REAL], "--rows covers all files and epochs"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(flowstone: Command, arguments: list[object], word: str) -> None:
+    refused = flowstone("limestone", "cat", *map(str, arguments))
+    assert refused.code == 2
+    assert len(refused.complaints) == 1
+    assert word in refused.complaints[0]
+
+
+@pytest.mark.parametrize("option", ["--json", "--rows", "--durable"])
+def test_what_is_no_data_directory_is_refused_as_by_inspect(flowstone: Command, tmp_path: Path, option: str) -> None:
+    (tmp_path / "else").mkdir()
+    (tmp_path / "program.py").write_bytes(b"")
+    refused = flowstone("limestone", "cat", option, tmp_path)
+    assert (refused.code, refused.text) == (2, "")
+    assert refused.complaints == flowstone("limestone", "inspect", tmp_path).complaints
+    (tmp_path / "pwal_0000").write_bytes(damage.CLEAN)
+    assert flowstone("limestone", "cat", tmp_path).code == 0, "logs that have lost their manifest can be looked at"
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    directory = damage.write(tmp_path / "data", b"")
+    (directory / "pwal_0000").write_bytes(damage.CLEAN * 3000)
+    command = [sys.executable, "-m", "flowstone.cli", "limestone", "cat", str(directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"pwal_0000 0 marker_begin")
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, b"")

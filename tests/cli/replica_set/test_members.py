@@ -1,0 +1,39 @@
+"""What commands about live members share: addresses, and the question before something has an effect."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from flowstone.cli.console import UsageError
+from flowstone.cli.replica_set.members import addresses, consent
+from tests.cli.conftest import Terminal
+
+
+def test_every_uri_gets_the_user_that_was_named() -> None:
+    first, second = addresses(["db1:3301", "db2:3301"], "admin", "secret")
+    assert (first.user, second.user, second.password, second.address) == ("admin", "admin", "secret", "db2:3301")
+
+
+def test_with_yes_nobody_is_asked() -> None:
+    assert consent("really?", yes=True)
+
+
+def test_without_a_terminal_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    with pytest.raises(UsageError, match="use --yes to skip the confirmation"):
+        consent("really?", yes=False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_given"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
+def test_on_a_terminal_the_answer_counts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answer: str, is_given: bool
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    assert consent("expel replica 3?", yes=False) is is_given
+    told = "" if is_given else "flowstone: nothing was changed\n"
+    assert capsys.readouterr().err == f"expel replica 3? (y/N) {told}"

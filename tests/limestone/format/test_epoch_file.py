@@ -1,0 +1,129 @@
+"""The epoch file: recorded ones, replacement at every 100th write, torn and damaged ends, crashes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone.limestone.errors import DamagedFile
+from flowstone.limestone.format import epoch_file, names
+from flowstone.limestone.format.epoch_file import Epochs, EpochWriter, parse, record
+from flowstone.outside import Disk, production
+from tests.limestone import recorded
+from tests.limestone.crashes import DIRECTORY, crashed, fresh, mounted
+from tests.simulation.disk import Loss, SimulatedDisk
+from tests.simulation.loop import Died, Life
+
+DISK = production().disk
+
+
+def test_the_largest_record_counts() -> None:
+    assert parse(record(5) + record(9) + record(7)) == Epochs(9, 27)
+    assert parse(b"") == Epochs(0, 0)
+
+
+def test_205_epochs_leave_what_the_real_program_leaves(tmp_path: Path) -> None:
+    writer = EpochWriter.open(DISK, str(tmp_path))
+    for epoch in range(1, 206):
+        writer.write(epoch)
+    written = (tmp_path / names.EPOCH).read_bytes()
+    assert written == (recorded.HERE / "epochs" / "master-dir" / "epoch").read_bytes()
+    assert written == (recorded.HERE / "epochs" / "replica-dir" / "epoch").read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == [names.EPOCH]
+
+
+@given(st.lists(recorded.ids, min_size=1, max_size=4))
+def test_every_truncation_is_the_records_before_it(epochs: list[int]) -> None:
+    data = b"".join(map(record, epochs))
+    for size in range(len(data) + 1):
+        found = parse(data[:size])
+        assert (found.durable, found.sound_size) == (max(epochs[: size // 9], default=0), size // 9 * 9)
+        assert (found.is_torn, found.is_damaged) == (size % 9 > 0, False)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_say_something(data: bytes) -> None:
+    found = parse(data)
+    assert found.sound_size <= len(data)
+    assert (found.is_torn or found.is_damaged) == (found.sound_size < len(data))
+
+
+def test_zeros_at_the_end_are_a_torn_write_and_other_bytes_are_damage() -> None:
+    assert parse(record(5) + bytes(9)) == Epochs(5, 9, is_torn=True, salvaged=5)
+    assert parse(record(5) + b"\x05" + bytes(8) + record(8)) == Epochs(5, 9, is_damaged=True, salvaged=8)
+
+
+def test_a_damaged_file_is_refused_and_says_what_is_left(tmp_path: Path) -> None:
+    (tmp_path / names.EPOCH).write_bytes(record(5) + b"\x55" * 9 + record(8))
+    for use in (epoch_file.read, EpochWriter.open):
+        with pytest.raises(DamagedFile, match="largest epoch is 5 in sound records, 8 in all"):
+            use(DISK, str(tmp_path))
+
+
+def test_a_torn_file_is_read_and_written_on(tmp_path: Path) -> None:
+    path = tmp_path / names.EPOCH
+    path.write_bytes(record(5) + record(6)[:4])
+    (tmp_path / names.EPOCH_TEMPORARY).write_bytes(b"\x04")
+    assert epoch_file.read(DISK, str(tmp_path)).durable == 5
+    EpochWriter.open(DISK, str(tmp_path)).write(7)
+    assert path.read_bytes() == record(5) + record(7)
+    assert not (tmp_path / names.EPOCH_TEMPORARY).exists()
+
+
+def test_files_put_aside_count_where_the_epoch_file_is_empty(tmp_path: Path) -> None:
+    assert epoch_file.read(DISK, str(tmp_path)) == Epochs(0, 0)
+    (tmp_path / "epoch.01794772615522.7").write_bytes(record(7))
+    (tmp_path / "epoch.01794772615523.9").write_bytes(record(8) + record(9))
+    (tmp_path / names.EPOCH).touch()
+    assert epoch_file.read(DISK, str(tmp_path)).durable == 9
+    EpochWriter.open(DISK, str(tmp_path)).write(10)
+    assert epoch_file.read(DISK, str(tmp_path)).durable == 10
+
+
+@pytest.mark.parametrize("first", [1, 97, 0x1FE])
+def test_what_was_written_survives_a_crash_at_any_moment(first: int) -> None:
+    """Around a replacement, too: the process has made so many writes before."""
+    returned: list[int] = []
+
+    def prepare(disk: Disk) -> None:
+        returned.clear()
+        EpochWriter.open(disk, DIRECTORY).write(first)
+
+    def work(disk: Disk) -> None:
+        writer = EpochWriter.open(disk, DIRECTORY)
+        writer._writes = 97
+        for epoch in range(first + 1, first + 5):
+            writer.write(epoch)
+            returned.append(epoch)
+
+    for disk, _ in crashed(prepare, work):
+        durable = epoch_file.read(disk, DIRECTORY).durable
+        last = returned[-1] if returned else first
+        assert last <= durable <= last + 1
+        EpochWriter.open(disk, DIRECTORY).write(durable + 1)
+        assert epoch_file.read(disk, DIRECTORY).durable == durable + 1
+
+
+@pytest.mark.parametrize("writes", [0, 99])
+def test_an_epoch_that_a_killed_process_wrote_and_the_next_one_has_read_survives_a_loss_of_power(writes: int) -> None:
+    """Appended or put there by rename, and not synced: whoever opens the file relies on it."""
+    for operations in range(1, 20):
+        machine, disk = fresh()
+        EpochWriter.open(disk, DIRECTORY).write(1)
+        life = Life("killed")
+        writer = EpochWriter(SimulatedDisk(machine, life), DIRECTORY)
+        writer._writes = writes
+        machine.die_after(operations, partial(setattr, life, "is_dead", True))
+        with suppress(Died):
+            writer.write(2)
+        machine.crash(Loss.NOTHING)
+        disk = mounted(machine)
+        EpochWriter.open(disk, DIRECTORY)
+        durable = epoch_file.read(disk, DIRECTORY).durable
+        machine.crash(Loss.UNSYNCED)
+        assert epoch_file.read(mounted(machine), DIRECTORY).durable == durable

@@ -1,0 +1,109 @@
+"""A thousand directories with damaged files: each is read as far as it goes or refused by name, and never worse."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from flowstone.errors import FlowstoneError
+from flowstone.limestone.format import names
+from flowstone.limestone.format.epoch_file import EpochWriter
+from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, Mode
+from flowstone.limestone.store.recovery import Recovered, recover
+from flowstone.outside import Disk
+from tests.limestone import recorded
+from tests.limestone.crashes import DIRECTORY, fresh
+from tests.limestone.mutations import mutated
+
+DAMAGED: Final = 1000
+GROWTH_MAX_KIB: Final = 200_000
+SECONDS_MAX: Final = 60.0
+
+Directory = dict[str, bytes]
+
+
+def directories() -> list[Directory]:
+    """Every recorded directory, blobs left out: they are read by nobody here."""
+    found = sorted(path.parent for path in recorded.HERE.rglob(names.MANIFEST))
+    return [content(path) for path in found]
+
+
+def content(root: Path) -> Directory:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.suffix != ".blob"
+    }
+
+
+def damaged(rng: random.Random, whole: list[Directory]) -> Directory:
+    directory = dict(rng.choice(whole))
+    for _ in range(rng.choice((1, 1, 1, 2, 5))):
+        name = rng.choice(sorted(directory))
+        others = [data for each in whole for other, data in each.items() if names.is_pwal(other)]
+        directory[name] = mutated(directory[name], rng, others)
+    return directory
+
+
+def on_disk(directory: Directory, seed: int) -> Disk:
+    _, disk = fresh(seed)
+    for name, data in directory.items():
+        path = f"{DIRECTORY}/{name}"
+        disk.make_directory(path.rpartition("/")[0])
+        with disk.create(path) as file:
+            file.append(data)
+            file.sync()
+    return disk
+
+
+def shown(found: Recovered) -> list[tuple[int, bytes, bytes]]:
+    return [(row.storage_id, row.key, row.value) for row in found.snapshot.rows()]
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Neither memory nor the processor's time beyond what small files and streams may cost, however many."""
+    # The high-water mark is of the whole process, and other tests have made it high: begin anew.
+    Path("/proc/self/clear_refs").write_text("5")
+    before, start = memory_kib(), time.process_time()
+    yield
+    assert memory_kib() - before < GROWTH_MAX_KIB
+    assert time.process_time() - start < SECONDS_MAX
+
+
+def memory_kib() -> int:
+    """The most memory that was in use since the mark was taken back."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_damaged_directory_is_recovered_or_refused_and_what_was_recovered_stays() -> None:
+    rng, whole = random.Random(1), directories()
+    refused = 0
+    with bounded():
+        for number in range(DAMAGED):
+            disk = on_disk(damaged(rng, whole), number)
+            for mode in (INSPECT, STARTUP, REPAIR, REPAIR_CUT):
+                attempt(disk, mode)
+            found = attempt(disk, RECOVERY, repairs=True)
+            if found is None:
+                refused += 1
+                continue
+            EpochWriter.open(disk, DIRECTORY).write(found.last_epoch)
+            again = recover(disk, DIRECTORY)
+            assert shown(again) == shown(found), number
+            assert not any(report.changes for report in again.files)
+    assert DAMAGED // 10 < refused < DAMAGED * 9 // 10
+
+
+def attempt(disk: Disk, mode: Mode, *, repairs: bool = False) -> Recovered | None:
+    try:
+        return recover(disk, DIRECTORY, mode, repairs=repairs)
+    except FlowstoneError:
+        return None

@@ -1,0 +1,45 @@
+"""What a replica tells: a sentence for people, an object for programs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from flowstone.limestone.replica import events as events
+
+EVERY = [
+    events.Listening("data", "tcp://127.0.0.1:1", "u", 3, True),
+    events.Connected("10.0.0.1:5"),
+    events.Identified("10.0.0.1:5", "u", 7),
+    events.Disconnected("10.0.0.1:5", 8),
+    events.Resumed("u", 8),
+    events.Seeding("u", 8),
+    events.Seeded("u", 9),
+    events.Restored(2),
+    events.Withdrawn(2, 8),
+    events.Refused("10.0.0.1:5", 22, "no session"),
+    events.Refused("10.0.0.1:5", None, "no message"),
+    events.Compacted(8, 2),
+    events.Failed("no space"),
+    events.Stopped(8),
+]
+
+
+@pytest.mark.parametrize("event", EVERY, ids=lambda event: type(event).__name__)
+def test_each_is_a_sentence_and_an_object(event: events.Event) -> None:
+    fields = msgspec.json.decode(msgspec.json.encode(event))
+    assert fields.pop("event") == type(event).__name__.lower()
+    sentence = str(event)
+    assert "\n" not in sentence
+    for name, value in fields.items():
+        if name not in ("compatible", "code", "instance_uuid") and not isinstance(event, events.Listening):
+            assert str(value) in sentence
+
+
+def test_every_event_is_among_them() -> None:
+    assert {type(event) for event in EVERY} == set(events.Event.__subclasses__())
+
+
+def test_a_refusal_has_its_code_if_there_is_one() -> None:
+    assert "error 22: no session" in str(EVERY[9])
+    assert "error" not in str(EVERY[10])

@@ -1,0 +1,22 @@
+"""A master as a replica sees it: when it is over, and another one may come."""
+
+from __future__ import annotations
+
+from flowstone.limestone.replica.connection import Connection
+from flowstone.limestone.replica.master import Master
+from tests.limestone.replica.test_connection import FakeClient
+
+
+async def test_is_over_with_its_control_channel_or_its_last_connection() -> None:
+    control, log = Connection(FakeClient()), Connection(FakeClient())
+    master = Master("10.0.0.1:5")
+    assert master.is_over
+    master.channels[0] = log
+    assert not master.is_over  # the original opens its control channel last
+    master.control, master.had_control = control, True
+    assert not master.is_over
+    master.channels.clear()
+    assert not master.is_over
+    master.channels[0] = log
+    master.control = None
+    assert master.is_over

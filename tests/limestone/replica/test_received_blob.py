@@ -1,0 +1,41 @@
+"""A blob that comes piece by piece: durable before it has its name, gone if it never gets one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flowstone.limestone.format.files import read_whole
+from flowstone.limestone.replica.received_blob import ReceivedBlob
+from flowstone.outside import Disk, production
+from tests.limestone.crashes import DIRECTORY, crashed
+
+
+def test_what_has_come_replaces_a_file_of_its_name(tmp_path: Path) -> None:
+    (tmp_path / "name").write_bytes(b"old")
+    received = ReceivedBlob(production().disk, f"{tmp_path}/temporary")
+    received.append(b"new ", is_last=False)
+    received.append(b"content", is_last=True)
+    received.move(f"{tmp_path}/name")
+    received.discard()
+    assert [path.name for path in tmp_path.iterdir()] == ["name"]
+    assert (tmp_path / "name").read_bytes() == b"new content"
+
+
+def test_what_is_discarded_is_gone_whole_or_not(tmp_path: Path) -> None:
+    for is_last in (False, True):
+        received = ReceivedBlob(production().disk, f"{tmp_path}/temporary")
+        received.append(b"half", is_last=is_last)
+        received.discard()
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_crash_leaves_no_half_of_it_under_its_name() -> None:
+    def work(disk: Disk) -> None:
+        received = ReceivedBlob(disk, f"{DIRECTORY}/temporary")
+        received.append(b"half, ", is_last=False)
+        received.append(b"and half", is_last=True)
+        received.move(f"{DIRECTORY}/name")
+
+    for disk, is_done in crashed(lambda disk: None, work):
+        found = read_whole(disk, f"{DIRECTORY}/name")
+        assert found == b"half, and half" or (found is None and not is_done)

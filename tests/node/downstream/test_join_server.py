@@ -1,0 +1,337 @@
+"""JOIN, FETCH_SNAPSHOT and REGISTER: what a replica gets before it follows, packet by packet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import pytest_asyncio
+
+from flowstone.box.ddl import functions as ddl
+from flowstone.box.dialect import Dialect
+from flowstone.box.engine import statements
+from flowstone.iproto import errors
+from flowstone.iproto.constants import RequestType
+from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.row import Row
+from flowstone.node.downstream.join_server import raft_row, snapshot_packets
+from flowstone.node.info import members
+from flowstone.node.synchro.limbo_driver import Received
+from flowstone.replication.limbo.control_rows import Promote, RaftState, Rollback, decode_control
+from flowstone.replication.limbo.split_brain import Request
+from flowstone.replication.messages import FetchSnapshot, decode_vclock_reply
+from flowstone.replication.vclock import VClock
+from tests.node.masters import REPLICA, VERSION_2_6, VERSION_2_11, Connection, Master, kinds, lose_logs, settle
+
+OTHER = UUID("44444444-4444-4444-8444-444444444444")
+
+
+@pytest_asyncio.fixture
+async def master(tmp_path: Path) -> AsyncIterator[Master]:
+    async for made in running(tmp_path, Dialect.V2_6):
+        yield made
+
+
+@pytest_asyncio.fixture
+async def newer(tmp_path: Path) -> AsyncIterator[Master]:
+    async for made in running(tmp_path, Dialect.V2_11):
+        yield made
+
+
+async def running(path: Path, dialect: Dialect) -> AsyncIterator[Master]:
+    made = Master(path, dialect)
+    await made.create_space()
+    await made.put(1)
+    yield made
+    await made.close()
+
+
+def values(row: Row) -> Any:
+    return unpack(row.body)
+
+
+def tuples(rows: list[Row], space_id: int) -> list[Any]:
+    return [values(row)[0x21] for row in rows if row.type == RequestType.INSERT and values(row)[0x10] == space_id]
+
+
+async def test_a_join_is_a_snapshot_the_registration_and_three_positions(master: Master) -> None:
+    start = master.instance.vclock
+    rows = (await master.join()).take()
+    positions = [number for number, row in enumerate(rows) if row.type == RequestType.OK]
+    assert [decode_vclock_reply(rows[number].body) for number in positions] == [
+        start,
+        start.advanced(1, start.get(1) + 1),
+        start.advanced(1, start.get(1) + 1),
+    ]
+    assert positions[0] == 0
+    assert positions[2] == len(rows) - 1
+    snapshot, final = rows[1 : positions[1]], rows[positions[1] + 1 : -1]
+    assert all(row.lsn == row.replica_id == 0 and row.timestamp == 0 for row in snapshot)
+    assert tuples(snapshot, 512) == [(1,)]
+    assert [(row.replica_id, row.lsn) for row in final] == [(1, start.get(1) + 1)]
+    assert tuples(final, 320) == [(2, str(REPLICA))]
+    assert dict(members(master.instance))[2] == str(REPLICA)
+
+
+async def test_every_packet_of_a_join_carries_its_sync(newer: Master) -> None:
+    rows = (await newer.join(sync=9, version=VERSION_2_11)).take()
+    assert {row.sync for row in rows} == {9}
+
+
+async def test_spaces_come_by_id_without_what_is_local_or_temporary(master: Master) -> None:
+    await master.write(lambda txn: ddl.create_space(txn, "own", is_local=True))
+    await master.write(lambda txn: ddl.create_index(txn, "own", "pk"))
+    await master.write(lambda txn: ddl.create_space(txn, "gone", temporary=True))
+    await master.write(lambda txn: ddl.create_index(txn, "gone", "pk"))
+    for name in ("own", "gone"):
+        space = master.instance.box.space(name)
+        await master.write(lambda txn, space=space: statements.replace(txn, space, pack((1,))))  # type: ignore[misc]
+    rows = [row for row in (await master.join()).take() if row.lsn == 0 and row.type == RequestType.INSERT]
+    spaces = [values(row)[0x10] for row in rows]
+    assert spaces == sorted(spaces)
+    assert spaces[-1] == 512
+    assert {"own", "gone"} <= {row[2] for row in tuples(rows, 280)}
+
+
+async def test_who_says_a_version_is_told_of_elections_and_the_queue(newer: Master) -> None:
+    rows = (await newer.join(version=VERSION_2_11)).take()
+    assert kinds(rows[:5]) == ["OK", "JOIN_META", "RAFT", "RAFT_PROMOTE", "JOIN_SNAPSHOT"]
+    assert (values(rows[2]), rows[2].group_id) == ({0: 1}, 0)
+    assert values(rows[3]) == {2: 0, 3: 0, 0x26: {}}
+    rows = (await newer.join(OTHER)).take()
+    assert kinds(rows[:2]) == ["OK", "INSERT"]
+
+
+async def test_2_6_knows_no_such_thing(master: Master) -> None:
+    rows = (await master.join(version=VERSION_2_11)).take()
+    assert kinds(rows[:2]) == ["OK", "INSERT"]
+
+
+def test_older_replicas_expect_raft_rows_to_be_local() -> None:
+    plain = [(2, 11, 6), (2, 11, 9), (3, 2, 2), (3, 8, 0), (4, 0, 0)]
+    marked = [(2, 6, 0), (2, 10, 0), (2, 11, 5), (3, 0, 0), (3, 2, 1)]
+    for versions, group_id in ((plain, 0), (marked, 1)):
+        for major, minor, patch in versions:
+            assert raft_row(RaftState(term=1), major << 16 | minor << 8 | patch).group_id == group_id
+
+
+def test_a_row_of_a_snapshot_is_as_real_servers_send_it() -> None:
+    raw = bytes.fromhex("94a776657273696f6e020301")
+    assert snapshot_packets(272, [raw]).hex() == "ce00000017" + "8100028210ce0000011021" + raw.hex()
+    assert snapshot_packets(272, [raw], 3).hex() == "ce00000019" + "82000201038210ce0000011021" + raw.hex()
+    assert snapshot_packets(272, []) == b""
+
+
+async def test_rows_written_during_the_snapshot_come_behind_it(master: Master) -> None:
+    class Slow(Connection):
+        has_written = False
+
+        async def flushed(self) -> None:
+            if not self.has_written:
+                self.has_written = True
+                await master.put(2)
+                await master.put(3, 4)
+
+    start = master.instance.vclock.get(1)
+    rows = (await master.join(connection=Slow())).take()
+    assert tuples([row for row in rows if not row.lsn], 512) == [(1,)]
+    final = [row for row in rows if row.lsn]
+    assert [row.lsn for row in final] == [start + 1, start + 2, start + 3, start + 4]
+    assert [row.is_commit for row in final] == [True, False, True, True]
+
+
+async def test_a_snapshot_is_of_one_moment_with_what_is_on_its_way_to_the_log(master: Master) -> None:
+    transaction = master.instance.box.begin()
+    statements.replace(transaction, master.instance.box.space("numbers"), pack((7,)))
+    master.instance.commits.submit(transaction, lambda error: None)
+    position = master.instance.journal.vclock
+    rows = (await master.join()).take()
+    assert decode_vclock_reply(rows[0].body) == position
+    assert tuples([row for row in rows if not row.lsn], 512) == [(1,), (7,)]
+
+
+async def test_a_join_fails_when_the_log_does(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(master.instance.journal, "_write", refuse)
+    with pytest.raises(errors.WalIo):
+        await master.join()
+    assert master.collector.consumers == []
+
+
+async def test_the_smallest_free_id_is_given(master: Master) -> None:
+    for number in (2, 3, 5):
+        await master.write(
+            lambda txn, number=number: statements.insert(  # type: ignore[misc]
+                txn, master.instance.box.space(320), pack((number, str(UUID(int=1 << 64 | number))))
+            )
+        )
+    await master.join()
+    assert dict(members(master.instance))[4] == str(REPLICA)
+
+
+async def test_id_of_a_former_member_is_given_only_when_all_ids_were_used(
+    master: Master, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = master.instance.box.space(320)
+    first = UUID(int=1 << 64 | 2)
+    await master.join(first)
+    await master.write(lambda txn: statements.delete(txn, cluster, 0, pack((2,))))
+    for number in range(3, 32):
+        uuid = UUID(int=1 << 64 | number)
+        await master.join(uuid)
+        assert dict(members(master.instance))[number] == str(uuid)
+    assert "former member" not in caplog.text
+    await master.join()
+    assert dict(members(master.instance))[2] == str(REPLICA)
+    assert f"{REPLICA} gets id 2 of a former member" in caplog.text
+
+
+async def test_the_thirty_second_member_is_refused(master: Master) -> None:
+    for number in range(2, 32):
+        await master.join(UUID(int=(0x4 << 76) | (0x8 << 60) | number))
+    connection = Connection()
+    with pytest.raises(errors.ReplicaMax, match="Replica count limit reached: 32"):
+        await master.join(connection=connection)
+    assert len(dict(members(master.instance))) == 31
+    assert len(master.collector.consumers) == 30
+
+
+async def test_a_member_that_joins_again_keeps_its_id_and_needs_no_write(master: Master) -> None:
+    await master.join()
+    before = master.instance.vclock
+    master.instance.box.is_read_only = True
+    rows = (await master.join()).take()
+    assert [row for row in rows if row.lsn] == []
+    assert master.instance.vclock == before
+    assert len(master.collector.consumers) == 1
+
+
+async def waiting(master: Master) -> asyncio.Task[None]:
+    """A synchronous transaction that lacks a quorum."""
+    await master.write(lambda txn: ddl.create_space(txn, "sync", is_sync=True))
+    await master.write(lambda txn: ddl.create_index(txn, "sync", "pk"))
+    master.instance.queue.configure(quorum=2, timeout=5.0)
+    space = master.instance.box.space("sync")
+    task = asyncio.create_task(master.write(lambda txn: statements.replace(txn, space, pack((1,)))))
+    await master.clock.advance(0.1)
+    assert len(master.instance.queue.limbo) == 1
+    return task
+
+
+async def test_a_join_waits_for_verdicts_of_the_queue(master: Master) -> None:
+    writing = await waiting(master)
+    connection = Connection()
+    task = asyncio.create_task(master.join(connection=connection))
+    await master.clock.advance(1.0)
+    assert not connection.sent
+    master.instance.queue.ack(2, master.instance.vclock)
+    await writing
+    await task
+    assert connection.sent
+
+
+async def test_a_join_fails_with_what_it_waits_for(master: Master) -> None:
+    writing = await waiting(master)
+    task = asyncio.create_task(master.join())
+    await asyncio.sleep(0)
+    rollback = Request(1, Rollback(1, master.instance.vclock.get(1)))
+    lsn = master.instance.vclock.get(1) + 1
+    row = Row(RequestType.RAFT_ROLLBACK.value, 1, lsn=lsn, timestamp=1.0, tsn=lsn, body=rollback.body.encode())
+    master.instance.queue.decide(rollback, Received(row.encode(), lambda: b"", {1: lsn}, lambda error: None))
+    with pytest.raises(errors.SyncRollback):
+        await task
+    with pytest.raises(errors.SyncRollback):
+        await writing
+    assert master.collector.consumers == []
+
+
+async def test_a_confirm_in_the_final_stage_is_a_nop_to_2_6(master: Master) -> None:
+    await master.write(lambda txn: ddl.create_space(txn, "sync", is_sync=True))
+    await master.write(lambda txn: ddl.create_index(txn, "sync", "pk"))
+
+    class Slow(Connection):
+        has_written = False
+
+        async def flushed(self) -> None:
+            if not self.has_written:
+                self.has_written = True
+                space = master.instance.box.space("sync")
+                await master.write(lambda txn: statements.replace(txn, space, pack((1,))))
+                await master.put(5)
+
+    rows = [row for row in (await master.join(connection=Slow())).take() if row.lsn]
+    assert [RequestType(row.type).name for row in rows] == ["REPLACE", "NOP", "REPLACE", "INSERT"]
+    assert [row.lsn - rows[0].lsn for row in rows] == [0, 1, 2, 3]
+
+
+async def test_a_snapshot_alone_ends_with_its_position(newer: Master) -> None:
+    before = newer.instance.vclock
+    rows = (await newer.fetch(FetchSnapshot(VERSION_2_11), sync=3)).take()
+    assert kinds(rows[:5]) == ["OK", "JOIN_META", "RAFT", "RAFT_PROMOTE", "JOIN_SNAPSHOT"]
+    assert decode_vclock_reply(rows[-1].body) == before.without_zero()
+    assert not any(row.lsn for row in rows)
+    assert newer.instance.vclock == before
+    assert newer.collector.consumers == []
+
+
+async def test_what_waited_when_a_snapshot_was_begun_is_confirmed_by_its_own_word(newer: Master) -> None:
+    """Else the next PROMOTE, which is about these rows, would come to who follows from there as from the future."""
+    queue = newer.instance.queue
+    await queue.promote(2)
+    writing = await waiting(newer)
+    newest = queue.limbo.newest
+    assert newest is not None
+    fetching = asyncio.create_task(newer.fetch(FetchSnapshot(VERSION_2_11)))
+    await newer.clock.advance(1.0)
+    queue.ack(2, newer.instance.vclock)
+    await writing
+    row = (await fetching).take()[3]
+    state = decode_control(row.type, row.body)
+    assert state == Promote(1, newest.lsn, 2, VClock({1: newest.lsn}))
+
+
+async def test_registering_sends_what_comes_up_to_it(master: Master) -> None:
+    start = master.instance.vclock.get(1)
+    rows = (await master.register()).take()
+    assert kinds(rows) == [f"1:{start + 1}", "OK"]
+    assert tuples(rows, 320) == [(2, str(REPLICA))]
+
+
+async def test_newer_servers_send_all_that_the_one_who_registers_has_not(newer: Master) -> None:
+    start = newer.instance.vclock.get(1)
+    rows = (await newer.register(vclock=VClock({1: start - 1}))).take()
+    assert kinds(rows) == [f"1:{start}", f"1:{start + 1}", "OK"]
+    assert [consumer.vclock for consumer in newer.collector.consumers] == [VClock({1: start + 1})]
+
+
+async def test_logs_that_the_one_who_registers_needs_may_be_gone(newer: Master, tmp_path: Path) -> None:
+    lose_logs(tmp_path)
+    with pytest.raises(errors.XlogGap, match=r"Missing \.xlog file between LSN 1 "):
+        await newer.register(vclock=VClock({1: 1}))
+    assert newer.collector.consumers == []
+
+
+async def test_who_leaves_in_the_middle_keeps_no_logs(master: Master) -> None:
+    class Gone(Connection):
+        async def flushed(self) -> None:
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(master.join(connection=Gone()))
+    await settle()
+    assert len(master.collector.consumers) == 1
+    assert len(master.instance.box.views) == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert master.collector.consumers == []
+    assert list(master.instance.box.views) == []
+    assert REPLICA not in dict(members(master.instance)).values()
+
+
+def test_versions_are_those_of_the_wire() -> None:
+    assert (VERSION_2_6, VERSION_2_11) == (132608, 133897)

@@ -1,0 +1,171 @@
+"""Writes of a turn that wait for a verdict: in bulk and one by one they end alike, and hold up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from flowstone.box.dialect import Dialect
+from flowstone.box.engine.transaction import ADMIN
+from flowstone.iproto.row import Row
+from flowstone.node.wal.journal import WalMode
+from flowstone.replication.limbo.control_rows import Promote, decode_control
+from flowstone.replication.limbo.tenures import Tenures
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.reader import LogFile
+from tests.box.spaces import definition, on, put
+from tests.node.server.test_turn import (
+    DELETE,
+    INSERT,
+    NUMBERS,
+    REPLACE,
+    SELECT,
+    Served,
+    in_bulk,
+    numbered,
+    plainly,
+    statement,
+)
+
+SYNCHRONOUS = 600
+WAYS = pytest.mark.parametrize("way", [in_bulk, plainly], ids=["bulk", "plain"])
+SYNC_QUORUM_TIMEOUT, SYNC_ROLLBACK, WAL_IO, UNCLAIMED, FULL = 216, 217, 40, 227, 289
+
+
+def served(dialect: Dialect = Dialect.V2_6, quorum: int = 2, mode: WalMode = WalMode.WRITE) -> Served:
+    made = Served((ADMIN, ADMIN), mode)
+    put(made.box, definition(SYNCHRONOUS, on("0:unsigned"), flags={"is_sync": True}))
+    made.box.dialect = dialect
+    queue = made.commits.queue
+    queue.configure(quorum=quorum)
+    queue.start(1, Promote(1, 0, 2) if dialect is Dialect.V2_11 else Promote(0, 0, 0), Tenures({}, (), {}), ())
+    if dialect is Dialect.V2_11:
+        queue.limbo._is_frozen_until_promotion = False
+    return made
+
+
+def kept(made: Served) -> list[Any]:
+    return sorted(made.box.space(SYNCHRONOUS).tuples())
+
+
+def answers(made: Served) -> list[list[tuple[int, int]]]:
+    """Sync and code of each answer, by connection."""
+    return [sorted((response.sync, response.type & 0x7FFF) for response in peer.responses()) for peer in made.peers]
+
+
+def rows(made: Served) -> list[Row]:
+    disk = made.disk.outside().disk
+    found: list[Row] = []
+    for name in disk.list_directory("data"):
+        with LogFile.open(disk, f"data/{name}") as log:
+            for transaction in log.transactions():
+                found += transaction.rows
+    return found
+
+
+@WAYS
+@pytest.mark.parametrize("dialect", list(Dialect))
+async def test_they_are_answered_when_a_quorum_has_them_and_reads_at_once(way: Any, dialect: Dialect) -> None:
+    made = served(dialect)
+    with way():
+        await made.run([numbered(REPLACE, range(30), SYNCHRONOUS), numbered(SELECT, [1], SYNCHRONOUS, first=99)])
+    assert answers(made) == [[], [(99, 0)]]
+    assert (made.peers[0].postponed_count, len(kept(made)), len(made.commits.queue.limbo)) == (30, 30, 30)
+    made.commits.queue.ack(2, made.journal.written_vclock)
+    await made.journal.drain()
+    await asyncio.sleep(0)
+    assert answers(made)[0] == [(number, 0) for number in range(30)]
+    assert (made.peers[0].postponed_count, list(made.box.in_flight)) == (0, [])
+    written = rows(made)
+    assert [row.lsn for row in written] == list(range(6, 37))
+    assert {row.flags for row in written[:-1]} == {1 | (6 if dialect is Dialect.V2_11 else 0)}
+    assert decode_control(written[-1].type, written[-1].body).lsn == 35  # type: ignore[union-attr]
+
+
+@WAYS
+async def test_what_is_behind_them_waits_with_them(way: Any) -> None:
+    made = served()
+    with way():
+        await made.run([numbered(INSERT, range(20), SYNCHRONOUS) + numbered(REPLACE, range(20), NUMBERS, 20), b""])
+        await made.run([b"", numbered(DELETE, range(5), SYNCHRONOUS)])
+    assert len(made.commits.queue.limbo) == 45
+    queue = made.commits.queue
+    assert queue.limbo.deadline is not None
+    queue._do(queue.limbo.tick(queue.limbo.deadline))  # the clock of these tests stands still
+    await made.journal.drain()
+    await asyncio.sleep(0)
+    codes = [(0, SYNC_QUORUM_TIMEOUT)] + [(number, SYNC_ROLLBACK) for number in range(1, 40)]
+    assert answers(made) == [codes, [(number, SYNC_ROLLBACK) for number in range(5)]]
+    assert (kept(made), list(made.box.space(NUMBERS).tuples()), list(made.box.in_flight)) == ([], [], [])
+
+
+@WAYS
+@pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
+async def test_a_failed_write_takes_all_of_them_back(way: Any, mode: WalMode) -> None:
+    made = served(mode=mode)
+    with way():
+        await made.run([numbered(REPLACE, range(3), SYNCHRONOUS), b""])
+        made.disk.room = 0
+        await made.run([numbered(REPLACE, range(20), SYNCHRONOUS, 10), statement(DELETE, SYNCHRONOUS, (1,), 50)])
+    await asyncio.sleep(0)
+    assert answers(made) == [[(number, WAL_IO) for number in range(10, 30)], [(50, WAL_IO)]]
+    # Three that came together are one run.
+    assert (len(kept(made)), len(made.commits.queue.limbo)) == (3, 3)
+    assert len(made.box.in_flight) == (1 if way is in_bulk else 3)
+
+
+@WAYS
+async def test_a_verdict_may_be_about_some_of_those_that_came_together(way: Any) -> None:
+    made = served()
+    with way():
+        await made.run([numbered(REPLACE, range(10), SYNCHRONOUS), numbered(REPLACE, range(10, 20), SYNCHRONOUS)])
+    queue = made.commits.queue
+    queue.ack(2, VClock({1: 5 + 13}))
+    await made.journal.drain()
+    await asyncio.sleep(0)
+    assert answers(made) == [[(number, 0) for number in range(10)], [(number, 0) for number in range(3)]]
+    assert [peer.postponed_count for peer in made.peers] == [0, 7]
+    view = made.box.open_view(confirmed=True)
+    hidden = view.changes[made.box.space(SYNCHRONOUS).indexes[0]]
+    assert sorted(key for key, old in hidden.items() if old is None) == list(range(13, 20))
+    view.close()
+    assert queue.limbo.deadline is not None
+    queue._do(queue.limbo.tick(queue.limbo.deadline))
+    await made.journal.drain()
+    await asyncio.sleep(0)
+    refused = [(3, SYNC_QUORUM_TIMEOUT), *((number, SYNC_ROLLBACK) for number in range(4, 10))]
+    assert answers(made)[1] == [(number, 0) for number in range(3)] + refused
+    assert (len(kept(made)), list(made.box.in_flight), made.peers[1].postponed_count) == (13, [], 0)
+
+
+@WAYS
+async def test_one_that_cannot_be_executed_is_an_error_for_itself(way: Any) -> None:
+    made = served()
+    with way():
+        await made.run([numbered(INSERT, [1, 2, 3, 2, 4], SYNCHRONOUS), b""])
+    made.commits.queue.ack(2, made.journal.written_vclock)
+    await made.journal.drain()
+    await asyncio.sleep(0)
+    assert [code for _, code in answers(made)[0]] == [0, 0, 0, 3, 0]
+
+
+@WAYS
+async def test_a_queue_that_is_nobodys_or_full_refuses_them(way: Any) -> None:
+    made = served(Dialect.V2_11)
+    made.commits.queue.start(1, Promote(0, 0, 2), Tenures({}, (), {}), ())
+    with way():
+        await made.run([numbered(REPLACE, range(20), SYNCHRONOUS), b""])
+    await asyncio.sleep(0)
+    assert {code for _, code in answers(made)[0]} == {UNCLAIMED}
+    assert (kept(made), made.journal.vclock) == ([], VClock({1: 5}))
+    made = served()
+    made.commits.queue.configure(max_size=30)
+    with way():
+        await made.run([numbered(REPLACE, range(20), SYNCHRONOUS), b""])
+    await asyncio.sleep(0)
+    entered = len(made.commits.queue.limbo)
+    assert 0 < entered < 20
+    assert answers(made)[0] == [(number, FULL) for number in range(entered, 20)]
+    assert len(kept(made)) == entered

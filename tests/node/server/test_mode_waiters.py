@@ -1,0 +1,32 @@
+"""Waiting until an instance takes writes, or none."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from flowstone.iproto import errors
+from flowstone.node.server.mode_waiters import wait_read_only
+from tests.node.instances import make_instance
+
+
+async def test_what_is_so_already_is_not_waited_for() -> None:
+    await wait_read_only(make_instance(), False, 0.0)
+    await wait_read_only(make_instance(read_only=True), True, 0.0)
+
+
+async def test_returns_when_it_is_so() -> None:
+    instance = make_instance(read_only=True)
+    waiting = asyncio.ensure_future(wait_read_only(instance, False))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    instance.box.is_read_only = False
+    await asyncio.wait_for(waiting, 60)
+
+
+async def test_time_runs_out() -> None:
+    with pytest.raises(errors.System, match="timed out") as raised:
+        await wait_read_only(make_instance(), True, 0.02)
+    assert raised.value.stack is not None
+    assert raised.value.stack.errors[0].type == "TimedOut"

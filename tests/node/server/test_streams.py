@@ -1,0 +1,29 @@
+"""How many transactions may be open at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.iproto import errors
+from flowstone.node.server.streams import OpenTransactions, Stream
+
+
+def test_those_of_strangers_are_counted_apart() -> None:
+    transactions = OpenTransactions(2, 1, lambda: False)
+    assert not transactions.add(False)
+    with pytest.raises(errors.Unsupported, match="more than 1 open transactions before authentication"):
+        transactions.add(False)
+    assert transactions.add(True)
+    assert transactions.add(True)
+    with pytest.raises(errors.Unsupported, match="more than 2 open transactions"):
+        transactions.add(True)
+    transactions.remove(True)
+    assert transactions.add(True)
+
+
+def test_guests_whom_somebody_trusts_are_clients_like_others() -> None:
+    assert OpenTransactions(2, 1, lambda: True).add(False)
+
+
+def test_a_stream_without_a_transaction_has_nothing_to_use() -> None:
+    assert Stream().usable(0.0) is None

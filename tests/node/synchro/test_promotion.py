@@ -1,0 +1,302 @@
+"""box.ctl.promote() and demote(): every mode and role, with the errors of 2.11.9."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from flowstone.iproto import errors
+from flowstone.replication.limbo.control_rows import RaftState
+from flowstone.replication.raft.election import Mode, State
+from tests.node.electorate import Electorate
+from tests.simulation.simulation import Simulation, simulated
+
+ELECTING = pytest.mark.parametrize("mode", [Mode.MANUAL, Mode.CANDIDATE])
+
+
+async def started(sim: Simulation, mode: Mode, count: int = 3) -> Electorate:
+    them = Electorate(sim, count, mode=mode)
+    them.start()
+    await sim.sleep(1)
+    return them
+
+
+@simulated()
+async def test_with_elections_off_a_promotion_begins_a_term_and_takes_the_queue(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    await member.promote()
+    assert (member.term, queue.owner_id, queue.term) == (2, 1, 2)
+    assert not member.is_read_only
+    await sim.sleep(1)
+    assert them.members[2].term == 2
+    await member.promote()
+    assert member.term == 2, "it has the queue in this term"
+    them.queues[1].is_frozen = True
+    await member.promote()
+    assert (member.term, queue.term) == (3, 3)
+    await them.close()
+
+
+@simulated()
+async def test_with_elections_off_the_owner_of_the_queue_has_time_to_decide_first(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    queue.take(2, 1)
+    queue.waits = 3
+    promoting = asyncio.ensure_future(member.promote())
+    await sim.sleep(5)
+    assert (member.term, queue.story[-1]) == (1, "waits 10 s for its owner")
+    queue.empty()
+    await promoting
+    assert (member.term, queue.owner_id) == (2, 1)
+    await them.close()
+
+
+@simulated()
+async def test_with_elections_off_a_quorum_that_does_not_come_ends_a_promotion(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    queue.take(2, 1)
+    queue.waits = 3
+    before = sim.now
+    with pytest.raises(errors.System, match="timed out"):
+        await member.promote()
+    assert sim.now - before == pytest.approx(3 * queue.timeout, abs=0.2)
+    assert (member.term, queue.owner_id) == (2, 2)
+    queue.empty()
+    await member.promote()
+    assert (member.term, queue.owner_id) == (3, 1)
+    await them.close()
+
+
+@simulated()
+async def test_somebody_who_is_promoted_meanwhile_is_first(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    queue.take(2, 1)
+    queue.waits = 3
+    promoting = asyncio.ensure_future(member.promote())
+    await sim.sleep(5)
+    queue.take(3, 2)
+    queue.empty()
+    with pytest.raises(errors.InterferingPromote, match=r"^Instance with replica id 3 was promoted first \(ER_"):
+        await promoting
+    await them.close()
+
+
+@simulated()
+async def test_a_newer_term_interferes_with_a_promotion_that_waits_for_its_quorum(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    queue.take(2, 1)
+    queue.waits = 3
+    promoting = asyncio.ensure_future(member.promote())
+    await sim.sleep(12)
+    assert member.term == 2
+    member.heard_term(3, 3)
+    with pytest.raises(errors.InterferingElections, match=r"^Interfering elections started \(ER_"):
+        await promoting
+    await them.close()
+
+
+@simulated()
+async def test_one_promotion_at_a_time(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    queue.take(2, 1)
+    queue.waits = 3
+    promoting = asyncio.ensure_future(member.promote())
+    await sim.sleep(1)
+    for attempt in (member.promote, member.demote):
+        with pytest.raises(
+            errors.Unsupported, match=r"^box\.ctl\.promote/demote does not support simultaneous invocations \(ER_"
+        ):
+            await attempt()
+    queue.empty()
+    await promoting
+    await them.close()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@simulated()
+async def test_an_anonymous_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: Mode) -> None:
+    them = Electorate(sim, mode=mode)
+    member = them.members[1]
+    member.start(RaftState(term=1), 0)
+    for attempt in (member.promote, member.demote):
+        with pytest.raises(errors.Unsupported, match=r"^replication_anon=true does not support manual elections \(ER_"):
+            await attempt()
+    await them.close()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@simulated()
+async def test_expelled_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: Mode) -> None:
+    them = await started(sim, mode)
+    member = them.members[1]
+    member.expelled()
+    for attempt in (member.promote, member.demote):
+        with pytest.raises(errors.LocalInstanceIdIsReadOnly, match="The local instance id 1 is read-only"):
+            await attempt()
+    await them.close()
+
+
+@simulated()
+async def test_a_voter_is_not_promoted(sim: Simulation) -> None:
+    them = await started(sim, Mode.VOTER)
+    with pytest.raises(errors.Unsupported, match=r"^election_mode='voter' does not support manual elections \(ER_"):
+        await them.members[1].promote()
+    await them.members[1].demote()
+    await them.close()
+
+
+@ELECTING
+@simulated()
+async def test_a_promotion_is_an_election(sim: Simulation, mode: Mode) -> None:
+    them = await started(sim, mode)
+    await them.members[2].promote()
+    assert them.leaders == [2]
+    assert await them.elect() == 2
+    term = them.members[2].term
+    await them.members[2].promote()
+    assert them.members[2].term == term
+    await them.members[1].promote()
+    assert await them.elect() == 1
+    assert them.members[1].term == term + 1
+    assert them.leaders == [1]
+    await them.close()
+
+
+@simulated()
+async def test_a_manual_leader_is_not_replaced_by_itself(sim: Simulation) -> None:
+    them = await started(sim, Mode.MANUAL)
+    await them.members[2].promote()
+    them.cut(2)
+    await them.beat(100)
+    assert them.leaders == []
+    await them.close()
+
+
+@simulated()
+async def test_who_is_promoted_without_a_quorum_learns_that(sim: Simulation) -> None:
+    them = await started(sim, Mode.MANUAL)
+    them.cut(1)
+    with pytest.raises(
+        errors.NoElectionQuorum,
+        match=r"^Not enough peers connected to start elections: 1 out of minimal required 2 \(ER_",
+    ):
+        await them.members[1].promote()
+    await them.close()
+
+
+@simulated()
+async def test_who_gets_no_answer_from_peers_that_are_there_is_timed_out(sim: Simulation) -> None:
+    them = await started(sim, Mode.MANUAL)
+    them.cut_off.add(1)
+    with pytest.raises(errors.System, match=r"^timed out \(ER_"):
+        await them.members[1].promote()
+    await them.close()
+
+
+@simulated()
+async def test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next(sim: Simulation) -> None:
+    them = await started(sim, Mode.MANUAL)
+    member = them.members[1]
+    them.cut_off.add(1)
+    promoting = asyncio.ensure_future(member.promote())
+    await sim.sleep(1)
+    member.message(3, RaftState(term=2, vote=3, state=3))
+    with pytest.raises(errors.InterferingPromote, match=r"^Instance with replica id 3 was promoted first \(ER_"):
+        await promoting
+    promoting = asyncio.ensure_future(member.promote())
+    await sim.sleep(1)
+    member.message(3, RaftState(term=9, vote=3, state=1))
+    with pytest.raises(errors.OldTerm, match=r"^The term is outdated: old - 3, new - 9 \(ER_"):
+        await promoting
+    promoting = asyncio.ensure_future(member.promote())
+    await sim.sleep(1)
+    member.configure(replace(them.config, mode=Mode.OFF))
+    with pytest.raises(errors.ElectionDisabled, match=r"^Elections were turned off \(ER_"):
+        await promoting
+    await them.close()
+
+
+@ELECTING
+@simulated()
+async def test_a_leader_that_is_demoted_resigns_and_its_queue_is_fenced(sim: Simulation, mode: Mode) -> None:
+    them = await started(sim, mode)
+    await them.members[1].promote()
+    await them.elect()
+    for number in (2, 3):
+        them.queues[number].take(1, them.members[1].term)
+    await them.members[2].demote()
+    assert them.leaders == [1]
+    await them.members[1].demote()
+    assert them.leaders == []
+    assert them.queues[1].story[-1] == "fence"
+    if mode is Mode.CANDIDATE:
+        assert await them.elect() != 1
+    else:
+        await them.beat(100)
+        assert {member.raft.state for member in them.members.values()} == {State.FOLLOWER}
+    await them.close()
+
+
+@simulated()
+async def test_with_elections_off_a_demotion_gives_the_queue_to_nobody(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    await member.demote()
+    assert member.term == 1, "there is nothing to give away"
+    await member.promote()
+    await member.demote()
+    assert (member.term, queue.owner_id, queue.term, queue.promote_terms) == (3, 0, 3, {1: 3})
+    await them.close()
+
+
+@simulated()
+async def test_with_elections_off_only_an_outdated_queue_of_another_is_given_to_nobody(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    member.heard_term(2, 2)
+    queue.take(2, 2)
+    await sim.sleep(1)
+    await member.demote()
+    assert (member.term, queue.owner_id) == (2, 2)
+    member.heard_term(2, 3)
+    await sim.sleep(1)
+    await member.demote()
+    assert (member.term, queue.owner_id, queue.promote_terms) == (4, 0, {1: 4, 2: 2})
+    await them.close()
+
+
+@simulated()
+async def test_with_elections_off_nobody_is_demoted_while_another_leads(sim: Simulation) -> None:
+    them = await started(sim, Mode.OFF)
+    member, queue = them.members[1], them.queues[1]
+    await member.promote()
+    member.message(3, RaftState(term=5, vote=3, state=3))
+    with pytest.raises(errors.NotLeader, match=r"^The instance is not a leader\. New leader is 3 \(ER_"):
+        await member.demote()
+    assert queue.owner_id == 1
+    await them.close()
+
+
+@simulated()
+async def test_a_change_of_mode_ends_the_wait_of_a_leader_for_its_queue(sim: Simulation) -> None:
+    them = await started(sim, Mode.MANUAL)
+    member, queue = them.members[1], them.queues[1]
+    queue.waits = 1
+    await member.promote()
+    assert them.leaders == [1]
+    await sim.sleep(1)
+    member.configure(replace(them.config, mode=Mode.OFF))
+    assert queue.story[-1] == "226: The instance is not a leader. New leader is 0"
+    await sim.sleep(1)
+    queue.empty()
+    await member.promote()
+    assert queue.owner_id == 1
+    await them.close()

@@ -1,0 +1,110 @@
+"""Watching a ballot on a connection of its own: how it ends, and what it does about who reads no answers."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from flowstone.iproto.greeting import Greeting, encode_greeting
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.replies import encode_event
+from flowstone.node.upstream.ballot_watcher import BallotWatching
+from flowstone.outside import Stream
+from flowstone.replication.applier.states import ConnectionLost
+from flowstone.replication.messages import Ballot, encode_ballot_body
+from flowstone.replication.vclock import VClock
+
+GREETING = encode_greeting(Greeting((2, 11, 9), UUID(int=7), b"s" * 32))
+
+
+class Peer:
+    """A stream that brings ballots as long as there is time to read them, and takes only some answers."""
+
+    def __init__(self, ballots: int, *, reads_answers: int) -> None:
+        self._left = ballots
+        self._room = reads_answers
+        self._lsn = 0
+        self.is_greeted = False
+        self.reads = 0
+        self.may_close = asyncio.Event()
+        self.may_close.set()
+        self.closing = asyncio.Event()
+
+    async def connect(self) -> Stream:
+        return self
+
+    async def read(self, n: int) -> bytes:
+        self.reads += 1
+        if not self.is_greeted:
+            self.is_greeted = True
+            return GREETING
+        if not self._left:
+            return b""
+        self._left -= 1
+        self._lsn += 1
+        ballot = Ballot(VClock({1: self._lsn}))
+        return encode_event(0, pack("internal.ballot"), encode_ballot_body(ballot, is_2_6=False))
+
+    def write(self, data: object) -> None:
+        self._room -= 1
+
+    async def drain(self) -> None:
+        if self._room < 0:
+            await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        self.closing.set()
+        await self.may_close.wait()
+
+
+def watching(peer: Peer, told: list[Ballot]) -> BallotWatching:
+    return BallotWatching("upstream", peer.connect, told.append)
+
+
+async def test_the_first_ballot_is_given_and_later_ones_are_told() -> None:
+    told: list[Ballot] = []
+    peer = Peer(3, reads_answers=10)
+    watch = watching(peer, told)
+    assert (await watch.first(10.0)).vclock == VClock({1: 1})
+    await peer.closing.wait()
+    assert [ballot.vclock.get(1) for ballot in told] == [2, 3]
+    await watch.end()
+
+
+async def test_no_more_is_read_from_who_reads_no_answers() -> None:
+    told: list[Ballot] = []
+    peer = Peer(10**9, reads_answers=5)
+    watch = watching(peer, told)
+    await watch.first(10.0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert peer.reads == 6
+    await watch.end()
+
+
+async def test_a_peer_that_goes_before_it_tells_a_ballot_is_an_error() -> None:
+    with pytest.raises(ConnectionLost, match="closed the connection"):
+        await watching(Peer(0, reads_answers=10), []).first(10.0)
+
+
+async def test_a_peer_that_tells_no_ballot_is_waited_for_only_so_long() -> None:
+    watch = watching(Peer(0, reads_answers=0), [])
+    with pytest.raises(ConnectionLost, match=r"no ballot from .* within"):
+        await watch.first(0.05)
+    await watch.end()
+
+
+async def test_who_is_cancelled_while_it_ends_a_watch_is_cancelled() -> None:
+    peer = Peer(10**9, reads_answers=0)
+    peer.may_close.clear()
+    watch = watching(peer, [])
+    with pytest.raises(ConnectionLost):
+        await watch.first(0.01)
+    ending = asyncio.create_task(watch.end())
+    await peer.closing.wait()
+    ending.cancel()
+    peer.may_close.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending

@@ -1,0 +1,94 @@
+"""Where two histories part is found by their rows, and told with what each side has alone."""
+
+from __future__ import annotations
+
+from flowstone.box.schema import SchemaTracker
+from flowstone.iproto.constants import Key, RequestType
+from flowstone.iproto.msgpack import pack
+from flowstone.iproto.row import Row
+from flowstone.observation.findings.fork import (
+    SHOWN_MAX,
+    Alone,
+    Fork,
+    are_used_twice,
+    behind,
+    common_point,
+    digests,
+    transaction_text,
+)
+from flowstone.replication.limbo.control_rows import Promote
+from flowstone.replication.vclock import VClock
+from flowstone.xlog.transactions import Transaction, make_transaction
+
+SCHEMA = SchemaTracker().schema
+
+
+def _insert(replica_id: int, lsn: int, value: int, *, at: float = 1.0) -> Transaction:
+    body = pack({Key.SPACE_ID.value: 512, Key.TUPLE.value: [value]})
+    return make_transaction([Row(RequestType.INSERT, replica_id, 0, lsn, at, lsn, 0, 0, 0, body)])
+
+
+def _nop(replica_id: int, lsn: int) -> Transaction:
+    return make_transaction([Row(RequestType.NOP, replica_id, 0, lsn, 1.0, lsn, 0, 0, 0, b"")])
+
+
+def _promote(replica_id: int, lsn: int) -> Transaction:
+    body = Promote(1, 2, 3).encode()
+    return make_transaction([Row(RequestType.RAFT_PROMOTE, replica_id, 0, lsn, 1.0, lsn, 0, 0, 0, body)])
+
+
+COMMON = [_insert(1, 1, 10), _insert(1, 2, 20)]
+
+
+def test_the_point_is_the_smaller_position_of_each_origin() -> None:
+    ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _promote(2, 1)]
+    assert common_point(VClock({1: 3}), VClock({1: 2, 2: 1}), digests(ours), digests(theirs)) == VClock({1: 2})
+    assert not are_used_twice(digests(ours), digests(theirs))
+
+
+def test_the_time_of_a_row_is_no_difference() -> None:
+    ours, theirs = [_insert(1, 1, 10, at=1.0)], [_insert(1, 1, 10, at=2.0)]
+    assert common_point(VClock({1: 1}), VClock({1: 1}), digests(ours), digests(theirs)) == VClock({1: 1})
+
+
+def test_a_number_that_stands_for_two_rows_moves_the_point_before_it() -> None:
+    ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _insert(1, 3, 31), _insert(1, 4, 40)]
+    assert common_point(VClock({1: 3}), VClock({1: 4}), digests(ours), digests(theirs)) == VClock({1: 2})
+    assert are_used_twice(digests(ours), digests(theirs))
+
+
+def test_a_row_that_was_dropped_moves_the_point_and_is_no_second_row() -> None:
+    ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _nop(1, 3)]
+    assert common_point(VClock({1: 3}), VClock({1: 3}), digests(ours), digests(theirs)) == VClock({1: 2})
+    assert not are_used_twice(digests(ours), digests(theirs))
+
+
+def test_both_sides_are_told() -> None:
+    ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _promote(2, 1), _insert(2, 2, 50)]
+    point = VClock({1: 2})
+    fork = Fork(point, (Alone("a", behind(ours, point), SCHEMA), Alone("b", behind(theirs, point), SCHEMA)))
+    assert fork.is_fork
+    assert fork.sentence() == (
+        "both histories are the same up to {1: 2}; only a has 1 row, beginning with 1:3 INSERT 512 [30]; only b has "
+        "2 rows, beginning with 2:1 PROMOTE replica_id: 1, lsn: 2, term: 3"
+    )
+    assert fork.evidence()[-1] == "b: 2:2 INSERT 512 [50]"
+
+
+def test_who_has_nothing_alone_has_not_parted() -> None:
+    point = VClock({1: 2})
+    fork = Fork(point, (Alone("a", (), SCHEMA), Alone("b", behind([_insert(1, 3, 1)], point), SCHEMA)))
+    assert not fork.is_fork
+
+
+def test_of_many_transactions_the_first_and_the_verdicts_are_shown() -> None:
+    many = tuple(_insert(1, lsn, lsn) for lsn in range(1, 50))
+    lines = Alone("a", (*many, _promote(2, 1)), SCHEMA).lines()
+    assert len(lines) == SHOWN_MAX + 2
+    assert lines[-2].startswith("a: 2:1 PROMOTE")
+    assert lines[-1] == f"a: and {50 - SHOWN_MAX - 1} more transactions"
+
+
+def test_a_transaction_of_several_rows_says_how_many() -> None:
+    rows = [_insert(1, lsn, lsn).rows[0] for lsn in (1, 2, 3)]
+    assert transaction_text(make_transaction(rows), SCHEMA) == "1:3 INSERT 512 [1] and 2 more rows"

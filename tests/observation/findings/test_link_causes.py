@@ -1,0 +1,177 @@
+"""The words in which servers of all versions say why they do not follow a peer are understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone import Node
+from flowstone.iproto.uri import parse_uri
+from flowstone.observation.findings.finding import Kind
+from flowstone.observation.findings.link_causes import QUOTED_MAX, Between, cause_of, conflict_advice, quoted
+from flowstone.observation.query import Asking
+from flowstone.outside import production
+from tests.node.upstream.test_applier import until
+from tests.real_tarantool import free_port
+
+BETWEEN = Between("b", "a")
+OURS, THEIRS = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
+ACCESS = "Read access to universe '' is denied for user 'replicator'"
+
+WORDS = [
+    ("Duplicate key exists in unique index 'pk' in space 'ledger'", Kind.DUPLICATE_KEY),
+    (
+        'Duplicate key exists in unique index "pk" in space "t" with old tuple - [1, "a"] and new tuple - [1, "b"]',
+        Kind.DUPLICATE_KEY,
+    ),
+    ("Missing .xlog file between LSN 5 {1: 5} and 10 {1: 9, 2: 1}", Kind.LOG_GAP),
+    ("Split-Brain discovered: got a request with lsn from an already processed range", Kind.SPLIT_BRAIN),
+    (f"Replica set UUID mismatch: expected {OURS}, got {THEIRS}", Kind.WRONG_CLUSTER),
+    (f"Replica {OURS} is not registered with replica set {THEIRS}", Kind.NOT_REGISTERED),
+    (
+        (
+            f"Replica {OURS} is not registered with replica set {THEIRS}; "
+            f"that is another replica set ({THEIRS}, ours is {OURS}): correct the URI"
+        ),
+        Kind.WRONG_CLUSTER,
+    ),
+    ("Can't subscribe non-anonymous replica x until join is done", Kind.NOT_REGISTERED),
+    ("The local instance id 3 is read-only; this instance was expelled from its replica set", Kind.NOT_REGISTERED),
+    ("Anonymous replica does not support non-anonymous followers.", Kind.NOT_REGISTERED),
+    ("db1:3301 is not a member: _cluster does not have x as 3", Kind.NOT_REGISTERED),
+    (ACCESS, Kind.NO_RIGHTS),
+    ("Write access to space '_cluster' is denied for user 'replicator'", Kind.NO_RIGHTS),
+    ("Incorrect password supplied for user 'replicator'", Kind.WRONG_PASSWORD),
+    ("User not found or supplied credentials are invalid", Kind.WRONG_PASSWORD),
+    ("User 'replicator' is not found", Kind.WRONG_PASSWORD),
+    ("Unknown request type 31", Kind.VERSION_MISMATCH),
+    ("Failed to write to disk", Kind.DISK_FULL),
+    ("The synchronous transaction queue doesn't belong to any instance", Kind.FOREIGN_QUEUE),
+    ("CONFIRM message arrived for an unknown master id 2, expected 1", Kind.FOREIGN_QUEUE),
+    ("Space '512' does not exist", Kind.SCHEMA_MISMATCH),
+    (
+        "Incorrect value for option 'replication': duplicate connection with the same replica UUID",
+        Kind.COPIED_INSTANCE,
+    ),
+    ("Instance bootstrap hasn't finished yet", Kind.STARTING),
+    ("unexpected EOF when reading from socket, called on fd 20, aka 127.0.0.1:5000", Kind.UNREACHABLE),
+    ("timed out", Kind.UNREACHABLE),
+    ("connection to db1:3301 is lost: connection refused", Kind.UNREACHABLE),
+    ("db1:3301 sent nothing for 2 s", Kind.UNREACHABLE),
+    ("db1:3301 has lost its rows 5…7: its vclock is {1: 4}, ours {1: 7}", Kind.LOST_ROWS),
+    ("something that nobody has ever said", Kind.REPLICATION_STOPPED),
+]
+
+
+@pytest.mark.parametrize(("message", "kind"), WORDS, ids=lambda value: str(value)[:40])
+def test_what_a_server_says_is_understood(message: str, kind: Kind) -> None:
+    cause = cause_of(message, BETWEEN)
+    assert cause.kind is kind
+    assert cause.why
+    assert cause.advice
+
+
+def test_who_is_not_registered_with_another_set_is_at_the_wrong_address() -> None:
+    words = f"Replica {OURS} is not registered with replica set {THEIRS}"
+    assert cause_of(words, BETWEEN._replace(replicaset=OURS)).kind is Kind.WRONG_CLUSTER
+    assert cause_of(words, BETWEEN._replace(replicaset=THEIRS)).kind is Kind.NOT_REGISTERED
+
+
+def test_what_the_operating_system_said_counts_too() -> None:
+    cause = cause_of("connect, called on fd 12, aka 127.0.0.1:40000", BETWEEN, "Connection refused")
+    assert cause.kind is Kind.UNREACHABLE
+    assert cause.why.startswith("b cannot reach a: connect, ")
+    assert cause.why.endswith(": Connection refused")
+
+
+def test_the_names_and_positions_in_the_words_are_told() -> None:
+    assert "'ledger'" in cause_of(WORDS[0][0], BETWEEN).why
+    assert 'new tuple - [1, "b"]' in cause_of(WORDS[1][0], BETWEEN).why
+    gap = cause_of(WORDS[2][0], BETWEEN).why
+    assert "up to {1: 5}" in gap
+    assert "begins at {1: 9, 2: 1}" in gap
+    assert f"{OURS} here, {THEIRS} there" in cause_of(WORDS[4][0], BETWEEN).why
+    assert "grant('replicator', 'replication')" in cause_of(ACCESS, BETWEEN).advice
+
+
+def test_an_address_that_a_shell_would_run_is_not_put_into_a_command() -> None:
+    between = BETWEEN._replace(at="a:1; evil", follower_at="b:1; evil")
+    for message, kind in WORDS:
+        if kind in (Kind.LOG_GAP, Kind.LOST_ROWS, Kind.NOT_REGISTERED, Kind.SCHEMA_MISMATCH):
+            advice = cause_of(message, between).advice
+            assert "`flowstone rebootstrap DIR URI`" in advice
+            assert "evil" not in advice
+
+
+def test_a_key_with_backquotes_in_it_makes_no_command_of_its_own() -> None:
+    assert "`box.space.s:delete({'a'})`" in conflict_advice(BETWEEN, "box.space.s:delete({'a'})")
+    assert "evil" not in conflict_advice(BETWEEN, "box.space.s:delete({'a` `evil b` `'})")
+
+
+def test_of_a_guest_who_is_refused_a_user_is_asked_for_and_no_right_for_guests() -> None:
+    cause = cause_of(ACCESS.replace("replicator", "guest"), BETWEEN)
+    assert cause.kind is Kind.NO_RIGHTS
+    assert "write user:password@… before that address in `replication` of b" in cause.advice
+    assert "grant" not in cause.advice
+
+
+@given(st.text(max_size=2000), st.none() | st.text(max_size=100))
+def test_any_text_has_a_cause(message: str, system_message: str | None) -> None:
+    cause = cause_of(message, BETWEEN, system_message)
+    assert cause.kind in Kind
+
+
+def test_long_words_are_cut_off_and_stay_on_one_line() -> None:
+    assert quoted("a\nb") == "a b"
+    assert len(quoted("x" * 10_000)) == QUOTED_MAX + 1
+
+
+def test_advice_to_set_replication_again_keeps_the_passwords() -> None:
+    """A node shows no passwords, and restarts stopped appliers; a real server ignores the value that it has."""
+    words = "Failed to write to disk"
+    node = cause_of(words, BETWEEN._replace(is_node=True)).advice
+    assert "`box.cfg` with the value that it shows, which keeps the passwords" in node
+    assert "{}" not in node
+    real = cause_of(words, BETWEEN._replace(is_node=False)).advice
+    assert "`box.cfg{replication = {}}`, then the same value, with passwords" in real
+    unknown = cause_of(words, BETWEEN).advice
+    assert "a node: CALL" in unknown
+    assert "Tarantool: `box.cfg{replication = {}}`" in unknown
+
+
+def test_advice_on_a_duplicate_key_of_a_node_does_not_empty_its_replication() -> None:
+    advice = conflict_advice(BETWEEN._replace(is_node=True), "box.space.s:delete({1})")
+    assert "on b, run `box.space.s:delete({1})`, then set `replication` again (CALL `box.cfg`" in advice
+    assert "{}" not in advice
+
+
+async def test_node_follows_again_when_replication_is_set_to_the_value_that_it_shows(tmp_path: Path) -> None:
+    """What the advice says, of a link with a password that a duplicate key has stopped."""
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    user = ("replicator", "secret")
+    async with (
+        Node(tmp_path / "1", listen=addresses[0], user=user) as master,
+        Node(tmp_path / "2", listen=addresses[1], replication=[f"replicator:secret@{addresses[0]}"]) as follower,
+    ):
+        await (await master.create_space("orders")).create_index("pk")
+
+        def upstream() -> Any:
+            return follower.info()["replication"][1]["upstream"]
+
+        await until(lambda: follower.info()["vclock"] == master.info()["vclock"])
+        await follower.space("orders").insert((1, "follower"))
+        await master.space("orders").insert((1, "master"))
+        await until(lambda: upstream()["status"] == "stopped")
+        await follower.space("orders").delete((1,))
+        asking = Asking(production(), parse_uri(f"replicator:secret@{addresses[1]}"))
+        try:
+            shown = await asking.call("box.cfg.replication")
+            assert "secret" not in str(shown)
+            await asking.call("box.cfg", {"replication": shown})
+        finally:
+            await asking.close()
+        await until(lambda: upstream()["status"] == "follow" and follower.space("orders").get((1,)) is not None)

@@ -1,0 +1,75 @@
+"""A peer that has lost rows of its own: kept in mind until it was seen with the last of them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from flowstone.replication.applier.lost_tail import LostTails, TailLost
+from flowstone.replication.vclock import VClock
+
+PEER = UUID(int=7)
+OURS = VClock({1: 3, 2: 10})
+
+
+def check(tails: LostTails, lsn: int, *, uuid: UUID = PEER, number: int = 2, ours: VClock = OURS) -> TailLost | None:
+    return tails.check("peer", uuid, number, VClock({1: 3, number: lsn}), ours)
+
+
+def test_a_loss_names_the_rows_and_may_come_back() -> None:
+    lost = check(LostTails(), 4)
+    assert lost is not None
+    assert lost.may_come_back
+    assert lost.message == "peer has lost its rows 5…10: its vclock is {1: 3, 2: 4}, ours {1: 3, 2: 10}"
+
+
+def test_a_peer_that_was_never_behind_is_fine() -> None:
+    tails = LostTails()
+    assert [check(tails, lsn) for lsn in (10, 11, 500)] == [None] * 3
+    assert tails.check("peer", PEER, 0, VClock(), OURS) is None
+
+
+def test_a_peer_seen_with_exactly_the_rows_that_it_lost_has_them_back() -> None:
+    tails = LostTails()
+    assert check(tails, 4)
+    assert check(tails, 7)
+    assert check(tails, 10) is None
+    assert check(tails, 12) is None
+
+
+def test_a_peer_that_has_more_without_having_been_seen_there_is_refused_for_good() -> None:
+    tails = LostTails()
+    assert check(tails, 4)
+    assert check(tails, 7)
+    for _ in range(2):
+        lost = check(tails, 12)
+        assert lost is not None
+        assert not lost.may_come_back
+        text = "peer had lost its rows 5…10 and has written new rows since, possibly under the same LSNs: "
+        assert lost.message.startswith(text)
+
+
+def test_that_we_learn_more_of_its_rows_from_others_makes_the_loss_larger() -> None:
+    tails = LostTails()
+    assert check(tails, 4, ours=VClock({2: 8}))
+    assert check(tails, 8)
+    lost = check(tails, 12)
+    assert lost is not None
+    assert "its rows 5…10" in lost.message
+
+
+def test_an_acknowledgement_of_the_last_lost_row_shows_that_it_is_back() -> None:
+    tails = LostTails()
+    assert check(tails, 4)
+    tails.acknowledged(3, VClock({3: 10, 2: 10}))
+    tails.acknowledged(2, VClock({2: 9}))
+    tails.acknowledged(2, VClock({2: 11}))
+    assert check(tails, 12)
+    tails.acknowledged(2, VClock({2: 10}))
+    assert check(tails, 12) is None
+
+
+def test_another_peer_or_another_id_has_nothing_to_do_with_it() -> None:
+    tails = LostTails()
+    assert check(tails, 4)
+    assert check(tails, 12, uuid=UUID(int=8)) is None
+    assert check(tails, 12, number=3) is None

@@ -1,0 +1,96 @@
+"""The applier's states: what may follow what, and what each error does."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.errors import RemoteProtocolError
+from flowstone.iproto.errors import error_of
+from flowstone.iproto.extensions import ErrorRecord, ErrorStack
+from flowstone.replication.applier.received_rows import OwnRowRefused
+from flowstone.replication.applier.states import ENDED, TRANSITIONS, ApplierState, ConnectionLost, lacks_rows, reaction
+from flowstone.replication.vclock import VClock
+
+State = ApplierState
+
+# docs/spec/replication.md#error-reactions: code, reaction of a 2.6.0 applier, reaction of a newer one. No peer sends
+# 264: the applier raises it itself.
+REACTIONS = (
+    (116, State.LOADING, State.LOADING),
+    (216, State.LOADING, State.LOADING),
+    (217, State.LOADING, State.LOADING),
+    (59, State.LOADING, State.LOADING),
+    (42, State.LOADING, State.LOADING),
+    (45, State.LOADING, State.LOADING),
+    (47, State.LOADING, State.LOADING),
+    (115, State.DISCONNECTED, State.DISCONNECTED),
+    (243, State.STOPPED, State.DISCONNECTED),
+    (220, State.STOPPED, State.LOADING),
+    (62, State.STOPPED, State.STOPPED),
+    (219, State.STOPPED, State.LOADING),
+    (264, State.DISCONNECTED, State.DISCONNECTED),
+    (117, State.OFF, State.OFF),
+    (7, State.STOPPED, State.STOPPED),
+    (3, State.STOPPED, State.STOPPED),
+    (63, State.STOPPED, State.STOPPED),
+    (999, State.STOPPED, State.STOPPED),
+)
+
+
+@pytest.mark.parametrize(("code", "in_2_6", "later"), REACTIONS)
+def test_an_error_of_the_peer_does_what_it_does_to_a_real_applier(
+    code: int, in_2_6: ApplierState, later: ApplierState
+) -> None:
+    error = error_of(code, "no")
+    assert reaction(error, is_2_6=True) is in_2_6
+    assert reaction(error, is_2_6=False) is later
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_2_6", "later"),
+    [
+        ("XlogGapError", State.STOPPED, State.LOADING),
+        ("SocketError", State.DISCONNECTED, State.DISCONNECTED),
+        ("TimedOut", State.DISCONNECTED, State.DISCONNECTED),
+        ("LuajitError", State.STOPPED, State.STOPPED),
+    ],
+)
+def test_the_class_of_an_error_counts_before_its_code(kind: str, in_2_6: ApplierState, later: ApplierState) -> None:
+    """2.6.0 gives all of these code 32."""
+    error = error_of(32, "no", ErrorStack((ErrorRecord(kind, "no"),)))
+    assert reaction(error, is_2_6=True) is in_2_6
+    assert reaction(error, is_2_6=False) is later
+
+
+@pytest.mark.parametrize("error", [ConnectionLost("gone"), ConnectionResetError(), TimeoutError()])
+def test_a_lost_connection_is_made_again(error: ConnectionLost | OSError) -> None:
+    assert reaction(error, is_2_6=True) is reaction(error, is_2_6=False) is State.DISCONNECTED
+
+
+def test_rows_in_our_name_that_we_do_not_know_of_are_looked_at_again() -> None:
+    error = OwnRowRefused("row 6 of replica 1")
+    assert reaction(error, is_2_6=True) is reaction(error, is_2_6=False) is State.DISCONNECTED
+
+
+def test_bytes_that_are_no_protocol_stop_an_applier() -> None:
+    assert reaction(RemoteProtocolError("nonsense"), is_2_6=True) is State.STOPPED
+
+
+def test_every_state_has_its_line_in_the_table_and_can_be_reached() -> None:
+    assert list(TRANSITIONS) == list(State)
+    assert {after for line in TRANSITIONS.values() for after in line} == set(State)
+
+
+def test_an_applier_can_always_be_stopped_and_started_again() -> None:
+    for state in State:
+        assert state is State.OFF or State.OFF in TRANSITIONS[state]
+    for state in ENDED:
+        assert State.CONNECT in TRANSITIONS[state]
+
+
+def test_a_peer_may_not_know_us_yet_while_it_lacks_rows_that_others_gave_us() -> None:
+    ours = VClock({0: 9, 1: 5, 2: 7})
+    assert lacks_rows(VClock({1: 4, 2: 7}), ours, besides=2)
+    assert lacks_rows(VClock(), ours, besides=2)
+    assert not lacks_rows(VClock({1: 5}), ours, besides=2)  # rows of our own it may lack for ever
+    assert not lacks_rows(VClock({1: 6, 3: 1}), ours, besides=2)

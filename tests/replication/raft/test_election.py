@@ -1,0 +1,68 @@
+"""Votes and healthy peers counted, and what nobody may say of an election."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.replication.limbo.control_rows import RaftState
+from flowstone.replication.raft.election import Peers, RaftError, Ready, Votes, check
+from flowstone.replication.vclock import VClock
+
+
+@pytest.mark.parametrize(
+    ("source_id", "told"),
+    [
+        (0, RaftState(term=1, state=1)),
+        (1, RaftState(term=1, state=1)),
+        (32, RaftState(term=1, state=1)),
+        (2, RaftState(term=0, state=1)),
+        (2, RaftState(term=1, state=0)),
+        (2, RaftState(term=1, state=4)),
+        (2, RaftState(term=1, state=1, vote=32)),
+        (2, RaftState(term=5, state=2, vote=2)),
+        (2, RaftState(term=5, state=2, vote=3, vclock=VClock())),
+    ],
+)
+def test_what_nobody_may_tell_instance_1(source_id: int, told: RaftState) -> None:
+    with pytest.raises(RaftError):
+        check(1, source_id, told)
+
+
+def test_a_candidate_tells_its_vote_and_vclock() -> None:
+    check(1, 2, RaftState(term=5, state=2, vote=2, vclock=VClock()))
+    check(1, 31, RaftState(term=5, state=3, vote=31))
+
+
+def test_ready_is_falsy_where_nothing_is_to_be_done() -> None:
+    assert not Ready()
+    assert Ready(fence=True)
+    assert Ready(notes=("resigns",))
+
+
+def test_votes_count_by_first_word_and_quorum() -> None:
+    votes = Votes()
+    assert votes.add(1, 1)
+    assert not votes.add(1, 2)
+    assert votes.add(2, 2)
+    assert (votes.count(1), votes.count(2), str(votes)) == (1, 1, "1 for 1, 1 for 2")
+    assert not votes.is_split(quorum=2, member_count=3)
+    assert votes.is_split(quorum=2, member_count=2)
+    assert not votes.is_split(quorum=3, member_count=2), "members are missing"
+    assert not votes.is_split(quorum=1, member_count=1), "more voted than there are"
+    votes.revoke(1)
+    assert votes.add(1, 2)
+    assert votes.count(2) == 2
+
+
+def test_the_quorum_of_elections_is_never_more_than_there_are() -> None:
+    peers = Peers(1)
+    assert (peers.quorum, peers.member_count, peers.healthy_count) == (1, 1, 1)
+    peers.replace(3, [])
+    assert peers.quorum == 1
+    peers.replace(3, [1, 2])
+    assert (peers.quorum, peers.has_healthy_quorum) == (2, False)
+    assert not peers.connect(2, upstream=True, downstream=True)
+    peers.connect(9, upstream=True, downstream=True)
+    assert peers.healthy_count == 2, "9 is no member"
+    assert peers.connect(2, upstream=False, downstream=True)
+    assert peers.replace(2, [1]) == [2]

@@ -1,0 +1,394 @@
+"""Elections: stories told whole, and single rules that no story shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowstone.errors import LocalProtocolError
+from flowstone.iproto import errors
+from flowstone.replication.limbo.control_rows import RaftState
+from flowstone.replication.raft.election import Config, Fencing, Mode, RaftError, Ready, State
+from flowstone.replication.raft.raft import Raft
+from flowstone.replication.vclock import VClock
+from tests.places import TRANSCRIPTS
+from tests.replication.raft_stories import Story
+
+HERE = VClock({1: 10})
+CANDIDATE = Config(mode=Mode.CANDIDATE)
+
+
+@pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("raft_*.txt")), ids=lambda path: path.stem)
+def test_story(path: Path) -> None:
+    story, lines = Story(), []
+    for line in path.read_text().splitlines():
+        if not line.startswith("  "):
+            lines.append(line)
+        if line.startswith("> "):
+            lines += [f"  {answer}" for answer in story.tell(line[2:])]
+    assert "\n".join(lines) + "\n" == path.read_text()
+
+
+def machine(
+    config: Config = CANDIDATE,
+    *,
+    members: int = 3,
+    connected: bool = True,
+    vclock: Callable[[], VClock] = lambda: HERE,
+    random: Callable[[], float] = lambda: 0.0,
+    term: int = 1,
+    vote: int = 0,
+) -> Raft:
+    """Instance 1 of `members`, at moment 0."""
+    raft = Raft(1, vclock=vclock, random=random, now=0.0, term=term, vote=vote)
+    raft.set_quorum(members // 2 + 1, range(1, members + 1), 0.0)
+    if connected:
+        for peer_id in range(2, members + 1):
+            raft.connection(peer_id, upstream=True, downstream=True, now=0.0)
+    raft.configure(config, 0.0)
+    return raft
+
+
+def settle(raft: Raft, now: float = 0.0) -> list[Ready]:
+    """Writes all that is to be written at once; what was asked for."""
+    done = []
+    while ready := raft.ready():
+        done.append(ready)
+        if ready.write is not None:
+            raft.written(ready.write.term, ready.write.vote, now)
+    return done
+
+
+def leader(members: int = 3, config: Config = CANDIDATE) -> Raft:
+    """Instance 1, which leads term 2."""
+    raft = machine(config, members=members)
+    settle(raft)
+    raft.tick(4.0)
+    settle(raft, 4.0)
+    for voter_id in range(2, members // 2 + 2):
+        raft.message(voter_id, RaftState(term=2, vote=1, state=1), 4.0)
+    settle(raft, 4.0)
+    assert raft.state is State.LEADER
+    return raft
+
+
+def asks(candidate_id: int, term: int, vclock: VClock = HERE) -> RaftState:
+    return RaftState(term=term, vote=candidate_id, state=2, vclock=vclock)
+
+
+def leads(leader_id: int, term: int) -> RaftState:
+    return RaftState(term=term, vote=leader_id, state=3, leader_id=leader_id)
+
+
+def test_a_message_that_nobody_may_send_changes_nothing() -> None:
+    raft = machine()
+    settle(raft)
+    with pytest.raises(RaftError):
+        raft.message(2, RaftState(term=5, vote=3, state=2, vclock=HERE), 1.0)
+    assert not raft.ready()
+
+
+def test_nothing_is_shown_while_it_is_written() -> None:
+    raft = machine(Config(mode=Mode.VOTER))
+    settle(raft)
+    raft.message(2, leads(2, 7), 1.0)
+    assert raft.ready().write == RaftState(term=7)
+    assert raft.shown == RaftState(term=1, state=1)
+    assert raft.info(1.0).term == 7
+    raft.message(3, RaftState(term=7, vote=2, state=1), 1.0)
+    assert raft.ready().broadcast is None
+    raft.written(7, 0, 1.0)
+    assert raft.ready().broadcast == RaftState(term=7, state=1, leader_id=2, is_leader_seen=True)
+
+
+def test_only_what_was_asked_to_be_written_is_written() -> None:
+    raft = machine()
+    settle(raft)
+    with pytest.raises(LocalProtocolError, match="unexpected write completion: term 2, vote 1"):
+        raft.written(2, 1, 1.0)
+    raft.tick(4.0)
+    assert raft.ready().write == RaftState(term=2, vote=1)
+    with pytest.raises(LocalProtocolError, match="unexpected write completion: term 2, vote 2"):
+        raft.written(2, 2, 4.0)
+
+
+def test_a_newer_term_heard_during_a_write_is_written_after_it() -> None:
+    raft = machine(Config(mode=Mode.VOTER))
+    settle(raft)
+    raft.message(2, asks(2, 2), 1.0)
+    assert raft.ready().write == RaftState(term=2)
+    raft.message(3, asks(3, 5), 1.0)
+    assert raft.ready().write is None
+    raft.written(2, 0, 1.0)
+    ready = raft.ready()
+    assert (ready.broadcast, ready.write) == (RaftState(term=2, state=1), RaftState(term=5))
+    raft.written(5, 0, 1.0)
+    assert raft.ready().write == RaftState(term=5, vote=3)
+
+
+def test_rows_that_reached_the_log_before_the_term_revoke_the_vote() -> None:
+    vclocks = [HERE]
+    raft = machine(vclock=lambda: vclocks[-1])
+    settle(raft)
+    raft.message(2, asks(2, 2), 1.0)
+    assert raft.ready().write == RaftState(term=2)
+    vclocks.append(VClock({1: 11}))
+    raft.written(2, 0, 1.0)
+    # A candidate then votes for itself: in this term nobody has its vote.
+    assert raft.ready().write == RaftState(term=2, vote=1)
+
+
+def test_own_rows_do_not_revoke_the_vote_for_oneself() -> None:
+    vclocks = [HERE]
+    raft = machine(vclock=lambda: vclocks[-1])
+    settle(raft)
+    raft.tick(4.0)
+    assert raft.ready().write == RaftState(term=2, vote=1)
+    vclocks.append(VClock({0: 3, 1: 11}))
+    raft.written(2, 1, 4.0)
+    assert raft.ready().broadcast == asks(1, 2, VClock({1: 11}))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "is_granted"),
+    [
+        ({1: 10}, True),
+        ({1: 10, 2: 1}, True),
+        ({1: 9}, False),
+        ({1: 9, 2: 5}, False),
+        ({}, False),
+    ],
+)
+def test_a_vote_goes_to_who_has_at_least_our_rows_local_ones_aside(theirs: dict[int, int], is_granted: bool) -> None:
+    raft = machine(Config(mode=Mode.VOTER), vclock=lambda: VClock({0: 100, 1: 10}))
+    raft.message(2, asks(2, 2, VClock(theirs)), 1.0)
+    settle(raft)
+    assert raft.persisted == RaftState(term=2, vote=2 if is_granted else 0)
+
+
+def test_a_vote_is_given_once_and_not_while_a_leader_is_known() -> None:
+    raft = machine(Config(mode=Mode.VOTER))
+    raft.message(2, asks(2, 2), 1.0)
+    raft.message(3, asks(3, 2), 1.0)
+    settle(raft)
+    assert raft.persisted == RaftState(term=2, vote=2)
+    raft.message(3, leads(3, 3), 1.0)
+    raft.message(2, asks(2, 3), 1.0)
+    settle(raft)
+    assert raft.persisted == RaftState(term=3)
+
+
+def test_an_old_vote_does_not_count_in_the_term_that_its_report_begins() -> None:
+    """2 voted for us in term 2, which 3 won. That nobody hears 3 any more makes us stand; 2 has not voted for that."""
+    raft = machine(members=5)
+    settle(raft)
+    raft.tick(4.0)
+    settle(raft, 4.0)
+    raft.message(3, leads(3, 2), 4.1)
+    raft.message(2, RaftState(term=2, vote=1, state=1, leader_id=3, is_leader_seen=True), 4.1)
+    raft.tick(8.1)
+    settle(raft, 8.1)
+    raft.message(2, RaftState(term=2, vote=1, state=1, leader_id=3), 8.2)
+    settle(raft, 8.2)
+    assert (raft.state, raft.term) == (State.CANDIDATE, 3)
+    raft.message(4, RaftState(term=3, vote=1, state=1), 8.3)
+    assert raft.state is State.CANDIDATE
+    raft.message(2, RaftState(term=3, vote=1, state=1), 8.3)
+    assert raft.leader == 1
+
+
+def test_a_second_leader_in_a_term_is_only_logged() -> None:
+    raft = machine(Config(mode=Mode.VOTER))
+    raft.message(2, leads(2, 2), 1.0)
+    settle(raft)
+    raft.message(3, leads(3, 2), 1.0)
+    (ready,) = settle(raft)
+    assert ready.notes == ("ignores leader 3: term 2 is led by 2",)
+    assert raft.leader == 2
+    other = leader()
+    other.message(2, leads(2, 2), 5.0)
+    assert (other.state, other.leader) == (State.LEADER, 1)
+
+
+def test_heartbeats_of_the_leader_alone_put_its_death_off() -> None:
+    raft = machine()
+    raft.message(2, leads(2, 2), 1.0)
+    settle(raft, 1.0)
+    assert raft.deadline == 5.0
+    raft.heartbeat(3, 2.0)
+    assert raft.deadline == 5.0
+    raft.heartbeat(2, 2.0)
+    assert raft.deadline == 6.0
+    raft.tick(5.9)
+    assert raft.leader == 2
+    assert raft.info(5.9).leader_idle == pytest.approx(3.9)
+
+
+def test_a_report_that_was_lost_with_its_connection_does_not_silence_candidates() -> None:
+    """Whichever direction went first."""
+    for first in ({"upstream": False, "downstream": True}, {"upstream": True, "downstream": False}):
+        raft = machine(members=3)
+        raft.message(2, leads(2, 2), 1.0)
+        raft.message(3, RaftState(term=2, vote=2, state=1, leader_id=2, is_leader_seen=True), 1.0)
+        settle(raft, 1.0)
+        raft.connection(3, **first, now=2.0)
+        raft.connection(3, upstream=False, downstream=False, now=2.0)
+        raft.tick(5.0)
+        settle(raft, 5.0)
+        assert raft.state is State.CANDIDATE
+
+
+def test_a_member_that_is_removed_takes_its_report_with_it() -> None:
+    raft = machine(members=3)
+    raft.message(2, leads(2, 2), 1.0)
+    raft.message(3, RaftState(term=2, vote=2, state=1, leader_id=2, is_leader_seen=True), 1.0)
+    settle(raft, 1.0)
+    raft.tick(5.0)
+    settle(raft, 5.0)
+    assert raft.term == 2
+    raft.set_quorum(2, [1, 2], 9.0)
+    settle(raft, 9.0)
+    assert (raft.term, raft.state) == (3, State.CANDIDATE)
+
+
+def test_a_quorum_that_shrinks_can_decide_an_election() -> None:
+    raft = machine(members=5)
+    settle(raft)
+    raft.tick(4.0)
+    settle(raft, 4.0)
+    raft.message(2, RaftState(term=2, vote=1, state=1), 4.0)
+    assert raft.state is State.CANDIDATE
+    raft.set_quorum(2, [1, 2, 3], 4.0)
+    assert raft.leader == 1
+    assert raft.ready().promote_term == 2
+
+
+def test_vote_of_an_expelled_member_does_not_decide_an_election() -> None:
+    raft = machine(members=4)
+    settle(raft)
+    raft.tick(4.0)
+    settle(raft, 4.0)
+    raft.message(4, RaftState(term=2, vote=1, state=State.FOLLOWER), 4.1)
+    raft.set_quorum(2, [1, 2, 3], 4.2)
+    assert raft.leader == 0
+    raft.message(3, RaftState(term=2, vote=1, state=State.FOLLOWER), 4.3)
+    assert raft.leader == 1
+
+
+def test_a_leadership_that_ended_before_anybody_looked_asks_for_no_promote() -> None:
+    raft = machine(members=1)
+    settle(raft)
+    raft.tick(4.0)
+    assert raft.ready().write == RaftState(term=2, vote=1)
+    raft.written(2, 1, 4.0)
+    assert raft.state is State.LEADER
+    raft.heard_term(2, 9, 4.0)
+    assert not any(ready.promote_term == 2 for ready in settle(raft, 4.0))
+
+
+@pytest.mark.parametrize("random", [0.0, 0.5, 1.0])
+def test_the_election_timeout_is_longer_by_up_to_a_tenth(random: float) -> None:
+    raft = machine(random=lambda: random)
+    settle(raft)
+    raft.tick(4.0)
+    settle(raft, 4.0)
+    assert raft.deadline == pytest.approx(9.0 + random / 2)
+
+
+def test_a_split_vote_shortens_the_wait_once() -> None:
+    numbers = iter([0.0, 0.4, 0.0])
+    raft = machine(random=lambda: next(numbers))
+    settle(raft)
+    raft.tick(4.0)
+    settle(raft, 4.0)
+    raft.message(2, asks(2, 2), 4.0)
+    raft.message(3, asks(3, 2), 4.0)
+    assert raft.deadline == pytest.approx(4.2)
+    raft.message(3, asks(3, 2), 4.1)
+    assert raft.deadline == pytest.approx(4.2)
+
+
+def test_new_timeouts_move_the_deadline_that_runs() -> None:
+    raft = machine()
+    settle(raft)
+    raft.configure(replace(CANDIDATE, death_timeout=10.0), 1.0)
+    assert raft.deadline == 10.0
+    raft.configure(replace(CANDIDATE, death_timeout=0.5), 2.0)
+    assert raft.deadline == 2.0
+    raft.tick(2.0)
+    settle(raft, 2.0)
+    assert raft.deadline == 7.0
+    raft.configure(replace(CANDIDATE, election_timeout=1.0), 2.5)
+    assert raft.deadline == 3.0
+
+
+def test_manual_keeps_a_leader_that_was_a_candidate() -> None:
+    raft = leader()
+    raft.configure(Config(mode=Mode.MANUAL), 5.0)
+    assert raft.state is State.LEADER
+    raft.configure(Config(mode=Mode.OFF), 5.0)
+    assert raft.leader == 0
+    assert not raft.is_read_only
+    assert raft.info(5.0).leader_idle is None
+    assert raft.shown == RaftState(term=2, vote=1, state=1)
+
+
+@pytest.mark.parametrize("fencing", Fencing)
+def test_fencing(fencing: Fencing) -> None:
+    raft = leader(config=Config(mode=Mode.CANDIDATE, fencing=fencing))
+    assert raft.disconnect_timeout == (2.0 if fencing is Fencing.STRICT else 4.0)
+    raft.connection(2, upstream=True, downstream=False, now=5.0)
+    assert raft.state is State.LEADER
+    raft.connection(3, upstream=False, downstream=True, now=5.0)
+    assert (raft.state is State.LEADER) == (fencing is Fencing.OFF)
+    assert raft.ready().fence == (fencing is not Fencing.OFF)
+    assert raft.disconnect_timeout == 4.0
+
+
+@pytest.mark.parametrize("quorum", [2, 3, 31])
+def test_who_began_alone_leads_on_until_those_who_join_are_connected(quorum: int) -> None:
+    raft = leader(members=1)
+    raft.set_quorum(quorum, (1,), 5.0)
+    for count in (2, 3):
+        raft.set_quorum(quorum, range(1, count + 1), 5.0)
+        assert raft.state is State.LEADER
+        raft.connection(count, upstream=True, downstream=True, now=5.0)
+    for peer_id in (2, 3):
+        raft.connection(peer_id, upstream=False, downstream=False, now=6.0)
+    assert raft.state is State.FOLLOWER
+
+
+def test_fencing_that_is_switched_on_looks_at_once() -> None:
+    raft = leader(config=Config(mode=Mode.CANDIDATE, fencing=Fencing.OFF))
+    for peer_id in (2, 3):
+        raft.connection(peer_id, upstream=False, downstream=False, now=5.0)
+    raft.configure(CANDIDATE, 6.0)
+    assert raft.state is State.FOLLOWER
+
+
+def test_an_anonymous_instance_follows_terms_until_it_has_an_id() -> None:
+    raft = Raft(0, vclock=VClock, random=lambda: 0.0, now=0.0)
+    raft.message(2, leads(2, 4), 1.0)
+    settle(raft)
+    assert raft.shown == RaftState(term=4, state=1, leader_id=2)
+    raft.register(1)
+    with pytest.raises(LocalProtocolError):
+        raft.register(3)
+
+
+def test_promotions_fail_in_the_words_of_real_servers() -> None:
+    with pytest.raises(errors.Unsupported):
+        machine(Config(mode=Mode.VOTER)).promote(1.0)
+    raft = machine(Config(mode=Mode.MANUAL))
+    term = raft.promote(1.0)
+    assert not raft.promoted(term)
+    raft.heard_term(2, 9, 1.0)
+    with pytest.raises(errors.OldTerm, match="old - 2, new - 9"):
+        raft.promoted(term)
+    term = raft.promote(2.0)
+    raft.configure(Config(mode=Mode.OFF), 2.0)
+    with pytest.raises(errors.ElectionDisabled):
+        raft.promoted(term)

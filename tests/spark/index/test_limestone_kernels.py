@@ -1,0 +1,73 @@
+"""Tuples of entries and shares of keys, compiled and plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from flowstone.kernels import Kernel
+from flowstone.limestone.format.entries import Entry, encode, put, remove
+from flowstone.limestone.format.entry_table import TABLE_ROWS, walk_table
+from flowstone.spark.index.limestone_kernels import BLOB_ROOM, TUPLE_ROOM, entry_tuples, key_shares
+from tests.spark.limestone_directories import version
+
+ENTRIES = [
+    put(1, b"", b"", version(0)),
+    put(1, b"key", b"v" * 300, version(5, 1 << 63)),
+    put(7, b"k" * 70_000, b"", version(200, (1 << 64) - 1), (1, 300, (1 << 64) - 1)),
+    remove(1 << 40, b"key", version((1 << 64) - 1, 70_000)),
+    put(1, b"key", b"v", version(1 << 33, 127), tuple(range(20))),
+]
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def bodies(request: pytest.FixtureRequest) -> Callable[[Kernel[..., Any]], Callable[..., Any]]:
+    return lambda kernel: kernel if request.param == "compiled" else kernel.py_func
+
+
+def walked(entries: list[Entry]) -> tuple[Any, Any]:
+    buf = np.frombuffer(b"".join(map(encode, entries)), np.uint8)
+    table = np.zeros((TABLE_ROWS, len(entries)), np.uint64)
+    assert walk_table(buf, 0, table, 0)[0] == len(entries)
+    return buf, table
+
+
+def check_tuples(body: Any, entries: list[Entry]) -> None:
+    buf, table = walked(entries)
+    room = sum(TUPLE_ROOM + len(each.key) + len(each.value) + BLOB_ROOM * len(each.blob_ids) for each in entries)
+    out, ends = np.zeros(room, np.uint8), np.zeros(len(entries), np.int64)
+    size = body(buf, table, np.arange(len(entries)), out, ends)
+    edges = [0, *ends.tolist()]
+    found = [msgpack.unpackb(out[start:end].tobytes()) for start, end in pairwise(edges)]
+    assert size == edges[-1] <= room
+    low = (1 << 63) - 1
+    assert found == [
+        [each.key, each.value, each.version.major, each.version.minor & low, each.version.minor > low, [*each.blob_ids]]
+        for each in entries
+    ]
+    assert out[:size].tobytes() == b"".join(map(msgpack.packb, found)), "as short as MessagePack can be"
+
+
+def test_tuples_say_what_entries_say(bodies: Any) -> None:
+    check_tuples(bodies(entry_tuples), ENTRIES)
+
+
+def test_an_entry_of_very_many_blobs() -> None:
+    check_tuples(entry_tuples, [put(1, b"key", b"v", version(1, 1), tuple(range(1 << 16)))])
+
+
+def test_equal_keys_are_of_one_share(bodies: Any) -> None:
+    entries = [put(storage, b"%d" % number, b"x" * place, version(1)) for place in (0, 9) for storage in (1, 2)
+               for number in range(200)]  # fmt: skip
+    buf, table = walked(entries)
+    shares = np.zeros(len(entries), np.int64)
+    with np.errstate(over="ignore"):  # words wrap
+        bodies(key_shares)(buf, table, np.arange(len(entries)), 3, shares)
+    assert (shares[:400] == shares[400:]).all()
+    assert set(shares.tolist()) == {0, 1, 2}
+    assert np.bincount(shares[:400]).min() > 80

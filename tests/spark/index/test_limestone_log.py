@@ -1,0 +1,55 @@
+"""A Limestone directory as the log of a mirror: positions, batches that stop at compaction, what is lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from flowstone.limestone.format.entries import put
+from flowstone.outside import production
+from flowstone.spark.index.limestone_log import LimestoneLog
+from flowstone.spark.index.limestone_spaces import position_of, space_id_of
+from flowstone.spark.index.log_index import DataLoss
+from tests.spark.limestone_directories import UUID, WrittenDirectory, clear, version
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> WrittenDirectory:
+    directory = WrittenDirectory(tmp_path / "d")
+    for epoch in range(1, 7):
+        directory.session(0, epoch, *(put(epoch, b"%d" % key, b"", version(epoch)) for key in range(5)))
+    directory.durable(6)
+    return directory
+
+
+def test_positions_are_epochs(directory: WrittenDirectory) -> None:
+    log = LimestoneLog.open(production().disk, directory.path)
+    assert (log.settled, log.earliest, log.replicaset_uuid) == (position_of(6), position_of(0), UUID)
+    assert [each.vclock for each in log.snapshots] == [position_of(6)]
+    assert log.cut(position_of(0), max_rows=12) == position_of(2)
+    assert log.row_count(position_of(2), position_of(4)) == 10
+    names = [space.name for space in log.schema_at(position_of(3)).schema if space.id >= 512]
+    assert names == ["storage_1", "storage_2", "storage_3"]
+    directory.session(0, 7, clear(2, 7), put(9, b"new", b"", version(7)))
+    directory.durable(7)
+    log.refresh()
+    assert log.emptied(position_of(6), position_of(7)) == {space_id_of(2)}
+    assert log.emptied(position_of(5), position_of(6)) == set()
+    assert log.time_at(log.settled) == log.time_of(log.snapshots[0]) == 0
+
+
+def test_a_batch_ends_where_compaction_has_been(directory: WrittenDirectory) -> None:
+    detached = directory.rotate(0)
+    directory.compact(detached, epoch=6)
+    directory.session(0, 7, put(9, b"new", b"", version(7)))
+    directory.durable(7)
+    log = LimestoneLog.open(production().disk, directory.path)
+    assert log.cut(position_of(3)) == position_of(6)
+    assert log.cut(position_of(6)) == position_of(7)
+    os.unlink(f"{directory.path}/{detached}")
+    log.refresh()
+    with pytest.raises(DataLoss, match="changes behind epoch 3 are gone"):
+        log.cut(position_of(3))
+    assert log.cut(position_of(6)) == position_of(7)

@@ -1,0 +1,114 @@
+"""Where a mirror takes the log from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import parse_uri
+from flowstone.outside import production
+from flowstone.replication.vclock import VClock
+from flowstone.spark.index.log_index import ArchiveIndex
+from flowstone.spark.mirror import mirror
+from flowstone.spark.mirror.sources import DirectorySource, LiveSource, MirrorBusy, server_version
+from flowstone.spark.sources.tarantool.spool import facts_of
+from tests.node.archived_server import RealServer
+from tests.real_tarantool import free_port
+from tests.spark.archives import WrittenArchive
+from tests.spark.change_rows import UUID, insert, whole
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    written = WrittenArchive(production().disk, str(tmp_path / "archive"))
+    written.define_orders()
+    written.save()
+    return written
+
+
+def test_a_directory_is_seen_as_it_grows(archive: WrittenArchive) -> None:
+    source = DirectorySource(archive.directory)
+    assert (source.replicaset_uuid, source.target()) == (UUID, VClock({1: 2}))
+    archive.write(whole(insert(3, 1, "a")))
+    archive.save()
+    source.wait(0.01)
+    assert source.index.settled == VClock({1: 3})
+    source.check()
+    source.collect(VClock({1: 3}))
+    source.close()
+    assert ArchiveIndex.open(production().disk, archive.directory).earliest == VClock()
+
+
+def test_the_server_that_logged_says_its_version(archive: WrittenArchive) -> None:
+    assert server_version(ArchiveIndex.open(production().disk, archive.directory)) == (2, 11, 9)
+
+
+def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flowstone.spark.sources.tarantool.spool.LOCK_SECONDS", 0.2)
+    spool = tmp_path / "spools" / UUID
+    spool.mkdir(parents=True)
+    lock = production().disk.lock(str(spool))
+    with pytest.raises(MirrorBusy, match="another mirror has the spool"):
+        LiveSource(
+            [parse_uri(f"127.0.0.1:{free_port()}")],
+            UUID,
+            str(spool),
+            begin=None,
+            definitions=None,
+            fail_on_data_loss=True,
+            register=False,
+            on_event=lambda message: None,
+        )
+    lock.release()
+
+
+def test_a_spool_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FlowstoneError):
+        LiveSource(
+            [parse_uri(f"127.0.0.1:{free_port()}")],
+            UUID,
+            str(tmp_path / UUID),
+            begin=None,
+            definitions=None,
+            fail_on_data_loss=True,
+            register=False,
+            on_event=lambda message: None,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("tarantool")
+def test_a_spool_that_stops_says_nothing_of_it(tmp_path: Path) -> None:
+    """Its mirror does: two who say that they have stopped are one too many."""
+    said: list[str] = []
+    with RealServer(tmp_path / "master") as server:
+        members = [parse_uri(server.uri)]
+        source = LiveSource(
+            members,
+            facts_of(members).replicaset_uuid,
+            str(tmp_path / UUID),
+            begin=None,
+            definitions=None,
+            fail_on_data_loss=True,
+            register=False,
+            on_event=said.append,
+        )
+        source.close()
+    assert any(line.startswith("snapshot ") for line in said)
+    assert not any("stopped" in line for line in said)
+
+
+def test_once_does_not_wait_for_what_waits_for_a_quorum() -> None:
+    class Source:
+        received = VClock({1: 9})
+        index = SimpleNamespace(settled=VClock({1: 7}))
+
+    stream = mirror._Stream(Source(), VClock({1: 6}), target=VClock({1: 9}))  # type: ignore[arg-type]
+    assert not stream.is_done
+    stream.position = VClock({1: 7})
+    assert stream.is_done
+    Source.received = VClock({1: 8})
+    assert not stream.is_done

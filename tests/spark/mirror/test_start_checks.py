@@ -1,0 +1,233 @@
+"""What refuses a mirror is found before Spark starts, and before anything is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+from flowstone.box.schema import UnknownSpace
+from flowstone.errors import FlowstoneError
+from flowstone.iproto.uri import parse_uri
+from flowstone.lake.masks import Masking, WrongMask
+from flowstone.outside import production
+from flowstone.replication.vclock import VClock
+from flowstone.spark.index.log_index import DataLoss
+from flowstone.spark.lake import Lake, Progress
+from flowstone.spark.mirror.choice import Choice, WrongChoice
+from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
+from flowstone.spark.mirror.sources import DirectorySource, MirrorBusy
+from flowstone.spark.mirror.spark_table import EXTENSION
+from flowstone.spark.mirror.start_checks import OtherSettings, WrongPlace, check_start, made, origin_of
+from flowstone.text.row_table import UnknownColumn
+from tests.real_tarantool import free_port
+from tests.spark.archives import WrittenArchive
+from tests.spark.change_rows import UUID, insert, whole
+
+OTHER_UUID = "bbbbbbbb-0000-4000-8000-000000000002"
+MASKED = MirrorOptions(masking=Masking.parse(["orders.name=sha256"]))
+REFUSED: list[tuple[MirrorOptions, type[FlowstoneError], str]] = [
+    (MirrorOptions(masking=Masking.parse(["orders.nick=null"])), WrongMask, "has no field 'nick' to mask"),
+    (MirrorOptions(masking=Masking.parse(["orders.id=null"])), WrongMask, "is part of its primary key"),
+    (MirrorOptions(masking=Masking.parse(["order.name=null"])), WrongMask, "there is no space 'order' to mask"),
+    (MirrorOptions(choice=Choice.parse(["users"], [], [])), UnknownSpace, "users"),
+    (MirrorOptions(choice=Choice.parse([], [], ["orders=nick"])), UnknownColumn, "has no field 'nick'"),
+    (MirrorOptions(choice=Choice.parse([], ["ordres"], [])), WrongChoice, "--exclude ordres: there is no such space"),
+    (MirrorOptions(choice=Choice.parse([], ["ord*"], [])), WrongChoice, "patterns are not supported; name one of: "),
+]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> WrittenArchive:
+    written = WrittenArchive(production().disk, str(tmp_path / "archive"))
+    written.define_orders()
+    written.write(whole(insert(3, 1, "a")))
+    written.save()
+    return written
+
+
+@contextmanager
+def nothing_new(directory: Path) -> Iterator[None]:
+    before = sorted(directory.rglob("*"))
+    yield
+    assert sorted(directory.rglob("*")) == before
+
+
+def mode(path: str) -> int:
+    return os.stat(path).st_mode & 0o777
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mirror that starts, and has nothing to do."""
+    monkeypatch.setattr(Mirror, "_batch_job", lambda self, stack: None)
+    monkeypatch.setattr(Mirror, "_loop", lambda self: None)
+
+
+def start(sources: list[Any], lake: Path, spool: Path, options: MirrorOptions) -> None:
+    Mirror(cast(SparkSession, None), sources, Place(str(lake), str(spool)), options).run()
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize(("options", "kind", "message"), REFUSED)
+def test_a_live_source_is_asked_before_a_spool_begins(
+    node_server: str, tmp_path: Path, options: MirrorOptions, kind: type[FlowstoneError], message: str
+) -> None:
+    members = [parse_uri(node_server)]
+    with nothing_new(tmp_path):
+        with pytest.raises(kind, match=message):
+            check_start([members], str(tmp_path / "lake"), options)
+        with pytest.raises(kind, match=message):
+            start([members], tmp_path / "lake", tmp_path / "spool", options)
+
+
+def test_a_directory_is_read_before_anything_is_made(tmp_path: Path) -> None:
+    written = WrittenArchive(production().disk, str(tmp_path / "archive"))
+    written.define_orders()
+    layout = [{"name": "id", "type": "unsigned"}, {"name": "name", "type": "string"}]
+    rows: list[tuple[int, Any]] = [
+        (272, ("version", 2, 11, 1)),
+        (280, (512, 1, "orders", "memtx", 0, {}, layout)),
+        (288, (512, 0, "pk", "tree", {"unique": True}, [[0, "unsigned"]])),
+    ]
+    written.snapshot(VClock({1: 2}), rows)
+    written.save()
+    with nothing_new(tmp_path):
+        for options, kind, message in REFUSED:
+            with pytest.raises(kind, match=message):
+                check_start([written.directory], str(tmp_path / "lake"), options)
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_only_the_mirror_may_read_its_spool(node_server: str, tmp_path: Path) -> None:
+    members = [parse_uri(node_server)]
+    uuid = origin_of(members, []).replicaset_uuid
+    spool = tmp_path / "spool"
+    start([members], tmp_path / "lake", spool, MASKED)
+    assert [mode(f"{spool}{each}") for each in ("", f"/{uuid}", "/exact")] == [0o700] * 3
+    start([members], tmp_path / "other", tmp_path / "plain", MirrorOptions())
+    assert [mode(f"{tmp_path}/plain{each}") for each in ("", f"/{uuid}")] == [0o700] * 2
+
+
+def test_while_nobody_answers_the_only_replica_set_of_the_lake_is_meant(tmp_path: Path) -> None:
+    nobody = [parse_uri(f"127.0.0.1:{free_port()}")]
+    assert origin_of(nobody, [UUID]).replicaset_uuid == UUID
+    for known in ([], [UUID, "another"]):
+        with pytest.raises(FlowstoneError):
+            origin_of(nobody, known)
+    lake = str(tmp_path / "lake")
+    with nothing_new(tmp_path), pytest.raises(FlowstoneError):
+        check_start([nobody], lake, MirrorOptions())
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), settings=MirrorOptions().settings))
+    assert check_start([nobody], lake, MirrorOptions()) == [nobody]
+
+
+def test_what_contradicts_the_lake_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), settings=MASKED.settings))
+    (opened,) = check_start([archive.directory], lake, MASKED)
+    assert isinstance(opened, DirectorySource)
+    with pytest.raises(OtherSettings, match="begun with other --mask"):
+        check_start([archive.directory], lake, MirrorOptions())
+    with pytest.raises(OtherSettings, match="begun with other --history"):
+        check_start([archive.directory], lake, replace(MASKED, history=True))
+    with pytest.raises(WrongPlace, match="of a replica set that another source is of"):
+        check_start([archive.directory, archive.directory], lake, MASKED)
+    Lake.open(lake).save(Progress(OTHER_UUID, VClock({1: 3}), settings=MASKED.settings))
+    with pytest.raises(OtherSettings, match=f"rows of replica set {OTHER_UUID}"):
+        check_start([archive.directory], lake, MASKED)
+
+
+def test_exclude_of_a_space_that_has_a_table_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    begun = MirrorOptions(choice=Choice.parse([], ["queue"], []))
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=begun.settings))
+    assert check_start([archive.directory], lake, begun), "a space that was excluded and is gone"
+    for name in ("orders", "512"):
+        with pytest.raises(OtherSettings, match=r"space 'orders' has a table in .* cannot be excluded any more"):
+            check_start([archive.directory], lake, MirrorOptions(choice=Choice.parse([], [name], [])))
+
+
+def test_exclude_of_a_dropped_space_is_accepted_for_a_lake_whose_settings_do_not_name_exclusions(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    """A lake that was begun before exclusions were saved: the space may have been dropped since."""
+    lake = str(tmp_path / "lake")
+    options = MirrorOptions(choice=Choice.parse([], ["queue"], []))
+    settings = {name: value for name, value in options.settings.items() if name != "excluded"}
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=settings))
+    assert check_start([archive.directory], lake, options)
+    with pytest.raises(OtherSettings, match="cannot be excluded any more"):
+        check_start([archive.directory], lake, MirrorOptions(choice=Choice.parse([], ["orders"], [])))
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), settings=MirrorOptions().settings))
+    with pytest.raises(WrongChoice, match="there is no such space"):
+        check_start([archive.directory], lake, options)
+
+
+def test_exclude_of_a_new_space_is_not_refused_while_a_known_source_is_away(
+    archive: WrittenArchive, tmp_path: Path
+) -> None:
+    nobody, lake = [parse_uri(f"127.0.0.1:{free_port()}")], str(tmp_path / "lake")
+    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=MirrorOptions().settings))
+    assert check_start([nobody], lake, MirrorOptions(choice=Choice.parse([], ["created_since"], []))) == [nobody]
+    with pytest.raises(OtherSettings, match="cannot be excluded any more"):
+        check_start([nobody], lake, MirrorOptions(choice=Choice.parse([], ["orders"], [])))
+
+
+class DeltaSession:
+    """A session with Delta's jars, as far as a start looks at it. Its catalog has the schema `default`."""
+
+    conf: ClassVar = {"spark.sql.extensions": EXTENSION}
+
+    @property
+    def catalog(self) -> DeltaSession:
+        return self
+
+    def databaseExists(self, name: str) -> bool:  # noqa: N802
+        return name == "default"
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_catalog_without_the_schema_is_refused_before_anything_is_made(archive: WrittenArchive, tmp_path: Path) -> None:
+    session = cast(SparkSession, DeltaSession())
+    place = Place(str(tmp_path / "lake"), str(tmp_path / "spool"))
+    with nothing_new(tmp_path), pytest.raises(WrongPlace, match=r"--catalog shop: .* has no such schema; create it"):
+        Mirror(session, [archive.directory], place, MirrorOptions(catalog="shop")).run()
+    Mirror(session, [archive.directory], place, MirrorOptions(catalog="default")).run()
+
+
+def test_a_lake_that_is_written_to_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    lock = production().disk.lock(str(lake))
+    with pytest.raises(MirrorBusy, match="another mirror writes to"):
+        check_start([archive.directory], str(lake), MirrorOptions())
+    lock.release()
+    check_start([archive.directory], str(lake), MirrorOptions())
+
+
+def test_of_a_lake_elsewhere_only_the_mirror_knows() -> None:
+    nobody = [parse_uri(f"127.0.0.1:{free_port()}")]
+    assert check_start([nobody], "s3a://bucket/lake", MirrorOptions()) == [nobody]
+
+
+def fill_and_fail(directory: Path) -> None:
+    (directory / "file").touch()
+    raise DataLoss("gone")
+
+
+def test_an_error_takes_away_what_is_new_and_empty(tmp_path: Path) -> None:
+    there, full, empty = (tmp_path / name for name in ("there", "full", "empty"))
+    there.mkdir()
+    with pytest.raises(DataLoss), made(*map(str, (there, full, empty, empty / "within"))):
+        fill_and_fail(full)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["full", "there"]
+    with made(str(empty), is_private=True):
+        pass
+    assert mode(str(empty)) == 0o700

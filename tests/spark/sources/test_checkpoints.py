@@ -1,0 +1,61 @@
+"""Where a query goes on, by its checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flowstone.replication.vclock import VClock
+from flowstone.spark.sources.checkpoints import UnreadableCheckpoint, position_of
+from flowstone.spark.sources.offsets import INITIAL, Offset, Position
+from tests.spark.change_rows import UUID
+
+
+def write(directory: Path, *, planned: dict[int, int], committed: list[int]) -> None:
+    (directory / "offsets").mkdir(parents=True)
+    (directory / "commits").mkdir()
+    for number, lsn in planned.items():
+        offset = json.dumps(Offset({UUID: Position(VClock({1: lsn}))}).to_json())
+        (directory / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{offset}')
+        (directory / "offsets" / f".{number}.crc").write_text("crc")
+    for number in committed:
+        (directory / "commits" / str(number)).write_text("v1\n{}")
+
+
+def lsn_of(offset: Offset) -> int:
+    position = offset.get(UUID)
+    assert position is not None
+    return position.vclock.get(1)
+
+
+def test_a_query_that_has_not_begun_is_before_everything(tmp_path: Path) -> None:
+    assert position_of(str(tmp_path / "nothing")) == INITIAL
+    write(tmp_path, planned={0: 5}, committed=[])
+    assert position_of(str(tmp_path)) == INITIAL
+
+
+def test_a_batch_that_was_committed_is_behind_it(tmp_path: Path) -> None:
+    write(tmp_path, planned={8: 5, 9: 7, 10: 12}, committed=[8, 9, 10])
+    assert lsn_of(position_of(str(tmp_path))) == 12
+    assert lsn_of(position_of(tmp_path.as_uri())) == 12
+
+
+def test_a_batch_that_was_not_is_before_it(tmp_path: Path) -> None:
+    write(tmp_path, planned={8: 5, 9: 7, 10: 12}, committed=[8, 9])
+    assert lsn_of(position_of(str(tmp_path))) == 7
+
+
+def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, planned={0: 5}, committed=[0])
+    (tmp_path / "offsets" / "0").write_text('v1\n{}\n{"topic":{"0":5}}')
+    with pytest.raises(UnreadableCheckpoint, match="is no offset of this source"):
+        position_of(str(tmp_path))
+    (tmp_path / "offsets" / "0").write_text("v1\n{}\n{}\n{}")
+    with pytest.raises(UnreadableCheckpoint, match="of a query with one source"):
+        position_of(str(tmp_path))
+    with pytest.raises(
+        UnreadableCheckpoint, match="s3a://bucket/x is not on a local file system; give its last offset"
+    ):
+        position_of("s3a://bucket/x")

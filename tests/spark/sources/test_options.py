@@ -1,0 +1,177 @@
+"""Options of the sources: what they mean, and the one sentence that each mistake gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from flowstone.columns.arrow_columns import ColumnOptions
+from flowstone.errors import FlowstoneError
+from flowstone.replication.vclock import VClock
+from flowstone.spark.sources.options import (
+    TARANTOOL_OPTIONS,
+    WRITER_OPTIONS,
+    XLOG_OPTIONS,
+    AsOf,
+    SchemaAt,
+    WrongOption,
+    tarantool_options,
+    writer_options,
+    xlog_options,
+)
+from tests.places import ROOT
+from tests.spark.change_rows import UUID
+
+XLOG = {"path": "archive"}
+STATE = {"mode": "state", "space": "t"}
+LIVE = {"uri": "db1:3301"}
+
+
+def test_nothing_but_a_path_means_all_settled_changes() -> None:
+    options = xlog_options(XLOG)
+    assert options.paths == ("archive",)
+    assert options.mode == "changes"
+    assert options.changes.images == "ops"
+    assert options.changes.fail_on_data_loss
+    assert options.changes.starting is None
+
+
+def test_names_are_known_in_any_case() -> None:
+    options = xlog_options({"PATH": "a, b", "startingoffsets": '{"1": 5}', "FAILONDATALOSS": "False", "space": "512"})
+    assert options.paths == ("a", "b")
+    assert options.changes.starting == {None: VClock({1: 5})}
+    assert not options.changes.fail_on_data_loss
+    assert options.changes.space == 512
+    assert xlog_options({**XLOG, "space": '"512"'}).changes.space == "512"
+
+
+def test_streams_have_limits() -> None:
+    given = {**XLOG, "maxRowsPerTrigger": "100000", "maxBytesPerTrigger": "64m", "columns": "id, _lsn"}
+    changes = xlog_options(given, streaming=True).changes
+    assert (changes.max_rows, changes.max_bytes, changes.wanted) == (100_000, 64 * 1024**2, ("id", "_lsn"))
+
+
+def test_types_are_chosen_as_for_files() -> None:
+    given = {**XLOG, "unsignedAs": "decimal", "decimalScale": "2", "stringsAs": "binary"}
+    assert xlog_options(given).changes.columns == ColumnOptions("decimal", 2, "binary")
+
+
+def test_members_and_replica_sets_are_told_apart() -> None:
+    options = tarantool_options(
+        {"uri": "u:p@a:3301,b:3301;c:3301", "spoolLocation": "spool", "register": "true"}, streaming=True
+    )
+    assert [[member.address for member in members] for members in options.members] == [["a:3301", "b:3301"], ["c:3301"]]
+    assert options.transport == "auto"
+    assert options.register
+
+
+def test_a_writer_has_a_space_and_replaces() -> None:
+    options = writer_options({**LIVE, "space": "orders"})
+    assert (options.uri.address, options.space, options.on_conflict) == ("db1:3301", "orders", "replace")
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("4711", AsOf(lsn=4711)),
+        ("1777636800.0", AsOf(time=1777636800.0)),
+        ("2026-05-01T12:00:00Z", AsOf(time=1777636800.0)),
+        ("{1: 500, 2: 3}", AsOf(vclock=VClock({1: 500, 2: 3}))),
+        ('{"1": 500}', AsOf(vclock=VClock({1: 500}))),
+    ],
+)
+def test_moments_of_the_past_are_times_positions_or_lsns(text: str, moment: AsOf) -> None:
+    assert xlog_options({**XLOG, "space": "t", "mode": "state", "asOf": text}).as_of == moment
+
+
+def test_where_a_stream_goes_on_is_a_checkpoint_or_an_offset() -> None:
+    checkpoint = xlog_options({**XLOG, "schemaAt": " checkpoints/orders "}, streaming=True).schema_at
+    assert checkpoint == SchemaAt("checkpoints/orders")
+    for text in ('{"1": 5}', f'{{"{UUID}": {{"1": 5}}, "stamps": {{"{UUID}": 7}}}}'):
+        found = xlog_options({**XLOG, "schemaAt": text}, streaming=None).schema_at
+        assert found is not None
+        assert list(found.positions.values()) == [VClock({1: 5})]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "option path is missing"),
+        ({**XLOG, "startingOffset": "latest"}, "has no option 'startingOffset'; did you mean startingOffsets?"),
+        ({**XLOG, "zzz": "1"}, "has no option 'zzz'; there are: asOf, columns"),
+        ({**XLOG, "images": "all"}, "images is 'all'; it can be ops, post or full"),
+        ({**XLOG, "failOnDataLoss": "no"}, "failOnDataLoss is 'no'; it can be true or false"),
+        ({**XLOG, "startingOffsets": "now"}, "startingOffsets: 'now' is no offset; earliest, latest, snapshot"),
+        ({**XLOG, "endingOffsets": "earliest"}, "endingOffsets is 'earliest'; it can be latest or a vclock"),
+        ({**XLOG, "maxRowsPerTrigger": "5"}, "maxRowsPerTrigger is given to a batch query; it is for spark.readStream"),
+        ({**XLOG, "columns": "a,b,a"}, "columns is 'a,b,a'; 'a' is there twice"),
+        ({**XLOG, "columns": " "}, "columns is ' '; name columns"),
+        ({**XLOG, "space": ""}, "space is empty"),
+        ({**XLOG, "startingOffsets": "snapshot"}, "startingOffsets is 'snapshot'; it is for spark.readStream"),
+        ({**XLOG, "schemaAt": "{}"}, "schemaAt is given to a batch query"),
+        ({**XLOG, **STATE, "endingOffsets": "latest"}, "offsets are given with mode=state"),
+        ({**XLOG, **STATE, "images": "full"}, "images=full is given with mode=state"),
+        ({**XLOG, "decimalScale": "39"}, "decimalScale is '39'; it can be 0 to 38"),
+        ({**XLOG, "asOf": "5"}, "asOf is given without mode=state"),
+        ({**XLOG, "mode": "state"}, "mode=state needs a space"),
+        ({**XLOG, "space": "t", "mode": "state", "asOf": "noon"}, "asOf is 'noon'; it can be a time with its zone"),
+        ({**XLOG, "space": "t", "mode": "state", "asOf": "2026-05-01"}, "it can be a time with its zone"),
+        ({**XLOG, "space": "t", "mode": "state", "asOf": "{1: x}"}, "asOf is '{1: x}'; "),
+    ],
+)
+def test_each_mistake_gets_one_clear_sentence(given: dict[str, str], message: str) -> None:
+    with pytest.raises(WrongOption) as caught:
+        xlog_options(given)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({**XLOG, "maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'; it must be a whole number above 0"),
+        ({**XLOG, "maxBytesPerTrigger": "1x"}, "maxBytesPerTrigger is '1x'; it must be a number of bytes"),
+        ({**XLOG, "endingOffsets": "latest"}, "endingOffsets is given to a stream"),
+        ({**XLOG, "space": "t", "mode": "state"}, "mode=state cannot be streamed"),
+        ({**XLOG, "schemaAt": "{1: 5}"}, "schemaAt: '{1: 5}' is no offset"),
+    ],
+)
+def test_streams_are_checked_too(given: dict[str, str], message: str) -> None:
+    with pytest.raises(WrongOption) as caught:
+        xlog_options(given, streaming=True)
+    assert message in str(caught.value)
+
+
+def test_live_sources_and_writers_are_checked_too() -> None:
+    with pytest.raises(WrongOption, match="option spoolLocation is missing"):
+        tarantool_options(LIVE, streaming=True)
+    with pytest.raises(WrongOption, match="a replica set without members"):
+        tarantool_options({"uri": "a:3301;"})
+    with pytest.raises(WrongOption, match="option space is missing"):
+        writer_options(LIVE)
+    with pytest.raises(WrongOption, match="transport is 'ftp'; it can be auto, file, inline or tcp"):
+        tarantool_options({**LIVE, "spoolLocation": "spool", "transport": "ftp"}, streaming=True)
+
+
+def test_a_password_is_in_no_message() -> None:
+    with pytest.raises(FlowstoneError) as caught:
+        tarantool_options({"uri": "u:verysecret@a:notaport"})
+    assert "verysecret" not in str(caught.value)
+
+
+def test_the_reference_names_all_options() -> None:
+    text = (ROOT / "docs/reference/spark.md").read_text()
+    spark_s_own = {"checkpointLocation"}
+    missing = [name for name in (*XLOG_OPTIONS, *TARANTOOL_OPTIONS, *WRITER_OPTIONS) if f"`{name}`" not in text]
+    assert set(missing) == spark_s_own
+
+
+def test_a_batch_of_a_server_is_a_state_and_a_stream_has_changes() -> None:
+    assert tarantool_options({**LIVE, "space": "t", "readMode": "SELECT"}).read_mode == "select"
+    for name in ("startingOffsets", "images", "failOnDataLoss", "register", "transportAddress"):
+        with pytest.raises(WrongOption, match=f"{name} is given to a batch query"):
+            tarantool_options({**LIVE, name: "true"})
+    with pytest.raises(WrongOption, match="readMode is given to a stream"):
+        tarantool_options({**LIVE, "spoolLocation": "spool", "readMode": "select"}, streaming=True)
+    with pytest.raises(WrongOption, match="readMode=select needs a space"):
+        tarantool_options({**LIVE, "readMode": "select"})
+    with pytest.raises(WrongOption, match="option uri is missing"):
+        tarantool_options({"space": "t"})

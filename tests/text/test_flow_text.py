@@ -1,0 +1,77 @@
+"""The kernel of flow style, up to the values that it leaves to others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from flowstone.iproto.extensions import Extension
+from flowstone.iproto.msgpack import pack
+from flowstone.text.flow_text import KEY_SIZE_MAX, SEPARATOR, Shape, flow_texts
+from flowstone.text.json_text import Integers
+
+
+def texts(*values: Any, shape: Shape, names: tuple[str, ...] = (), bases: Integers | None = None) -> list[str]:
+    packed = [pack(value) for value in values]
+    ends = np.cumsum([len(each) for each in packed])
+    starts = ends - [len(each) for each in packed]
+    return flow_texts(np.frombuffer(b"".join(packed), np.uint8), starts, ends, shape, names, bases)
+
+
+def test_fields_have_names_or_numbers() -> None:
+    assert texts((1, "Ann", None), (), shape=Shape.MAP, names=("id: ", "name: ")) == [
+        '{id: 1, name: "Ann", 3: null}',
+        "{}",
+    ]
+
+
+def test_a_list_has_no_names() -> None:
+    assert texts((1, "Ann", [2, {"a": True}]), shape=Shape.LIST) == ['[1, "Ann", [2,{"a":true}]]']
+
+
+def test_cells_are_told_apart_whatever_they_hold() -> None:
+    (text,) = texts((1, "a\0b", 2.5), shape=Shape.CELLS)
+    assert text.split(SEPARATOR) == ["1", '"a\\u0000b"', "2.5"]
+
+
+def test_operations_name_their_fields_from_their_base() -> None:
+    operations = (("=", 1, 5), ("+", -1, 1), ("#", 7, 1), ("=", "path", 2))
+    assert texts(operations, operations, shape=Shape.OPERATIONS, names=('"a"', '"b"'), bases=np.array([0, 1])) == [
+        '[["=", "b", 5], ["+", -1, 1], ["#", 7, 1], ["=", "path", 2]]',
+        '[["=", "a", 5], ["+", -1, 1], ["#", 7, 1], ["=", "path", 2]]',
+    ]
+    many = tuple(f'"{number}"' for number in range(200))
+    assert texts((("=", 130, 1),), (("=", 3, 130),), shape=Shape.OPERATIONS, names=many) == ["", '[["=", "3", 130]]']
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"bytes", Extension(5, b"x"), math.nan, math.inf, 1e16, 1e-5, {1: 2}, {"k" * (KEY_SIZE_MAX + 1): 1},
+        "\x7f", "\x85", "\u2028", "\u202e", "\ufeff", "\uffff", "\udcff", "end \udce2",
+    ],
+)  # fmt: skip
+def test_what_json_and_yaml_say_differently_is_left(value: Any) -> None:
+    assert texts((1, value), ([{"a": value}],), (1,), shape=Shape.LIST) == ["", "", "[1]"]
+
+
+@pytest.mark.parametrize(
+    "value", ["", "é—Привет №", "😀", '\n\t"\\/', "x" * 1000, 2**64 - 1, -(2**63), 0.0001, 9e15, -0.0, {"k" * 160: [1]}]
+)
+def test_everything_else_is_read_back(value: Any) -> None:
+    (text,) = texts((value,), shape=Shape.LIST)
+    assert yaml.safe_load(text) == [value]
+
+
+def test_a_full_output_grows() -> None:
+    value = ("\x01" * 10_000, 1)
+    assert [yaml.safe_load(text) for text in texts(value, value, shape=Shape.LIST)] == [list(value)] * 2
+
+
+def test_what_is_no_array_is_left() -> None:
+    assert texts({"a": 1}, 5, shape=Shape.MAP) == ["", ""]
+    assert texts((1,), 5, shape=Shape.OPERATIONS) == ["", ""]

@@ -1,0 +1,95 @@
+"""Decimals, UUIDs, datetimes and binary data print as Tarantool prints them."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from decimal import Decimal
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowstone.iproto.extensions import Datetime, encode_datetime, encode_decimal
+from flowstone.text.json_extension import (
+    DATETIME,
+    DECIMAL,
+    EXTENSION_TEXT_MAX,
+    UNSUPPORTED,
+    UUID,
+    base64_size,
+    write_base64,
+    write_extension,
+)
+from flowstone.text.json_plain import json_value
+
+
+def text(kind: int, payload: bytes) -> str | None:
+    """What the kernel writes; None where it leaves the value to the plain formatter."""
+    buf = np.frombuffer(payload or b"\0", np.uint8)
+    out = np.empty(EXTENSION_TEXT_MAX, np.uint8)
+    end = write_extension(kind, buf, 0, len(payload), out, 0)
+    return None if end == UNSUPPORTED else out[:end].tobytes().decode()
+
+
+@pytest.mark.parametrize(
+    "digits", ["0", "1.50", "-0.00012", "1E+10", "0E-3", "-0", "0E+5", "9" * 38, "-1E-38", "1E+38"]
+)
+def test_decimals_keep_their_scale(digits: str) -> None:
+    assert text(DECIMAL, encode_decimal(Decimal(digits))) == f'"{Decimal(digits):f}"'
+
+
+@given(st.integers(-(10**38) + 1, 10**38 - 1), st.integers(-38, 38))
+def test_any_decimal_of_38_digits(coefficient: int, scale: int) -> None:
+    value = (
+        Decimal(coefficient).scaleb(-scale, context=None)
+        if coefficient == 0
+        else Decimal((int(coefficient < 0), tuple(map(int, str(abs(coefficient)))), -scale))
+    )
+    assert text(DECIMAL, encode_decimal(value)) == f'"{value:f}"'
+
+
+@given(st.uuids())
+def test_uuids_are_canonical(value: uuid.UUID) -> None:
+    assert text(UUID, value.bytes) == f'"{value}"'
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        (Datetime(1794738030, 123456789, 180), "2026-11-15T13:20:30.123456789+0300"),
+        (Datetime(0), "1970-01-01T00:00:00Z"),
+        (Datetime(0, 120_000_000), "1970-01-01T00:00:00.120Z"),
+        (Datetime(0, 120_000, -90), "1969-12-31T22:30:00.000120-0130"),
+        (Datetime(951782400), "2000-02-29T00:00:00Z"),
+        (Datetime(-62167219200), "0000-01-01T00:00:00Z"),
+        (Datetime(253402300799, 999_999_999), "9999-12-31T23:59:59.999999999Z"),
+    ],
+)
+def test_datetimes_are_iso_8601(value: Datetime, printed: str) -> None:
+    assert text(DATETIME, encode_datetime(value)) == f'"{printed}"'
+
+
+@given(st.binary(max_size=20), st.integers(0, 255))
+def test_whatever_the_kernel_writes_the_plain_formatter_writes_too(payload: bytes, kind: int) -> None:
+    code = kind - 256 if kind > 127 else kind
+    written = text(kind, payload)
+    if written is not None:
+        packed = bytes((0xC7, len(payload), kind)) + payload
+        assert written == json_value(packed), code
+
+
+@pytest.mark.parametrize("value", [Datetime(-62167219201), Datetime(253402300800), Datetime(0, 1_000_000_001)])
+def test_unusual_datetimes_are_left_to_the_plain_formatter(value: Datetime) -> None:
+    assert text(DATETIME, encode_datetime(value)) is None
+    assert json_value(msgpack.packb(msgpack.ExtType(DATETIME, encode_datetime(value)))).startswith('"')
+
+
+@given(st.binary(max_size=40))
+def test_binary_is_base64(data: bytes) -> None:
+    out = np.empty(base64_size(len(data)), np.uint8)
+    end = write_base64(np.frombuffer(data or b"\0", np.uint8), 0, len(data), out, 0)
+    assert end == out.size
+    assert out.tobytes().decode() == f'"{base64.b64encode(data).decode()}"'
