@@ -28,7 +28,7 @@ from bench.measure import Result, alternate, seconds
 from flowstone.iproto.greeting import GREETING_SIZE
 from flowstone.iproto.uri import parse_uri
 from flowstone.replication.messages import FetchSnapshot, encode_fetch_snapshot
-from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
+from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
 from flowstone.spark.session import session
 from tests.interop.member import RealMember
 from tests.served_node import resident_bytes
@@ -114,7 +114,7 @@ def _snapshot_of(server: RealMember, directory: Path) -> Path:
 def _mirror(spark: SparkSession, source: Any, lake: Path) -> None:
     if lake.exists():
         shutil.rmtree(lake)
-    place = Place.of(str(lake), None, is_masked=False, has_live=not isinstance(source, str))
+    place = LakePlace.of(str(lake), None, is_masked=False, has_live=not isinstance(source, str))
     Mirror(spark, [source], place, MirrorOptions(once=True)).run()
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from bench.measure import Result, alternate, million_rows_per_second, seconds
 from flowstone.archive.archive_log import ArchiveLog
-from flowstone.archive.manifest import Manifest, save
+from flowstone.archive.manifest import ArchiveManifest, save
 from flowstone.archive.settled_tracker import Verdicts
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.iproto.msgpack import pack
@@ -72,7 +72,7 @@ def write_archive(directory: str, rows: int) -> None:
         log.write(b"".join(_order(number) for number in range(first, min(first + BLOCK_ROWS, rows))))
     log.close()
     position = log.vclock.to_mapping()
-    save(disk, directory, Manifest(UUID, INSTANCE, UUID, position=position, settled=position))
+    save(disk, directory, ArchiveManifest(UUID, INSTANCE, UUID, position=position, settled=position))
 
 
 def _order(number: int) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Literal
 
-from flowstone.errors import FlowstoneError, LocalProtocolError, RemoteProtocolError
+from flowstone.errors import CannotListen, FlowstoneError, LocalProtocolError, RemoteProtocolError
 from flowstone.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from flowstone.archive.manifest import NotAnArchive
     from flowstone.archive.refusals import ArchiveRefused
     from flowstone.box.schema import UnknownSpace
-    from flowstone.history.log_reading import Report
+    from flowstone.history.log_reading import ReadReport
     from flowstone.iproto.errors import TarantoolError
     from flowstone.iproto.uri import UriError
     from flowstone.node.changes import Change, SettledChange
-    from flowstone.node.components import CannotListen
     from flowstone.node.configuration import Configuration, NodeOptions
     from flowstone.node.node import Node, NotRunning
     from flowstone.node.spaces import Index, Space, TransactionIndex, TransactionSpace, ViewIndex, ViewSpace
@@ -105,7 +104,6 @@ __getattr__ = lazy_names(
         "BlockingReplica": "replica.blocking_replica",
         "BlockingSpace": "replica.blocking_replica",
         "CannotFollow": "replica.replica",
-        "CannotListen": "node.components",
         "Change": "node.changes",
         "Configuration": "node.configuration",
         "DiskUsage": "node.statistics",
@@ -177,7 +175,7 @@ def read_log(
     files = find_logs(outside.disk, [fspath(path) for path in paths], recursive=recursive)
     selection = Selection(spaces=() if space is None else (space,), replicas=tuple(replicas), show_system=show_system)
 
-    def reading(on_end: Callable[[Report], None] | None = None) -> Reading:
+    def reading(on_end: Callable[[ReadReport], None] | None = None) -> Reading:
         return Reading(outside, files, selection=selection, settled=settled, force=force, on_end=on_end)
 
     if space is None:
@@ -188,7 +186,7 @@ def read_log(
     return typed_reader((reading(), reading(_log)), shape)
 
 
-def _log(report: Report) -> None:
+def _log(report: ReadReport) -> None:
     logger = logging.getLogger("flowstone")
     for line in (*report.warnings(), *report.notes()):
         logger.warning(line)

@@ -38,3 +38,7 @@ class LocalProtocolError(FlowstoneError):
 
 class RemoteProtocolError(FlowstoneError):
     """A peer or a file holds bytes that break the protocol. It closes a connection, never the process."""
+
+
+class CannotListen(FlowstoneError):
+    """The address is in use, or not an address of this machine, or a certificate cannot be read."""

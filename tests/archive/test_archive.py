@@ -20,8 +20,8 @@ from flowstone.archive import events as events
 from flowstone.archive.archive import Archive
 from flowstone.archive.archive_sink import SnapshotSink
 from flowstone.archive.block_index import read_blocks
-from flowstone.archive.events import Event
-from flowstone.archive.manifest import Manifest, NotAnArchive, load
+from flowstone.archive.events import ArchiveEvent
+from flowstone.archive.manifest import ArchiveManifest, NotAnArchive, load
 from flowstone.archive.refusals import ArchiveRefused, UpstreamLostTail
 from flowstone.errors import FlowstoneError
 from flowstone.outside import production
@@ -46,21 +46,23 @@ def forgetful_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator
         yield running
 
 
-def manifest_of(directory: Path) -> Manifest:
+def manifest_of(directory: Path) -> ArchiveManifest:
     found = load(production().disk, str(directory))
     assert found is not None
     return found
 
 
-async def archived_once(server: RealServer, directory: Path, **options: Any) -> list[Event]:
-    told: list[Event] = []
+async def archived_once(server: RealServer, directory: Path, **options: Any) -> list[ArchiveEvent]:
+    told: list[ArchiveEvent] = []
     await Archive(server.uri, directory, on_event=told.append, **options).run(once=True)
     return told
 
 
 @asynccontextmanager
-async def archiving(server: RealServer, directory: Path, **options: Any) -> AsyncIterator[tuple[Archive, list[Event]]]:
-    told: list[Event] = []
+async def archiving(
+    server: RealServer, directory: Path, **options: Any
+) -> AsyncIterator[tuple[Archive, list[ArchiveEvent]]]:
+    told: list[ArchiveEvent] = []
     archive = Archive(server.uri, directory, on_event=told.append, **options)
     async with archive:
         yield archive, told
@@ -72,7 +74,7 @@ async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
             await asyncio.sleep(0.02)
 
 
-def has_been_left(told: list[Event], since: int) -> bool:
+def has_been_left(told: list[ArchiveEvent], since: int) -> bool:
     return any(isinstance(event, events.Disconnected) for event in told[since:])
 
 
@@ -437,7 +439,7 @@ async def test_a_new_archive_is_told_when_the_server_has_let_it_in(server: RealS
     told = await archived_once(server, tmp_path / "registered", register=True)
     assert told[0] == events.Opened(str(tmp_path / "registered"), {}, {})
     assert sum(isinstance(event, events.Opened) for event in told) == 1
-    refused: list[Event] = []
+    refused: list[ArchiveEvent] = []
     with pytest.raises(ArchiveRefused):
         await Archive(f"nobody:secret@{server.address}", tmp_path / "refused", on_event=refused.append).run()
     assert refused == []

@@ -13,7 +13,7 @@ from tests.simulation.simulation import Simulation, simulated
 INTERVAL = 10.0
 
 
-class Told:
+class OnDone:
     """An archive's snapshots, counted."""
 
     def __init__(self, sim: Simulation) -> None:
@@ -25,7 +25,7 @@ class Told:
         archive = Archive(uri, "/archive", snapshot_interval=INTERVAL, on_event=self._hear, outside=outside)
         return ArchiveProcess(archive)
 
-    def _hear(self, event: events.Event) -> None:
+    def _hear(self, event: events.ArchiveEvent) -> None:
         self.count += isinstance(event, events.Snapshotted)
 
 
@@ -37,7 +37,7 @@ async def test_a_clock_that_jumped_and_came_back_does_not_stop_snapshots(
 ) -> None:
     await sim.start("a")
     sim.build("archive")
-    told = Told(sim)
+    told = OnDone(sim)
     await sim.launch("archive", told.start)
     await sim.sleep(3 * INTERVAL)
     sim.machine("archive").wall_skew += jump

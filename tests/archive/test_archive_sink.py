@@ -10,7 +10,7 @@ import pytest
 
 from flowstone.archive import archive_sink
 from flowstone.archive.archive_sink import UNKNOWN_ID, Intake, LogSink, SnapshotSink
-from flowstone.archive.store import Store
+from flowstone.archive.store import ArchiveStore
 from flowstone.iproto.constants import RaftKey, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
@@ -24,7 +24,7 @@ NOBODY = UUID(int=0)
 
 
 def new_intake(disk: Any) -> Intake:
-    store = Store.open(disk, "dir", UUID(INSTANCE), lambda: 1000.0)
+    store = ArchiveStore.open(disk, "dir", UUID(INSTANCE), lambda: 1000.0)
     return Intake(disk.outside(), store)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flowstone.archive import block_index as archive_blocks
-from flowstone.archive.block_index import BlockWriter, Run, blocks_of, path_of, read_blocks
+from flowstone.archive.block_index import BlockRun, BlockWriter, blocks_of, path_of, read_blocks
 from flowstone.archive.settled_tracker import Verdicts
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import FileType, Meta
@@ -26,7 +26,7 @@ def verdicts() -> Verdicts:
     return found
 
 
-def indexed(disk: Any, *blocks: list[bytes]) -> tuple[Run, ...]:
+def indexed(disk: Any, *blocks: list[bytes]) -> tuple[BlockRun, ...]:
     """The runs of an index to which these blocks were added, 100 bytes each."""
     writer = BlockWriter.create(disk, LOG, META, 200, verdicts())
     for number, rows in enumerate(blocks, 1):
@@ -41,9 +41,9 @@ def indexed(disk: Any, *blocks: list[bytes]) -> tuple[Run, ...]:
 
 def test_a_run_says_what_its_rows_are() -> None:
     runs = indexed(new_disk(), [alone(6), alone(7, 600), alone(1, origin=2, at=50.0)], [define_space(8, 700)])
-    assert runs[0] == Run(200, 300, 3, {1: 7, 2: 1}, {1: 7, 2: 1}, 50.0, 107.0, (512, 600))
+    assert runs[0] == BlockRun(200, 300, 3, {1: 7, 2: 1}, {1: 7, 2: 1}, 50.0, 107.0, (512, 600))
     assert runs[0].is_plain
-    assert runs[1] == Run(300, 400, 1, {1: 8, 2: 1}, {1: 8, 2: 1}, 108.0, 108.0, (280,), has_definitions=True)
+    assert runs[1] == BlockRun(300, 400, 1, {1: 8, 2: 1}, {1: 8, 2: 1}, 108.0, 108.0, (280,), has_definitions=True)
     assert not runs[1].is_plain
 
 

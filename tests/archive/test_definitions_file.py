@@ -6,7 +6,7 @@ import pytest
 
 from flowstone.archive.definitions_file import (
     DamagedDefinitions,
-    Definitions,
+    DefinitionsFile,
     check_rows,
     definition_files,
     read_definitions,
@@ -23,8 +23,8 @@ SPACE = pack((512, 1, "orders", "memtx", 0, {}, [{"name": "id", "type": "unsigne
 INDEX = pack((512, 0, "pk", "tree", {"unique": True}, [[0, "unsigned"]]))
 
 
-def definitions(lsn: int = 500) -> Definitions:
-    return Definitions({1: lsn}, INSTANCE, "2.6.0", ((280, SPACE), (288, INDEX)), (1, 400, 2))
+def definitions(lsn: int = 500) -> DefinitionsFile:
+    return DefinitionsFile({1: lsn}, INSTANCE, "2.6.0", ((280, SPACE), (288, INDEX)), (1, 400, 2))
 
 
 def test_what_was_written_is_read_and_applied() -> None:
@@ -45,7 +45,7 @@ def test_what_was_written_is_read_and_applied() -> None:
 def test_the_rows_of_a_tracker_make_another_one() -> None:
     tracker, other = SchemaTracker(), SchemaTracker()
     definitions().apply_to(tracker)
-    Definitions({}, INSTANCE, "2.6.0", rows_of(tracker)).apply_to(other)
+    DefinitionsFile({}, INSTANCE, "2.6.0", rows_of(tracker)).apply_to(other)
     assert other.schema == tracker.schema
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from flowstone.archive import events as events
-from flowstone.archive.events import Event
+from flowstone.archive.events import ArchiveEvent
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ from flowstone.archive.events import Event
         (events.Stopped({1: 9}, {1: 9}, 4), "stopped", "stopped at {1: 9}, settled {1: 9}, 4 rows received"),
     ],
 )
-def test_an_event_is_a_sentence_and_an_object(event: Event, kind: str, text: str) -> None:
+def test_an_event_is_a_sentence_and_an_object(event: ArchiveEvent, kind: str, text: str) -> None:
     assert str(event) == text
     assert json.loads(msgspec.json.encode(event))["event"] == kind
 

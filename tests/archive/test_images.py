@@ -20,7 +20,7 @@ from flowstone.box.engine import statements
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack, unpack_body
 from flowstone.iproto.row import Row
-from flowstone.node.wal.recovery import Recovered
+from flowstone.node.wal.recovery import RecoveredBox
 from flowstone.node.wal.replay import Synchro
 from flowstone.outside import production
 from flowstone.replication.row_stream import slab_of_rows
@@ -50,7 +50,7 @@ def new_images(version: tuple[int, ...] = (2, 11, 9)) -> Images:
         index = [number, 0, "pk", "tree", {"unique": True}, [[0, "unsigned"]]]
         statements.insert(box.begin(), box.space(system.INDEX_ID), pack(index))
     uuid = random.uuid()
-    return Images(box, Recovered(VClock(), uuid, uuid, 1, Synchro()), version)
+    return Images(box, RecoveredBox(VClock(), uuid, uuid, 1, Synchro()), version)
 
 
 def row(kind: RequestType, lsn: int, body: dict[Key, Any], space: int = SPACE) -> Row:

@@ -10,11 +10,11 @@ import pytest
 
 from flowstone.archive.manifest import (
     NAME,
+    ArchivedSnapshot,
+    ArchivedUpstream,
+    ArchiveManifest,
     Gap,
-    Manifest,
     NotAnArchive,
-    Snapshot,
-    Upstream,
     load,
     missing_rows,
     save,
@@ -24,15 +24,15 @@ from tests.node.archived_rows import INSTANCE, new_disk
 from tests.node.fault_disk import Died
 
 
-def a_manifest() -> Manifest:
+def a_manifest() -> ArchiveManifest:
     gap = Gap({1: 10}, {1: 20, 2: 5}, missing_rows(VClock({1: 10}), VClock({1: 20, 2: 5})), 3.5, "collected")
-    return Manifest(
+    return ArchiveManifest(
         INSTANCE,
         instance_uuid=INSTANCE,
-        upstream=Upstream(INSTANCE, "127.0.0.1:3301", "2.6.0"),
+        upstream=ArchivedUpstream(INSTANCE, "127.0.0.1:3301", "2.6.0"),
         position={1: 30},
         settled={1: 29},
-        snapshots=[Snapshot("00000000000000000010.snap", {1: 10}, 1.0, "first")],
+        snapshots=[ArchivedSnapshot("00000000000000000010.snap", {1: 10}, 1.0, "first")],
         gaps=[gap],
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowstone.archive.members import LAG_SECONDS, Members
+from flowstone.archive.members import LAG_SECONDS, SpoolMembers
 from flowstone.archive.refusals import RowsMissing, UpstreamLostTail
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import parse_uri
@@ -13,8 +13,8 @@ AWAY = ConnectionLost("away")
 GONE = RowsMissing("a:1", "collected", VClock({1: 5}), VClock({1: 9}))
 
 
-def members(count: int) -> Members:
-    return Members([parse_uri(f"host{number}:3301") for number in range(count)])
+def members(count: int) -> SpoolMembers:
+    return SpoolMembers([parse_uri(f"host{number}:3301") for number in range(count)])
 
 
 def behind(lsn: int) -> UpstreamLostTail:

@@ -34,7 +34,7 @@ class Archived:
         self._sim = sim
         self.upstream = upstream
         self.name = name
-        self.told: list[events.Event] = []
+        self.told: list[events.ArchiveEvent] = []
         self.process: ArchiveProcess | None = None
         sim.build(name)
 

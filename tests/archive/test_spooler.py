@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flowstone.archive import events as events
-from flowstone.archive.events import Event
+from flowstone.archive.events import ArchiveEvent
 from flowstone.archive.spooler import Spooling
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import parse_uri
@@ -32,8 +32,8 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 
 
 @asynccontextmanager
-async def spooling(directory: Path, *uris: str, **how: Any) -> AsyncIterator[tuple[Spooling, list[Event]]]:
-    told: list[Event] = []
+async def spooling(directory: Path, *uris: str, **how: Any) -> AsyncIterator[tuple[Spooling, list[ArchiveEvent]]]:
+    told: list[ArchiveEvent] = []
     how = {"begin": "snapshot", "replication_timeout": TIMEOUT, **how}
     spool = Spooling([parse_uri(uri) for uri in uris], str(directory), on_event=told.append, **how)
     async with spool:
@@ -56,7 +56,7 @@ async def test_who_cannot_be_reached_is_passed_over(server: RealServer, tmp_path
 
 
 async def test_nobody_at_all_is_the_end_of_a_new_one(tmp_path: Path) -> None:
-    told: list[Event] = []
+    told: list[ArchiveEvent] = []
     members = [parse_uri(NOBODY), parse_uri("127.0.0.1:2")]
     spool = Spooling(members, str(tmp_path / "spool"), begin="latest", replication_timeout=0.05, on_event=told.append)
     with pytest.raises(FlowstoneError, match="cannot connect to 127"):

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from flowstone.archive import manifest as archive_manifest
-from flowstone.archive.manifest import NotAnArchive, Upstream
+from flowstone.archive.manifest import ArchivedUpstream, NotAnArchive
 from flowstone.archive.received_snapshot import IncomingSnapshot
-from flowstone.archive.store import Store
+from flowstone.archive.store import ArchiveStore
 from flowstone.outside import AlreadyLocked
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import make_transaction
@@ -22,21 +22,21 @@ from tests.node.fault_disk import Died
 UUID_ = UUID(INSTANCE)
 
 
-def opened(disk: Any) -> Store:
-    return Store.open(disk, "dir", UUID_, lambda: 1000.0)
+def opened(disk: Any) -> ArchiveStore:
+    return ArchiveStore.open(disk, "dir", UUID_, lambda: 1000.0)
 
 
-def snapshot(store: Store, lsn: int) -> IncomingSnapshot:
+def snapshot(store: ArchiveStore, lsn: int) -> IncomingSnapshot:
     incoming = store.receive_snapshot(VClock({1: lsn}), "2.11.9", INSTANCE)
     incoming.add(stream(tuple_row(272, ["cluster", str(SET)]), tuple_row(512, [1])))
     return incoming
 
 
-def write(store: Store, *lsns: int) -> None:
+def write(store: ArchiveStore, *lsns: int) -> None:
     store.write([stream(*(make_transaction([row(lsn)]).rows[0] for lsn in lsns))])
 
 
-def begun(disk: Any) -> Store:
+def begun(disk: Any) -> ArchiveStore:
     store = opened(disk)
     assert store.begin_from(snapshot(store, 5), "") is None
     return store
@@ -107,10 +107,10 @@ def test_a_snapshot_that_the_log_has_passed_is_given_up() -> None:
 
 def test_another_upstream_is_remembered() -> None:
     store = begun(new_disk())
-    first = Upstream(INSTANCE, "a:1", "2.6.0")
+    first = ArchivedUpstream(INSTANCE, "a:1", "2.6.0")
     assert store.follow(first)
     assert not store.follow(first)
-    assert store.follow(Upstream(INSTANCE, "b:1", "2.6.0"))
+    assert store.follow(ArchivedUpstream(INSTANCE, "b:1", "2.6.0"))
 
 
 def test_log_files_without_a_manifest_are_no_archive() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowstone.archive import upstream_query as archive_upstream
-from flowstone.archive.definitions_file import Definitions
+from flowstone.archive.definitions_file import DefinitionsFile
 from flowstone.archive.upstream_query import ask_ballot, ask_facts, first_of
 from flowstone.box.schema import SchemaTracker
 from flowstone.client.connection import ConnectionFailed
@@ -38,7 +38,7 @@ async def test_a_real_server_tells_who_it_is_and_what_is_defined(
     assert str(facts.instance_uuid) == uuids[0]
     assert facts.ballot.vclock.without_zero() == VClock(server.vclock())
     tracker = SchemaTracker()
-    Definitions({}, "", "", facts.definitions).apply_to(tracker)
+    DefinitionsFile({}, "", "", facts.definitions).apply_to(tracker)
     assert [index.name for index in tracker.schema.space("t").indexes] == ["pk", "by_text"]
     server.eval("fill(1, 10)")
     assert (await ask_ballot(production(), parse_uri(server.uri))).vclock.get(1) == facts.ballot.vclock.get(1) + 10

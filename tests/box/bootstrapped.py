@@ -10,7 +10,7 @@ from flowstone.box.bootstrap import bootstrap_rows
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto.msgpack import pack, unpack
 
 ADMIN = 1
@@ -42,15 +42,15 @@ def run(box: Box, change: Callable[..., Any], *arguments: Any, user: int = ADMIN
         raise
 
 
-def insert(transaction: Transaction, space: str | int, *values: Any) -> Any:
+def insert(transaction: BoxTransaction, space: str | int, *values: Any) -> Any:
     return unpack(statements.insert(transaction, transaction.space(space), pack(values)))
 
 
-def replace(transaction: Transaction, space: str | int, *values: Any) -> Any:
+def replace(transaction: BoxTransaction, space: str | int, *values: Any) -> Any:
     return unpack(statements.replace(transaction, transaction.space(space), pack(values)))
 
 
-def delete(transaction: Transaction, space: str | int, *key: Any) -> None:
+def delete(transaction: BoxTransaction, space: str | int, *key: Any) -> None:
     statements.delete(transaction, transaction.space(space), 0, pack(key))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.engine import statements
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from tests.box import model
@@ -146,7 +146,7 @@ def requests(draw: st.DrawFn, types: Sequence[str] = TYPES, space_ids: Sequence[
     return Statement(type, space.id, index, draw(keys(space, index, whole=True)), changes)
 
 
-def perform(transaction: Transaction, statement: Statement) -> list[bytes] | int:
+def perform(transaction: BoxTransaction, statement: Statement) -> list[bytes] | int:
     """The statement in the box: its tuples, or the code of its error."""
     values, changes = pack(statement.values), pack(statement.operations)
     try:
@@ -182,7 +182,7 @@ def expected(state: State, statement: Statement) -> Outcome:
     return outcome
 
 
-def agreed(transaction: Transaction, state: State, statement: Statement) -> Outcome:
+def agreed(transaction: BoxTransaction, state: State, statement: Statement) -> Outcome:
     """Executes the statement in the box, where it must do what the model says."""
     outcome = expected(state, statement)
     found = perform(transaction, statement)

@@ -7,7 +7,7 @@ from typing import Any
 from flowstone.box.box import Box
 from flowstone.box.definitions import SpaceDefinition, read_index, read_space, with_indexes
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 
 Index = dict[str, Any]
 
@@ -46,9 +46,9 @@ def on(parts: str, *, unique: bool = True, type: str = "tree", name: str | None 
     return {"name": name, "type": type, "unique": unique, "parts": tuple(made)}
 
 
-def put(box: Box, defined: SpaceDefinition) -> Space:
+def put(box: Box, defined: SpaceDefinition) -> EngineSpace:
     """Makes the space, empty."""
-    space = Space(defined, box.collations, box.views)
+    space = EngineSpace(defined, box.collations, box.views)
     box.put_space(space)
     return space
 

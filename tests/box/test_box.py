@@ -7,7 +7,7 @@ import pytest
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
@@ -46,7 +46,7 @@ def test_a_renamed_space_is_gone_by_its_old_name() -> None:
 def test_the_schema_version_grows_with_every_definition() -> None:
     box = Box(Dialect.V2_6)
     versions = [box.schema_version]
-    box.put_space(Space(definition(512, on("0:unsigned")), box.collations, box.views))
+    box.put_space(EngineSpace(definition(512, on("0:unsigned")), box.collations, box.views))
     versions.append(box.schema_version)
     box.remove_space(512)
     versions.append(box.schema_version)

@@ -21,7 +21,7 @@ from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.engine import bulk, statements
 from flowstone.box.engine.bulk import BulkWrite
 from flowstone.box.engine.read_view import ReadView
-from flowstone.box.engine.transaction import InteractiveTransaction, Isolation, Transaction
+from flowstone.box.engine.transaction import BoxTransaction, InteractiveTransaction, Isolation
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.iproto.errors import TransactionConflict
 from flowstone.iproto.msgpack import pack
@@ -147,13 +147,13 @@ class Programs(RuleBasedStateMachine):
         super().__init__()
         self.box: Box = box_with(*SPACES.values())
         self.now = Moment(EMPTY, dict.fromkeys(SPACES, 0))
-        self.in_flight: list[tuple[Transaction | BulkWrite, Moment]] = []
+        self.in_flight: list[tuple[BoxTransaction | BulkWrite, Moment]] = []
         self.open: list[Interactive] = []
         self.views: list[View] = []
 
     # --- what takes effect at once --------------------------------------------------------------------------------
 
-    def put_in_flight(self, transaction: Transaction | BulkWrite, after: State) -> None:
+    def put_in_flight(self, transaction: BoxTransaction | BulkWrite, after: State) -> None:
         """As the node does it: visible at once, in the log later."""
         self.in_flight.append((transaction, self.now))
         self.box.in_flight.append(transaction)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowstone.box.schema import (
-    Change,
     FieldDefinition,
     IndexDefinition,
     IndexPart,
+    SchemaChange,
     SchemaHistory,
     SchemaTracker,
     SpaceDefinition,
@@ -294,7 +294,7 @@ def test_history_answers_by_any_ordered_position_and_lists_the_changes_of_one_sp
     assert history.at((1, 55)).space(512).name == "renamed"
     assert history.at((9, 0)).get(512) is None
     assert [change.position for change in history.changes_of(512)] == [(0, 100), (1, 50), (1, 60)]
-    assert history.changes_of(512)[0] == Change((0, 100), created.space(512))
+    assert history.changes_of(512)[0] == SchemaChange((0, 100), created.space(512))
     assert history.changes_of(512)[2].space is None
     assert history.changes_of(513) == []
     with pytest.raises(ValueError, match=r"\(1, 59\) recorded after the one at \(1, 60\)"):

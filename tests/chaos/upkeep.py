@@ -49,11 +49,11 @@ class Operator:
     def _run(self) -> None:
         try:
             while not self._ending.wait(LOOK_SECONDS):
-                self._look_around()
+                self._notify_changes()
         except Exception as error:
             self.violations.append(f"the operator could not make sense of what a member said: {error!r}")
 
-    def _look_around(self) -> None:
+    def _notify_changes(self) -> None:
         for member in self._seats.members:
             with suppress(TarantoolError, OSError):  # it is down, or busy: the next look will tell
                 self._look_at(member)

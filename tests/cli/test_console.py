@@ -9,7 +9,7 @@ import pytest
 
 from flowstone.cli import console
 from flowstone.errors import FlowstoneError
-from flowstone.xlog.errors import DamagedFile, NotALogFile
+from flowstone.xlog.errors import DamagedLog, NotALogFile
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from flowstone.xlog.errors import DamagedFile, NotALogFile
     [
         (FlowstoneError("it broke", hint="mend it"), 1, "flowstone: it broke; mend it"),
         (FlowstoneError("two\nlines"), 1, "flowstone: two lines"),
-        (DamagedFile("a.xlog", 7, "bad"), 1, "flowstone: a.xlog: damaged at byte 7: bad; "),
+        (DamagedLog("a.xlog", 7, "bad"), 1, "flowstone: a.xlog: damaged at byte 7: bad; "),
         (NotALogFile("a.xlog", "the file is empty"), 2, "flowstone: a.xlog: not a log file: the file is empty; "),
         (console.UsageError("wrong"), 2, "flowstone: wrong"),
         (FileNotFoundError(2, "No such file or directory", "x"), 2, "flowstone: x: No such file or directory"),
@@ -45,7 +45,7 @@ def test_a_bar_appears_when_work_takes_long(
 ) -> None:
     monkeypatch.setattr(console, "SHOW_AFTER_SECONDS", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    bar = console.Bar(100, wanted=True)
+    bar = console.ProgressBar(100, wanted=True)
     bar.advance(50, "a.xlog")
     bar.close()
     assert "a.xlog" in capsys.readouterr().err
@@ -57,7 +57,7 @@ def test_no_bar_appears_off_a_terminal_or_for_short_work(
     monkeypatch.setattr(console, "SHOW_AFTER_SECONDS", 3600.0)
     with console.progress_bar(100) as bar:
         bar.advance(100, "a.xlog")
-    short = console.Bar(100, wanted=True)
+    short = console.ProgressBar(100, wanted=True)
     short.advance(100, "a.xlog")
     short.close()
     assert capsys.readouterr().err == ""

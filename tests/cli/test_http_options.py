@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from flowstone.cli.console import UsageError
-from flowstone.cli.http_options import TOKEN_VARIABLE, Place, place_of
+from flowstone.cli.http_options import TOKEN_VARIABLE, HttpPlace, place_of
 
 TOKEN = "a-token-of-sixteen-and-more"
 
@@ -22,12 +22,12 @@ def test_nobody_has_to_serve_http() -> None:
 
 
 def test_on_loopback_no_token_is_needed() -> None:
-    place = Place("127.0.0.1:0", None)
+    place = HttpPlace("127.0.0.1:0", None)
     assert (place.token, place.is_new) == (None, False)
 
 
 def test_elsewhere_one_is_made_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    place = Place("*:0", None)
+    place = HttpPlace("*:0", None)
     assert place.is_new
     place.tell("http://10.0.0.1:80/")
     where, token = capsys.readouterr().err.splitlines()
@@ -37,7 +37,7 @@ def test_elsewhere_one_is_made_and_said(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_one_that_is_given_is_not_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    place = Place("*:0", None)
+    place = HttpPlace("*:0", None)
     assert (place.token, place.is_new) == (TOKEN, False)
     place.tell("http://10.0.0.1:80/")
     assert TOKEN not in capsys.readouterr().err
@@ -45,25 +45,25 @@ def test_one_that_is_given_is_not_said(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 @pytest.mark.parametrize("token", ["correct+horse&battery staple", "100%25-sure-of-this#1", 'a=b;c/d?e:f@g,"h"~'])
 def test_a_link_takes_any_token_to_where_it_is_asked_for(token: str) -> None:
-    link = urlsplit(Place("127.0.0.1:0", token).link("http://127.0.0.1:80/"))
+    link = urlsplit(HttpPlace("127.0.0.1:0", token).link("http://127.0.0.1:80/"))
     assert (link.netloc, link.path, link.fragment) == ("127.0.0.1:80", "/", "")
     assert parse_qsl(link.query) == [("token", token)]
 
 
 def test_without_a_token_a_link_is_the_address() -> None:
-    assert Place("127.0.0.1:0", None).link("http://127.0.0.1:80/") == "http://127.0.0.1:80/"
+    assert HttpPlace("127.0.0.1:0", None).link("http://127.0.0.1:80/") == "http://127.0.0.1:80/"
 
 
 @pytest.mark.parametrize(("listen", "token"), [("nowhere", None), ("unix/:/x", None), ("127.0.0.1:0", "short")])
 def test_what_cannot_be_is_a_mistake_of_the_command_line(listen: str, token: str | None) -> None:
     with pytest.raises(UsageError):
-        Place(listen, token)
+        HttpPlace(listen, token)
 
 
 @pytest.mark.parametrize("listen", ["foo", "unix/:/x", "99999"])
 def test_what_is_no_address_is_told_with_the_option_and_only_forms_that_are_taken(listen: str) -> None:
     with pytest.raises(UsageError) as refused:
-        Place(listen, None, option="--listen")
+        HttpPlace(listen, None, option="--listen")
     assert refused.value.message.endswith("(given as --listen)")
     assert str(refused.value.hint).startswith("write it as HOST:PORT, or as a port")
     assert "unix" not in str(refused.value.hint)

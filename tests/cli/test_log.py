@@ -14,9 +14,9 @@ from flowstone.cli import console
 from flowstone.cli.lake import mirror
 from flowstone.cli.log import JSON, SEVERITIES, escaped, say_event, set_format, set_level, start_log
 from flowstone.iproto.uri import UriError, parse_uri
-from flowstone.limestone.replica.events import Connected
+from flowstone.limestone.replica.events import MasterConnected
 from flowstone.node.option_checks import LOG_LEVELS
-from flowstone.spark.mirror.progress import Lost, Opened, Progress
+from flowstone.spark.mirror.progress import Lost, MirrorOpened, MirrorProgress
 
 NODE = logging.getLogger("flowstone.node")
 FORGED = "peer\n2026-01-01 00:00:00.000 INFO all is well\r\x1b[2J\u2028x"
@@ -138,7 +138,7 @@ FIELDS = {"time", "level", "message", "logger", "pid", "cord_name", "file", "lin
 def test_a_line_beside_the_log_has_all_fields_of_one_in_it(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     console.say("ready")
-    say_event(Connected("127.0.0.1:5000"), "flowstone.limestone")
+    say_event(MasterConnected("127.0.0.1:5000"), "flowstone.limestone")
     said, event = objects(capfd)
     assert said.keys() == FIELDS
     assert event.keys() == FIELDS | {"event"}
@@ -164,7 +164,7 @@ def test_text_in_other_scripts_is_left_alone() -> None:
 
 
 def test_an_event_of_a_job_is_a_line_with_what_it_holds(capfd: pytest.CaptureFixture[str]) -> None:
-    say_event(Connected("127.0.0.1:5000\n"), "flowstone.limestone")
+    say_event(MasterConnected("127.0.0.1:5000\n"), "flowstone.limestone")
     say_event(Lost("uuid", "rows are gone"), "flowstone.mirror")
     first, second = objects(capfd)
     assert first["message"] == "master 127.0.0.1:5000\n connected"
@@ -175,8 +175,8 @@ def test_an_event_of_a_job_is_a_line_with_what_it_holds(capfd: pytest.CaptureFix
 
 def test_a_mirror_logs_what_happens_and_leaves_figures_to_its_metrics(capfd: pytest.CaptureFixture[str]) -> None:
     teller = mirror.Teller(as_json=False, log_format=JSON)
-    teller.tell(Opened("lake", {}, []))
-    teller.tell(Progress({}, 5, 1.0, None, 0, {}))
+    teller.tell(MirrorOpened("lake", {}, []))
+    teller.tell(MirrorProgress({}, 5, 1.0, None, 0, {}))
     teller.close()
     [told] = objects(capfd)
     assert (told["message"], told["logger"]) == ("new lake in lake", "flowstone.mirror")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.client.log_statement import Statement, rebase, statement_of
+from flowstone.client.log_statement import LogStatement, rebase, statement_of
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row, RowError
@@ -17,7 +17,7 @@ from flowstone.iproto.row import Row, RowError
 EXACT = b"\x93\x01\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00\xc4\x01a"  # [1, 1.0, binary a]
 
 
-def statement(type: RequestType, body: bytes) -> Statement:
+def statement(type: RequestType, body: bytes) -> LogStatement:
     found = statement_of(Row(type, lsn=5, body=body))
     assert found is not None
     return found

@@ -21,7 +21,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import parse_uri
 from flowstone.outside import production
-from flowstone.xlog.transactions import Transaction, make_transaction
+from flowstone.xlog.transactions import LogTransaction, make_transaction
 from tests.conftest import FULL
 from tests.node.fake_server import Reply, Streaming, answering, peer, refusal
 from tests.real_tarantool import Server
@@ -84,11 +84,11 @@ class Log:
     def insert(self, *tuple: Any, space: int = SPACE) -> Row:
         return self.row(RequestType.INSERT, space_id=space, tuple=tuple)
 
-    def one(self, row: Row) -> Transaction:
+    def one(self, row: Row) -> LogTransaction:
         return make_transaction([row])
 
 
-def inserts(log: Log, keys: Sequence[int]) -> list[Transaction]:
+def inserts(log: Log, keys: Sequence[int]) -> list[LogTransaction]:
     return [log.one(log.insert(key, key)) for key in keys]
 
 
@@ -270,7 +270,7 @@ async def test_many_rows_are_quick(server: Server) -> None:
 
 @pytest.mark.real
 async def test_what_was_read_before_the_source_failed_is_applied(server: Server) -> None:
-    async def source() -> AsyncIterator[Transaction]:
+    async def source() -> AsyncIterator[LogTransaction]:
         for one in inserts(Log(), range(3)):
             yield one
         raise OSError("the disk is gone")
@@ -280,7 +280,7 @@ async def test_what_was_read_before_the_source_failed_is_applied(server: Server)
     assert len(await select(server)) == 3
 
 
-async def streamed(store: Streaming, transactions: list[Transaction], **options: Any) -> PlayResult:
+async def streamed(store: Streaming, transactions: list[LogTransaction], **options: Any) -> PlayResult:
     async with peer(answering(store, (2, 11, 9))) as uri:
         return await play(production(), uri, transactions, **options)
 
@@ -404,7 +404,7 @@ async def test_the_real_server_is_asked_for_names(server: Server) -> None:
     assert await select(server) == ((1, 1),)
 
 
-def of_snapshot(number: int, *tuple: Any, space: int = SPACE) -> Transaction:
+def of_snapshot(number: int, *tuple: Any, space: int = SPACE) -> LogTransaction:
     body = pack({Key.SPACE_ID.value: space, Key.TUPLE.value: tuple})
     return make_transaction([Row(RequestType.INSERT, lsn=number, body=body)])
 
@@ -429,8 +429,8 @@ async def test_rows_of_a_snapshot_empty_nothing_and_leave_no_position() -> None:
 
 async def test_rows_of_a_snapshot_that_look_like_those_of_a_log_leave_no_position() -> None:
     store = Streaming()
-    raft = Transaction((Row(RequestType.RAFT, group_id=1, lsn=391, flags=1, body=pack({0: 1})),))
-    promote = Transaction((Row(RequestType.RAFT_PROMOTE, 1, lsn=392, flags=1, body=pack({2: 1})),))
+    raft = LogTransaction((Row(RequestType.RAFT, group_id=1, lsn=391, flags=1, body=pack({0: 1})),))
+    promote = LogTransaction((Row(RequestType.RAFT_PROMOTE, 1, lsn=392, flags=1, body=pack({2: 1})),))
     files = iter(["0.snap", "0.snap", "0.snap", "0.xlog"])
     rows = [of_snapshot(1, 7), raft, promote, *inserts(Log(), [7])]
     with pytest.raises(PlayError, match=r"0\.xlog: row with LSN 1 .*retry it with --from 1, ") as caught:

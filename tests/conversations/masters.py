@@ -10,7 +10,7 @@ from typing import Any
 
 import flowstone
 from flowstone.box.engine import statements
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.outside.disk import SystemDisk
 from flowstone.xlog.reader import LogFile
@@ -86,13 +86,13 @@ class Originator:
         await journal.drain()
 
 
-def execute(transaction: Transaction, node: flowstone.Node, rows: Sequence[Packet]) -> None:
+def execute(transaction: BoxTransaction, node: flowstone.Node, rows: Sequence[Packet]) -> None:
     """The statements that rows are the trace of."""
     for row in rows:
         _execute(transaction, node, row)
 
 
-def _execute(transaction: Transaction, node: flowstone.Node, row: Packet) -> None:
+def _execute(transaction: BoxTransaction, node: flowstone.Node, row: Packet) -> None:
     body = row.body or {}
     space, base = node.box.space(row.content(Key.SPACE_ID)), row.content(Key.INDEX_BASE, 0)
     match row.type:

@@ -108,29 +108,29 @@ BLOCKS = (
         msgspec.json.encode(line) + b"\n"
         for line in (
             archive_blocks.Header("00000000000000000005.xlog", UUID, {1: 5}, 100),
-            archive_blocks.Run(offset=100, end=200, row_count=4, spaces=(512,), **RUN),
-            archive_blocks.Run(offset=200, end=300, row_count=4, spaces=None, rolled_back=((1, 6, 7),), **RUN),
+            archive_blocks.BlockRun(offset=100, end=200, row_count=4, spaces=(512,), **RUN),
+            archive_blocks.BlockRun(offset=200, end=300, row_count=4, spaces=None, rolled_back=((1, 6, 7),), **RUN),
         )
     ),
 )
 MANIFESTS = (
     msgspec.json.encode(
-        archive_manifest.Manifest(
+        archive_manifest.ArchiveManifest(
             UUID,
             UUID,
             UUID,
             3,
-            upstream=archive_manifest.Upstream(UUID, "host:3301", "2.11.9"),
+            upstream=archive_manifest.ArchivedUpstream(UUID, "host:3301", "2.11.9"),
             position={1: 9},
             settled={1: 8},
-            snapshots=[archive_manifest.Snapshot("00000000000000000005.snap", {1: 5}, 1.5, "first")],
+            snapshots=[archive_manifest.ArchivedSnapshot("00000000000000000005.snap", {1: 5}, 1.5, "first")],
             gaps=[archive_manifest.Gap({1: 5}, {1: 9}, ((1, 6, 9),), 1.5, "collected")],
         )
     ),
 )
 DEFINITIONS = (
     msgspec.msgpack.encode(
-        archive_definitions.Definitions(
+        archive_definitions.DefinitionsFile(
             {1: 5},
             UUID,
             "2.11.9",

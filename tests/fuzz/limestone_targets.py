@@ -11,13 +11,13 @@ from flowstone.limestone.format import catalog, manifest
 from flowstone.limestone.format import wire_extensions as extensions
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, encode, put, remove, walk
-from flowstone.limestone.format.entry_table import Tail, tables
+from flowstone.limestone.format.entry_table import EntryTail, tables
 from flowstone.limestone.format.epoch_file import parse, record
-from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, Mode, Scan
+from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, LogScan, ScanMode
 from flowstone.limestone.format.manifest import Manifest
 from flowstone.limestone.format.messages import (
-    Ack,
     Blob,
+    CommonAck,
     Error,
     GroupCommit,
     LogChannelCreate,
@@ -41,7 +41,7 @@ MODES = (STARTUP, INSPECT, REPAIR, REPAIR_CUT, RECOVERY)
 def log_file(data: bytes) -> None:
     """Whatever is in it, every entry that counts can be written again, and every change lies in the file."""
     for mode in MODES:
-        snapshot, scan = Snapshot(), Scan(walk(lambda at, size: data[at : at + size], len(data)), 5, mode)
+        snapshot, scan = Snapshot(), LogScan(walk(lambda at, size: data[at : at + size], len(data)), 5, mode)
         snapshot.add(scan)
         changes = scan.changes
         assert all(mark < len(data) for mark in changes.marks)
@@ -52,11 +52,11 @@ def log_file(data: bytes) -> None:
         by_columns(data, mode, scan, snapshot)
 
 
-def by_columns(data: bytes, mode: Mode, plain: Scan, state: Snapshot) -> None:
+def by_columns(data: bytes, mode: ScanMode, plain: LogScan, state: Snapshot) -> None:
     """The compiled way says the same, and reads nothing that is not there."""
-    scan, winners = Scan((), 5, mode), Winners()
+    scan, winners = LogScan((), 5, mode), Winners()
     for part in tables(lambda at, size: data[at : at + size], len(data)):
-        if isinstance(part, Tail):
+        if isinstance(part, EntryTail):
             scan.take_end(*part)
             break
         takes = np.empty(part.table.shape[1], np.uint8)
@@ -171,7 +171,7 @@ _BLOBS = WireEntry(10, 1, b"key", b"value", WriteVersion(1, 1), (Blob(1, b"conte
 STREAMS = (
     _stream(LogChannelCreate(0), LogEntries(1, (), 1), LogEntries(1, (_PUT, _BLOBS), 6)),
     _stream(SessionBegin(), GroupCommit(1), GroupCommit(2)),
-    _stream(SessionBeginAck(), Ack(), Error(13, "Unsupported protocol version"), Ack()),
+    _stream(SessionBeginAck(), CommonAck(), Error(13, "Unsupported protocol version"), CommonAck()),
 )
 CONTROLS = (
     _stream(SessionBegin())
@@ -180,7 +180,7 @@ CONTROLS = (
     + _stream(GroupCommit(8)),
     _stream(SessionBeginAck(extensions.offer(bytes(32))))
     + extensions.encode(HelloAck("7036c76f-ef9c-4258-9711-665964110f2a", None, 7, bytes(32)))
-    + _stream(Ack(), Error(200, "who is there?")),
+    + _stream(CommonAck(), Error(200, "who is there?")),
 )
 EPOCHS = (record(1) + record(2), record(5) + record(6)[:4], record(5) + bytes(9), b"")
 MANIFESTS = (

@@ -16,7 +16,7 @@ from flowstone.iproto.row import Row
 from flowstone.outside import production
 from flowstone.replication.settled import SettledTracker
 from flowstone.xlog import reader
-from flowstone.xlog.errors import DamagedFile, LogGap
+from flowstone.xlog.errors import DamagedLog, LogGap
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.reader import EndingKind, LogFile
 from flowstone.xlog.transactions import group
@@ -277,7 +277,7 @@ def test_damage_is_skipped_only_with_force_and_reported(tmp_path: Path) -> None:
     content = bytearray(Path(log.path).read_bytes())
     content[starts[1] + 25] ^= 0xFF
     Path(log.path).write_bytes(content)
-    with pytest.raises(DamagedFile, match=f"byte {starts[1]}"):
+    with pytest.raises(DamagedLog, match=f"byte {starts[1]}"):
         rows_of(Reading(production(), [log.path]))
     reading = Reading(production(), [log.path], force=True)
     assert [row.lsn for row in rows_of(reading)] == [1, 3]

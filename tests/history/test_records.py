@@ -12,7 +12,7 @@ from flowstone.history.records import Record, header_of, records
 from flowstone.history.selection import Selection
 from flowstone.iproto.constants import RequestType
 from flowstone.outside import production
-from flowstone.xlog.errors import DamagedFile
+from flowstone.xlog.errors import DamagedLog
 from tests.history.logs import Log
 
 
@@ -91,5 +91,5 @@ def test_rows_of_a_transaction_share_a_number_also_when_its_end_is_filtered_out(
 
 def test_a_body_that_cannot_be_read_names_its_row(log: Log) -> None:
     log.write((RequestType.INSERT, {0x10: 512, "x": 1}))  # type: ignore[dict-item]
-    with pytest.raises(DamagedFile, match="body of row 3 of replica 1 is malformed"):
+    with pytest.raises(DamagedLog, match="body of row 3 of replica 1 is malformed"):
         read(log)

@@ -13,7 +13,7 @@ from flowstone.outside import production
 from flowstone.replication.settled import SettledTracker
 from flowstone.xlog import reader
 from flowstone.xlog.reader import LogFile
-from flowstone.xlog.transactions import Transaction
+from flowstone.xlog.transactions import LogTransaction
 from tests.history.logs import SYNC_FLAGS, Log
 
 WAIT_SYNC = 2
@@ -49,7 +49,7 @@ def test_equals_the_tracker_alone(steps: list[str]) -> None:
         path = written(Path(directory), steps)
         reading = Reading(production(), [path], selection=Selection(show_system=True), settled=True)
         read = [row.lsn for piece in reading.pieces() for row in piece.slab.rows(piece.rows)]
-        tracker: SettledTracker[Transaction] = SettledTracker()
+        tracker: SettledTracker[LogTransaction] = SettledTracker()
         kept: list[int] = []
         withdrawn = 0
         with LogFile.open(production().disk, path) as log:

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowstone.lake.row_changes import Changes, States, ended_at, in_key_order, shares, without_keys
+from flowstone.lake.row_changes import RowChanges, RowStates, ended_at, in_key_order, shares, without_keys
 from flowstone.lake.table_files import KeyRange, SortedKeys
 from flowstone.lake.table_schema import LakeSchema
 from tests.spark.lake_rows_given import ORDERS, folded, key_of, moment, packed, states
@@ -33,7 +33,7 @@ def test_every_new_key_has_one_home_and_every_old_one_is_found(
 
 
 def test_changes_come_in_the_order_of_keys_and_leave_only_what_is_there() -> None:
-    changes = Changes.of(folded({300: packed(300), 2: None, 1: packed(1)}), b"p")
+    changes = RowChanges.of(folded({300: packed(300), 2: None, 1: packed(1)}), b"p")
     assert changes.keys.to_pylist() == [b"p" + key_of(number) for number in (1, 2, 300)]
     assert changes.upserts(LakeSchema(ORDERS), 0, 3)["id"].to_pylist() == [1, 300]
     assert changes.upserts(LakeSchema(ORDERS), 1, 2).num_rows == 0
@@ -51,7 +51,7 @@ def test_rows_are_parted_by_keys_and_put_together_in_order() -> None:
 
 def test_states_end_when_the_next_one_of_their_key_begins() -> None:
     schema = LakeSchema(ORDERS, history=True)
-    given = States(states((2, packed(2, "a"), 3), (1, packed(1, "b"), 5), (1, packed(1, "a"), 4), (2, None, 6)), b"")
+    given = RowStates(states((2, packed(2, "a"), 3), (1, packed(1, "b"), 5), (1, packed(1, "a"), 4), (2, None, 6)), b"")
     current, former = given.current(schema), given.former(schema)
     shown = ("name", "_from_version", "_to_version", "_valid_to")
     assert [tuple(row[name] for name in shown) for row in current.to_pylist()] == [("b", 5, None, None)]

@@ -20,12 +20,12 @@ from unittest.mock import patch
 
 from flowstone.limestone.format import epoch_file, files
 from flowstone.limestone.format.epoch_file import EpochWriter
-from flowstone.limestone.format.log_scan import Changes
+from flowstone.limestone.format.log_scan import FileRepair
 from flowstone.limestone.master.propagation import Propagation
 from flowstone.limestone.master.replica_link import LinkState, ReplicaLink
 from flowstone.limestone.replica.conversations import ControlConversation
 from flowstone.limestone.replica.directory import ReplicaDirectory
-from flowstone.limestone.replica.log_file_channel import ReplicaChannel, Session
+from flowstone.limestone.replica.log_file_channel import ReceivedSession, ReplicaChannel
 from flowstone.limestone.store import recovery
 from flowstone.limestone.store.datastore import AsyncDatastore
 from flowstone.limestone.store.epochs import Due, EpochRules
@@ -124,7 +124,7 @@ def never_show_hidden_sessions() -> AbstractContextManager[object]:
     """A hidden session stays hidden when it has ended."""
     hide = ReplicaChannel.hide
 
-    def for_good(self: ReplicaChannel, sessions: list[Session]) -> None:
+    def for_good(self: ReplicaChannel, sessions: list[ReceivedSession]) -> None:
         hide(self, sessions)
         for session in sessions:
             session.is_hidden = False
@@ -150,7 +150,7 @@ def acknowledge_an_epoch_before_its_fsync() -> AbstractContextManager[object]:
 def acknowledge_a_session_before_its_fsync() -> AbstractContextManager[object]:
     """The end of a session is answered when it is written."""
 
-    def flush(self: ReplicaChannel, sync: bool) -> list[Session]:
+    def flush(self: ReplicaChannel, sync: bool) -> list[ReceivedSession]:
         self._write()
         if not sync:
             return []
@@ -249,7 +249,7 @@ def recover_without_marking() -> AbstractContextManager[object]:
     """Sessions beyond the durable epoch stay as they are, and count when later epochs are durable."""
     apply = recovery.apply
 
-    def cut_only(disk: Disk, path: str, changes: Changes) -> None:
-        apply(disk, path, Changes(cut=changes.cut))
+    def cut_only(disk: Disk, path: str, changes: FileRepair) -> None:
+        apply(disk, path, FileRepair(cut=changes.cut))
 
     return patch.object(recovery, "apply", cut_only)

@@ -12,7 +12,7 @@ from flowstone.limestone.format import catalog, epoch_file, manifest, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion, decode_all, walk
 from flowstone.limestone.format.files import read_whole
-from flowstone.limestone.format.log_scan import STARTUP, Scan
+from flowstone.limestone.format.log_scan import STARTUP, LogScan
 from flowstone.limestone.format.manifest import Manifest
 from flowstone.outside import Disk
 
@@ -74,7 +74,7 @@ def _sorted_entries(
         if not names.is_pwal(name) or name in (names.COMPACTED, *detached):
             continue
         with disk.open(f"{directory}/{name}") as file:
-            scan = Scan(walk(file.read_at, file.size()), durable, STARTUP, is_detached=names.is_detached(name))
+            scan = LogScan(walk(file.read_at, file.size()), durable, STARTUP, is_detached=names.is_detached(name))
             for entry in scan:
                 if entry.type in (EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE):
                     cleared[entry.storage_id] = max(cleared.get(entry.storage_id, entry.version), entry.version)

@@ -20,7 +20,7 @@ from flowstone.limestone.settings import Settings
 from flowstone.limestone.store import seeding as replica_seeding
 from flowstone.limestone.store.channel import AsyncLogChannel
 from flowstone.limestone.store.datastore import AsyncDatastore
-from flowstone.limestone.store.recovery import Recovered, recover
+from flowstone.limestone.store.recovery import RecoveredDirectory, recover
 from flowstone.limestone.store.seeding import Phase
 from flowstone.outside import Clock, Disk, Outside
 from tests.limestone import original
@@ -189,14 +189,14 @@ async def start_replica(stage: Simulation, *, compatible: bool = False) -> Repli
     return await stage.launch(REPLICA, start)
 
 
-def found_on(stage: Simulation, name: str) -> Recovered:
+def found_on(stage: Simulation, name: str) -> RecoveredDirectory:
     """What a process that starts on this machine's directory would find; nothing is changed."""
     disk = stage.look(name)
     disk.make_directory(f"/{name}")
     return recover(disk, f"/{name}", repairs=False)
 
 
-def shown(found: Recovered) -> list[Row]:
+def shown(found: RecoveredDirectory) -> list[Row]:
     return [(row.storage_id, row.key, row.value) for row in found.snapshot.rows()]
 
 
@@ -240,7 +240,7 @@ def check(stage: Simulation, name: str, *timelines: Model) -> int:
     return durable
 
 
-def check_by_the_original(disk: Disk, directory: str, found: Recovered) -> None:
+def check_by_the_original(disk: Disk, directory: str, found: RecoveredDirectory) -> None:
     """The original opens the directory with the catalog that we have, and shows the rows that we do.
 
     What a session or a record of an epoch that was cut short leaves it does not open before that has been repaired, by

@@ -59,8 +59,8 @@ def test_every_directory_gets_an_answer_and_what_is_repaired_is_sound(
     list(listing.listing(DISK, directory, "pwal_0000", 5))
     before = inspection.inspect(DISK, directory, OURS)
     planned = repair.plan(DISK, directory, 0, cuts=cuts)
-    is_lost = planned.status is repair.Status.UNREPAIRABLE
-    assert is_lost == (before.status is inspection.Status.UNREPAIRABLE)
+    is_lost = planned.status is repair.RepairStatus.UNREPAIRABLE
+    assert is_lost == (before.status is inspection.InspectionStatus.UNREPAIRABLE)
     repair.execute(OUTSIDE, directory, OURS, planned, keeps_backup=False)
     if is_lost:
         assert (place / "pwal_0000").read_bytes() == data
@@ -68,7 +68,7 @@ def test_every_directory_gets_an_answer_and_what_is_repaired_is_sound(
             compact_offline(OUTSIDE, directory, keeps_backup=False)
         return
     after = inspection.inspect(DISK, directory, OURS)
-    assert after.status is inspection.Status.OK
+    assert after.status is inspection.InspectionStatus.OK
     assert after.counts == before.counts
     assert after.max_epoch <= before.max_epoch
     rows = recover(DISK, directory, repairs=False).snapshot.rows()

@@ -12,7 +12,7 @@ from flowstone.iproto.constants import Flag
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
-from flowstone.node.synchro.limbo_driver import Waiting
+from flowstone.node.synchro.limbo_driver import Waiter
 from flowstone.node.upstream.row_applier import Applying
 from flowstone.node.wal.commits import Commits
 from flowstone.node.wal.journal import Journal, WalMode
@@ -58,7 +58,7 @@ class Replica:
         self.applying.on_failure.append(self.failures.append)
 
     @property
-    def limbo(self) -> Limbo[Waiting]:
+    def limbo(self) -> Limbo[Waiter]:
         return self.commits.queue.limbo
 
     def content(self, space_id: int = PLAIN) -> dict[Any, Any]:

@@ -13,7 +13,7 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.node.synchro.elections import Elections
 from flowstone.node.wal.journal import Journal, WalMode
 from flowstone.replication.limbo.control_rows import RaftState, decode_control
-from flowstone.replication.raft.election import Config, Mode, State
+from flowstone.replication.raft.election import Config, ElectionMode, ElectionState
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.reader import LogFile
@@ -105,7 +105,12 @@ class Electorate:
     """`count` members, all connected with each other; `cut` separates one. Their ids begin with 1."""
 
     def __init__(
-        self, sim: Simulation, count: int = 3, *, mode: Mode = Mode.CANDIDATE, wal_mode: WalMode = WalMode.WRITE
+        self,
+        sim: Simulation,
+        count: int = 3,
+        *,
+        mode: ElectionMode = ElectionMode.CANDIDATE,
+        wal_mode: WalMode = WalMode.WRITE,
     ) -> None:
         self.sim = sim
         self.ids = range(1, count + 1)
@@ -195,7 +200,7 @@ class Electorate:
 
     @property
     def leaders(self) -> list[int]:
-        return [number for number, member in self.members.items() if member.raft.state is State.LEADER]
+        return [number for number, member in self.members.items() if member.raft.state is ElectionState.LEADER]
 
     async def elect(self) -> int:
         """Who leads, once it has the queue and all know."""

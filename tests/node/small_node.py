@@ -10,14 +10,14 @@ from flowstone.box import system
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto.msgpack import pack
 from flowstone.node.synchro.limbo_driver import Revocable
 from flowstone.node.wal.checkpoint import Checkpointer
 from flowstone.node.wal.commits import Commits
 from flowstone.node.wal.gc import GarbageCollector
 from flowstone.node.wal.journal import Journal, WalMode
-from flowstone.node.wal.recovery import Recovered, bootstrap, dialect_of, find_files, is_empty, recover
+from flowstone.node.wal.recovery import RecoveredBox, bootstrap, dialect_of, find_files, is_empty, recover
 from flowstone.outside import Outside
 from flowstone.replication.limbo.queue import Pending
 
@@ -33,9 +33,9 @@ class SmallNode:
     commits: Commits
     collector: GarbageCollector
     checkpointer: Checkpointer
-    recovered: Recovered
+    recovered: RecoveredBox
 
-    async def write(self, work: Callable[[Transaction], object]) -> None:
+    async def write(self, work: Callable[[BoxTransaction], object]) -> None:
         """One transaction, written when this returns."""
         transaction = self.box.begin()
         try:
@@ -48,7 +48,7 @@ class SmallNode:
     async def replace(self, space: str, *tuples: list[Any]) -> None:
         """Tuples in one transaction."""
 
-        def work(transaction: Transaction) -> None:
+        def work(transaction: BoxTransaction) -> None:
             for values in tuples:
                 statements.replace(transaction, self.box.space(space), pack(values))
 

@@ -13,7 +13,7 @@ from flowstone.iproto import errors
 from flowstone.node import configuration
 from flowstone.node.configuration import OPTIONS, Configuration, configure, listen_uri
 from flowstone.node.option_checks import LOG_LEVELS
-from flowstone.replication.raft.election import Config, Fencing, Mode
+from flowstone.replication.raft.election import Config, ElectionMode, Fencing
 from tests.places import ROOT
 
 UUID = "5313b8d5-82a0-4fb4-a280-9e8bf79e1cac"
@@ -190,8 +190,8 @@ def test_2_6_wants_a_number_as_quorum_and_has_no_elections() -> None:
 def test_elections_are_told_their_mode_and_times() -> None:
     options = {"election_mode": "candidate", "election_timeout": 2, "election_fencing_mode": "strict"}
     made = configure({**options, "replication_timeout": 0.5}).election(Dialect.V2_11)
-    assert made == Config(Mode.CANDIDATE, election_timeout=2, death_timeout=2.0, fencing=Fencing.STRICT)
-    assert configure({}).election(Dialect.V2_11) == Config(Mode.OFF, 5.0, 4.0, Fencing.SOFT)
+    assert made == Config(ElectionMode.CANDIDATE, election_timeout=2, death_timeout=2.0, fencing=Fencing.STRICT)
+    assert configure({}).election(Dialect.V2_11) == Config(ElectionMode.OFF, 5.0, 4.0, Fencing.SOFT)
 
 
 def test_none_and_the_empty_string_mean_the_default() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 from dataclasses import replace
 
-from flowstone.box.engine.index import SETTLED_BY_READ, Index
+from flowstone.box.engine.index import SETTLED_BY_READ, EngineIndex
 from flowstone.node.index_sorter import BUSY_INTERVAL, STEP, STEP_INTERVAL, settle_indexes
 from tests.box.spaces import box_with, definition, on
 from tests.node.fault_disk import FaultDisk
@@ -15,7 +15,7 @@ from tests.node.fault_disk import FaultDisk
 class Clock:
     """Time that flies; looks at what was done between two sleeps."""
 
-    def __init__(self, index: Index, lateness: float = 0.0) -> None:
+    def __init__(self, index: EngineIndex, lateness: float = 0.0) -> None:
         self.index = index
         self.debts: list[int] = []
         self.sleeps: list[float] = []

@@ -11,8 +11,8 @@ import pytest
 
 import flowstone
 from flowstone.iproto import errors
-from flowstone.node.downstream.join_server import Join
-from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.node.downstream.join_server import JoinServer
+from flowstone.node.synchro.limbo_driver import LimboDriver
 from flowstone.replication.limbo.control_rows import RaftState, SynchroError, decode_control
 from flowstone.replication.messages import Ack, decode_ack, encode_ack
 from flowstone.replication.vclock import VClock
@@ -41,18 +41,18 @@ async def test_what_is_undecided_when_a_replica_joins_is_in_none_of_its_snapshot
     master = await owner(tmp_path / "master", listen=f"127.0.0.1:{port}", user=("demo", "secret"))
     await master.reconfigure(replication_synchro_quorum=3)
     writing: list[asyncio.Future[Any]] = []
-    register = Join.register
+    register = JoinServer.register
 
-    async def and_write(join: Join, *who: Any) -> None:
+    async def and_write(join: JoinServer, *who: Any) -> None:
         await register(join, *who)
         writing.append(asyncio.ensure_future(master.space("synced").replace((1, "undecided"))))
         await until(lambda: len(master._instance.queue.limbo) == 1)
 
-    async def at_once(queue: SynchroQueue, timeout: float | None = None) -> None:
+    async def at_once(queue: LimboDriver, timeout: float | None = None) -> None:
         return
 
-    monkeypatch.setattr(Join, "register", and_write)
-    monkeypatch.setattr(SynchroQueue, "settled", at_once)
+    monkeypatch.setattr(JoinServer, "register", and_write)
+    monkeypatch.setattr(LimboDriver, "settled", at_once)
     async with flowstone.Node(tmp_path / "replica", replication=[f"demo:secret@127.0.0.1:{port}"]) as replica:
         queue = replica._instance.queue
         await until(lambda: len(queue.limbo) == 1)

@@ -15,7 +15,7 @@ from flowstone.observation.live_transaction import (
     DATA_LENGTH_MAX,
     ROWS_MAX,
     LiveRow,
-    Status,
+    TransactionStatus,
     described,
     waiting_rows,
 )
@@ -44,7 +44,7 @@ def row(kind: RequestType, lsn: int = 1, *, space: int = SPACE, **parts: Any) ->
 
 def test_a_transaction_is_shown_with_names(schema: Schema) -> None:
     rows = [row(RequestType.INSERT, 7, tuple=(1, "Ada")), row(RequestType.DELETE, 8, key=("Ada", 1))]
-    shown = described(make_transaction(rows), schema, Status.SETTLED)
+    shown = described(make_transaction(rows), schema, TransactionStatus.SETTLED)
     assert (shown.replica_id, shown.lsn, shown.tsn, shown.at, shown.more_rows) == (1, 8, 7, 5.5, 0)
     assert shown.rows == (
         LiveRow(type="INSERT", space="orders", space_id=SPACE, lsn=7, data='{id: 1, who: "Ada"}'),
@@ -54,7 +54,7 @@ def test_a_transaction_is_shown_with_names(schema: Schema) -> None:
 
 def test_many_rows_are_told_by_their_number(schema: Schema) -> None:
     rows = [row(RequestType.INSERT, lsn, tuple=(lsn, "x")) for lsn in range(1, ROWS_MAX + 6)]
-    shown = described(make_transaction(rows), schema, Status.SETTLED)
+    shown = described(make_transaction(rows), schema, TransactionStatus.SETTLED)
     assert (len(shown.rows), shown.more_rows) == (ROWS_MAX, 5)
 
 
@@ -63,7 +63,7 @@ def test_a_long_text_is_cut_and_a_huge_row_is_told_by_its_size(schema: Schema) -
         row(RequestType.INSERT, 1, tuple=(1, "x" * 1000)),
         row(RequestType.INSERT, 2, tuple=(1, "x" * BODY_SIZE_MAX)),
     ]
-    shown = described(make_transaction(rows), schema, Status.SETTLED)
+    shown = described(make_transaction(rows), schema, TransactionStatus.SETTLED)
     assert len(shown.rows[0].data) == DATA_LENGTH_MAX
     assert shown.rows[0].data.endswith("x…")
     assert shown.rows[1].data == f"… {len(rows[1].body):,} bytes"
@@ -71,14 +71,16 @@ def test_a_long_text_is_cut_and_a_huge_row_is_told_by_its_size(schema: Schema) -
 
 def test_password_hashes_are_hidden(schema: Schema) -> None:
     user = (32, 1, "eve", "user", {"chap-sha1": "c2VjcmV0"})
-    shown = described(make_transaction([row(RequestType.INSERT, space=USER, tuple=user)]), schema, Status.SETTLED)
+    shown = described(
+        make_transaction([row(RequestType.INSERT, space=USER, tuple=user)]), schema, TransactionStatus.SETTLED
+    )
     assert "c2VjcmV0" not in shown.rows[0].data
     assert "eve" in shown.rows[0].data
 
 
 def test_a_body_that_is_none_is_told_by_its_size(schema: Schema) -> None:
     broken = Row(RequestType.INSERT.value, 1, lsn=1, body=b"\xc1")
-    assert described(make_transaction([broken]), schema, Status.WAITING).rows[0].data == "… 1 bytes"
+    assert described(make_transaction([broken]), schema, TransactionStatus.WAITING).rows[0].data == "… 1 bytes"
     assert waiting_rows(make_transaction([broken]), schema)[0].key == "… 1 bytes"
 
 

@@ -13,7 +13,7 @@ from flowstone.iproto.uri import parse_uri
 from flowstone.node.node import NotRunning
 from flowstone.observation.own_report import own_report
 from flowstone.observation.query import Asking
-from flowstone.observation.report import Disk, Report
+from flowstone.observation.report import Report, ReportedDisk
 from flowstone.outside import production
 from tests.interop.member import SECONDS
 from tests.node.hanging_disk import HangingDisk
@@ -41,7 +41,7 @@ async def test_report_of_a_node_whose_disk_hangs_says_so_and_has_all_else(tmp_pa
         with disk.hanging():
             async with asyncio.timeout(SECONDS):
                 own = await own_report(node)
-        assert own.disk == Disk(failure="the disk does not answer")
+        assert own.disk == ReportedDisk(failure="the disk does not answer")
         assert (own.status, own.vclock) == ("running", node.info()["vclock"])
 
 

@@ -12,7 +12,7 @@ from flowstone.observation.findings import connection_findings
 from flowstone.observation.findings.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.replica_set import replica_sets
-from flowstone.observation.report import Disk, Report, Unreachable, Wal
+from flowstone.observation.report import Report, ReportedDisk, ReportedWal, Unreachable
 from tests.observation.promise import (
     IF_STOPPED,
     LOOKS,
@@ -63,18 +63,18 @@ def test_lags_that_only_a_finding_explains_are_counted() -> None:
 
 def test_nearly_full_disks_do_not_explain_a_lag_and_a_full_one_does() -> None:
     """Every node of a chaos run has less than `FREE_BYTES_MIN`, and so a warning all the time."""
-    small = Disk(wal_free_bytes=FREE_BYTES_MIN - 1, memtx_free_bytes=FREE_BYTES_MIN - 1)
+    small = ReportedDisk(wal_free_bytes=FREE_BYTES_MIN - 1, memtx_free_bytes=FREE_BYTES_MIN - 1)
     answers = [msgspec.structs.replace(one, disk=small) for one in lonely(600)]
     blind = looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING)
     assert blind[0].startswith("no finding explains db3:3301, which lacks 400 rows for 31 s (found: disk_full db1:3301")
     assert looked(*answers, seconds=3 * PROMISE_SECONDS) == []
-    answers[2] = msgspec.structs.replace(answers[2], wal=Wal(failure="No space left on device"))
+    answers[2] = msgspec.structs.replace(answers[2], wal=ReportedWal(failure="No space left on device"))
     assert looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING) == []
 
 
 def test_disk_whose_free_space_is_unknown_does_not_explain_a_lag() -> None:
     answers = lonely(600)
-    answers[2] = msgspec.structs.replace(answers[2], disk=Disk(failure="Input/output error"))
+    answers[2] = msgspec.structs.replace(answers[2], disk=ReportedDisk(failure="Input/output error"))
     blind = looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING)
     assert "found: log_failing db3:3301" in blind[0]
 
@@ -193,7 +193,7 @@ def test_node_that_is_ready_though_it_cannot_write_or_is_an_orphan_or_does_not_a
     one, two, three = lonely(1000)
     gone = Unreachable(address=address(3), reason="connection refused")
     for third in (
-        msgspec.structs.replace(three, wal=Wal(failure="Input/output error")),
+        msgspec.structs.replace(three, wal=ReportedWal(failure="Input/output error")),
         msgspec.structs.replace(three, status="orphan"),
         gone,
     ):

@@ -19,7 +19,7 @@ from flowstone.observation.explanation import explain
 from flowstone.observation.findings.finding import Kind
 from flowstone.observation.query import DISK_USAGE, Asking, ask_all
 from flowstone.observation.replica_set import replica_sets
-from flowstone.observation.report import Disk, Report, Unreachable
+from flowstone.observation.report import Report, ReportedDisk, Unreachable
 from flowstone.outside import production
 from tests.interop.cluster import Cluster
 from tests.interop.member import REPLICATOR, SECONDS, Member, eventually
@@ -191,7 +191,7 @@ async def test_node_whose_disk_hangs_is_reported_with_a_finding_about_its_disk(t
         with disk.hanging():
             found = await once(server)
     assert isinstance(found, Report)
-    assert found.disk == Disk(failure="the disk does not answer")
+    assert found.disk == ReportedDisk(failure="the disk does not answer")
     (finding,) = explain(replica_sets([found]))
     assert (finding.kind, finding.why) == (Kind.LOG_FAILING, "the disk does not answer")
 
@@ -210,7 +210,7 @@ async def test_silence_about_the_disk_does_not_cost_the_rest_of_the_report() -> 
         found = await once(Asking(production(), parse_uri(address), timeout=1.0))
         silent.set()
     assert isinstance(found, Report)
-    assert (found.status, found.disk) == ("running", Disk(failure="the disk does not answer"))
+    assert (found.status, found.disk) == ("running", ReportedDisk(failure="the disk does not answer"))
 
 
 @simulated(seeds=range(2))

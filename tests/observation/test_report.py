@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.observation.report import TEXT_MAX, Queue, Report, printable, report_of, vclock_of
+from flowstone.observation.report import TEXT_MAX, Report, ReportedQueue, printable, report_of, vclock_of
 from tests.observation.reports import uuid
 
 INFO_2_6: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_a_report_of_3_has_names_election_and_queue() -> None:
     assert report.listen == "127.0.0.1:3302, [::1]:3302"
     assert report.election is not None
     assert (report.election.term, report.election.leader, report.election.leader_name) == (5, 1, "storage-001-a")
-    assert report.queue == Queue(len=3, owner=1, term=5, age=1.5, size=360, confirm_lag=0.1, quorum=2)
+    assert report.queue == ReportedQueue(len=3, owner=1, term=5, age=1.5, size=360, confirm_lag=0.1, quorum=2)
     assert report.replication[0].downstream is not None
     assert report.replication[0].downstream.lag == 0.0001
 
@@ -133,7 +133,7 @@ def test_a_lag_since_1970_is_that_of_a_heartbeat_without_a_time() -> None:
 
 def test_a_queue_of_2_8_has_only_a_length() -> None:
     report = report_of("db1:3301", INFO_2_6 | {"synchro": {"quorum": 1, "queue": {"len": 2}}})
-    assert report.queue == Queue(len=2, quorum=1)
+    assert report.queue == ReportedQueue(len=2, quorum=1)
 
 
 def test_logs_are_kept_for_the_slowest_consumer() -> None:

@@ -17,10 +17,10 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import Uri, parse_uri
-from flowstone.observation.live_transaction import LiveTransaction, Status
+from flowstone.observation.live_transaction import LiveTransaction, TransactionStatus
 from flowstone.observation.query import Asking
 from flowstone.observation.report import Report
-from flowstone.observation.tail import Tail, TailStatus
+from flowstone.observation.tail import LiveTail, TailStatus
 from flowstone.outside import production
 from tests import real_tarantool
 from tests.node.upstream_server import Upstream
@@ -44,10 +44,10 @@ async def until(what: str, condition: Callable[[], Any]) -> Any:
 
 
 @asynccontextmanager
-async def tailing(*uris: str, **options: Any) -> AsyncIterator[Tail]:
+async def tailing(*uris: str, **options: Any) -> AsyncIterator[LiveTail]:
     """A tail that follows one of `uris`."""
     members: Sequence[Uri] = [parse_uri(uri) for uri in uris]
-    tail = Tail(production(), lambda: members, **options)
+    tail = LiveTail(production(), lambda: members, **options)
     tail.start()
     try:
         yield tail
@@ -55,16 +55,16 @@ async def tailing(*uris: str, **options: Any) -> AsyncIterator[Tail]:
         await tail.stop()
 
 
-async def following(tail: Tail) -> None:
+async def following(tail: LiveTail) -> None:
     await until("a connection", lambda: tail.status is TailStatus.FOLLOWING)
 
 
-def lines(tail: Tail) -> list[tuple[str, str | None, str]]:
+def lines(tail: LiveTail) -> list[tuple[str, str | None, str]]:
     """Type, space and data of all rows that are kept."""
     return [(row.type, row.space, row.data) for transaction in tail.sink.ring for row in transaction.rows]
 
 
-def of(tail: Tail, data: str) -> LiveTransaction | None:
+def of(tail: LiveTail, data: str) -> LiveTransaction | None:
     """The transaction with a row that shows this."""
     return next((each for each in tail.sink.ring if any(row.data == data for row in each.rows)), None)
 
@@ -105,7 +105,7 @@ async def test_a_real_server_shows_what_is_written_with_its_names(tarantool: obj
                 ("DELETE", "orders", "{id: 1}"),
             ]
             assert [len(each.rows) for each in tail.sink.ring] == [1, 1, 2]
-            assert all(each.status is Status.SETTLED for each in tail.sink.ring)
+            assert all(each.status is TransactionStatus.SETTLED for each in tail.sink.ring)
             assert tail.sink.rows_seen == 4
             assert tail.sink.skipped == 0
 
@@ -149,12 +149,12 @@ async def test_a_synchronous_transaction_of_2_6_waits_until_its_verdict(tarantoo
             assert [(each.rows[0].space, each.rows[0].key) for each in waiting] == [("sure", "{id: 1}")]
             shown = of(tail, "{id: 1}")
             assert shown is not None
-            assert shown.status is Status.WAITING
+            assert shown.status is TransactionStatus.WAITING
             await heartbeats_are_answered(parse_uri(server.uri))
             assert not insert.done()
             async with await Connection.open(production(), parse_uri(server.uri)) as second:
                 await evaluate(second, "box.cfg{replication_synchro_quorum = 1}")
-            await until("the verdict", lambda: shown.status is Status.SETTLED)
+            await until("the verdict", lambda: shown.status is TransactionStatus.SETTLED)
             await insert
             assert tail.sink.waiting() == []
             assert [line for line in lines(tail) if line[0] == "CONFIRM"]
@@ -168,7 +168,7 @@ async def test_what_is_rolled_back_is_shown_as_such(tarantool: object, tmp_path:
             with pytest.raises(TarantoolError):
                 await evaluate(client, "box.space.sure:insert{1}")
             shown = await until("the row", lambda: of(tail, "{id: 1}"))
-            await until("the verdict", lambda: shown.status is Status.ROLLED_BACK)
+            await until("the verdict", lambda: shown.status is TransactionStatus.ROLLED_BACK)
             assert tail.sink.waiting() == []
 
 
@@ -234,7 +234,7 @@ async def test_what_waited_before_the_tail_began_is_seen(tmp_path: Path) -> None
             assert [each.rows[0].key for each in waiting] == ["{id: 2}"]
             before = of(tail, "{id: 1}")
             assert before is not None
-            assert before.status is Status.SETTLED
+            assert before.status is TransactionStatus.SETTLED
             assert tail.sink.rows_seen == 0
             await upstream.node.reconfigure(replication_synchro_quorum=1)
             await writing

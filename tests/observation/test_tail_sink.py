@@ -13,7 +13,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame
 from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
-from flowstone.observation.live_transaction import LiveTransaction, Status
+from flowstone.observation.live_transaction import LiveTransaction, TransactionStatus
 from flowstone.observation.tail_sink import DECODED_PER_SECOND, KEPT_MAX, PENDING_MAX, TailSink, TooMuchWaits
 from flowstone.replication.applier.states import ConnectionLost
 from flowstone.replication.limbo.control_rows import Confirm, Promote
@@ -82,7 +82,7 @@ async def test_only_what_is_settled_is_acknowledged() -> None:
     assert sink.waiting()[0].age == 1.0
     await sink.apply(slab([control(RequestType.RAFT_CONFIRM, 14, Confirm(1, 12).encode())]))
     assert sink.vclock == VClock({1: 14})
-    assert {each.lsn: each.status for each in sink.ring} == dict.fromkeys((11, 12, 13, 14), Status.SETTLED)
+    assert {each.lsn: each.status for each in sink.ring} == dict.fromkeys((11, 12, 13, 14), TransactionStatus.SETTLED)
 
 
 async def test_what_a_second_server_sends_again_is_shown_and_counted_once() -> None:
@@ -95,7 +95,7 @@ async def test_what_a_second_server_sends_again_is_shown_and_counted_once() -> N
     )
     assert [each.lsn for each in sink.ring] == [11, 12]
     assert sink.rows_seen == 2
-    assert sink.ring[0].status is Status.SETTLED
+    assert sink.ring[0].status is TransactionStatus.SETTLED
 
 
 async def test_what_a_new_leader_never_had_is_rolled_back() -> None:
@@ -105,7 +105,7 @@ async def test_what_a_new_leader_never_had_is_rolled_back() -> None:
     await sink.apply(slab([insert(11, flags=SYNCHRONOUS)]))
     sink.meet(UUID(int=2), (2, 11, 0), SchemaTracker())
     await sink.apply(slab([control(RequestType.RAFT_PROMOTE, 1, Promote(1, 10, 7).encode(), replica_id=2)]))
-    assert sink.ring[0].status is Status.ROLLED_BACK
+    assert sink.ring[0].status is TransactionStatus.ROLLED_BACK
     assert leaders == [(7, 2)]
 
 

@@ -17,8 +17,8 @@ from flowstone.iproto import errors
 from flowstone.iproto.uri import parse_uri
 from flowstone.node.changes import SettledChange
 from flowstone.outside import production
-from flowstone.replica.replica import CannotFollow, Follower, NotReached, Replica, UpstreamCut
-from flowstone.replica.settled_box import Choice
+from flowstone.replica.replica import CannotFollow, NotReached, Replica, ReplicaSink, UpstreamCut
+from flowstone.replica.settled_box import FollowedSpaces
 from flowstone.replication.applier.protocol import ApplierProtocol
 from flowstone.replication.messages import Ballot, encode_vclock_reply
 from flowstone.replication.vclock import VClock, VClockError
@@ -221,8 +221,8 @@ async def test_a_new_snapshot_takes_the_place_of_data_whose_logs_are_gone(
 ) -> None:
     """The ballot shows it, or the upstream says so when it is asked for rows."""
     if not is_seen_before:
-        prepare = Follower.prepare
-        monkeypatch.setattr(Follower, "prepare", lambda follower, ballot: prepare(follower, None))
+        prepare = ReplicaSink.prepare
+        monkeypatch.setattr(ReplicaSink, "prepare", lambda follower, ballot: prepare(follower, None))
     resyncs: list[tuple[VClock, VClock]] = []
     replica = replica_of()
     await replica.start()
@@ -303,8 +303,8 @@ async def test_an_upstream_that_never_has_the_logs_behind_its_snapshots_is_asked
 # --- as its applier sees it ---
 
 
-def follower() -> Follower:
-    made = Follower(parse_uri("127.0.0.1:3301"), UUID(int=7), Choice(None), None)
+def follower() -> ReplicaSink:
+    made = ReplicaSink(parse_uri("127.0.0.1:3301"), UUID(int=7), FollowedSpaces(None), None)
     made.meet((2, 6, 0))
     return made
 
@@ -315,7 +315,7 @@ async def test_it_has_no_data_until_a_snapshot_is_complete() -> None:
     assert sink.version_id == 2 << 16 | 6 << 8
 
 
-async def followed(vclock: VClock) -> Follower:
+async def followed(vclock: VClock) -> ReplicaSink:
     """After a snapshot."""
     sink = follower()
     await sink.begin_snapshot(vclock, (2, 6, 0))
@@ -326,7 +326,7 @@ async def followed(vclock: VClock) -> Follower:
     return sink
 
 
-def _reason(sink: Follower) -> str:
+def _reason(sink: ReplicaSink) -> str:
     return sink.snapshot_reason
 
 

@@ -15,7 +15,7 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
 from flowstone.node.changes import SettledChange
 from flowstone.node.spaces import Space
-from flowstone.replica.settled_box import CannotApply, Choice, RowsNeeded, SettledBox, Snapshot, warm_up
+from flowstone.replica.settled_box import CannotApply, FollowedSpaces, RowsNeeded, SettledBox, SnapshotBox, warm_up
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import make_transaction
@@ -84,7 +84,7 @@ class Upstream:
 
 def snapshot_of(
     *tuples: tuple[int, tuple[Any, ...]], spaces: Collection[str | int] | None = None, vclock: VClock | None = None
-) -> Snapshot:
+) -> SnapshotBox:
     """The spaces `orders` and `other`, with these tuples."""
     rows = [
         (280, definition(ORDERS, "orders")),
@@ -93,7 +93,7 @@ def snapshot_of(
         (288, index(OTHER)),
         *tuples,
     ]
-    made = Snapshot(Dialect.V2_6, vclock or VClock(), Choice(spaces))
+    made = SnapshotBox(Dialect.V2_6, vclock or VClock(), FollowedSpaces(spaces))
     body = [pack({0x10: space_id, 0x21: values}) for space_id, values in rows]
     data = b"".join(
         Row(RequestType.INSERT, lsn=number, timestamp=1.0, body=each).encode() for number, each in enumerate(body, 1)
@@ -106,7 +106,7 @@ def snapshot_of(
 def settled_box(
     *tuples: tuple[int, tuple[Any, ...]], spaces: Collection[str | int] | None = None, has_flags: bool = True
 ) -> SettledBox:
-    box = SettledBox(snapshot_of(*tuples, spaces=spaces), Choice(spaces))
+    box = SettledBox(snapshot_of(*tuples, spaces=spaces), FollowedSpaces(spaces))
     box.resume(has_flags=has_flags)
     return box
 
@@ -394,7 +394,7 @@ def test_the_guard_is_held_while_a_transaction_is_applied_and_not_while_it_is_to
         def __exit__(self, *error: object) -> None:
             steps.append("out")
 
-    box, log = SettledBox(snapshot_of(), Choice(None), guard=Guard()), Upstream()
+    box, log = SettledBox(snapshot_of(), FollowedSpaces(None), guard=Guard()), Upstream()
     box.on_transaction.append(lambda changes: steps.append("told"))
     box.push(log.slab(insert(ORDERS, 1)))
     assert steps == ["in", "out", "told"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
 from flowstone.replication.limbo.control_rows import Demote, Promote, Rollback
-from flowstone.replication.raft.election import Ready, State
+from flowstone.replication.raft.election import ElectionState, Ready
 from tests.replication.cluster_member import LogRow, Member
 from tests.replication.raft_cluster import Checker as LeaderChecker
 
@@ -70,7 +70,7 @@ class ClusterChecker:
                 self.promised.add(name)
                 self._note_fact(name, True, "for its client")
                 for other in self._members.values():
-                    if other.is_up and other.raft.state is State.LEADER and other.raft.term > member.limbo.term:
+                    if other.is_up and other.raft.state is ElectionState.LEADER and other.raft.term > member.limbo.term:
                         self._check_complete(other, {name})
         else:
             self.denied.add(name)

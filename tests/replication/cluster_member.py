@@ -31,11 +31,10 @@ from flowstone.replication.limbo.actions import (
 )
 from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, RaftState
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.queue import Entry, Pending
-from flowstone.replication.limbo.queue import State as EntryState
-from flowstone.replication.limbo.split_brain import Body, Fate, Request
+from flowstone.replication.limbo.queue import EntryState, LimboEntry, Pending
+from flowstone.replication.limbo.split_brain import Body, Fate, SettlingRequest
 from flowstone.replication.membership.quorum import Quorum
-from flowstone.replication.raft.election import Config, Ready, State
+from flowstone.replication.raft.election import Config, ElectionState, Ready
 from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock, VClockBuilder
 
@@ -100,7 +99,7 @@ class Snapshot:
     row_count: int
     data: dict[int, str]
     queue: Promote
-    newest: Entry[Change] | None
+    newest: LimboEntry[Change] | None
 
 
 class Replay:
@@ -372,7 +371,7 @@ class Member:
         row = replace(row, flags=self.limbo.row_flags(entry))
         self._write(row, lambda written: self._written(written, entry))
 
-    def _written(self, row: LogRow, entry: Entry[Change] | None) -> None:
+    def _written(self, row: LogRow, entry: LimboEntry[Change] | None) -> None:
         if entry is not None:
             self._do(self.limbo.written(entry, row.lsn, self.around.now))
             return
@@ -394,7 +393,7 @@ class Member:
             if isinstance(row.body, Promote | Demote):
                 self.raft.heard_term(row.origin_id, row.body.term, self.around.now)
                 self.act()
-            request = Request(row.origin_id, row.body, row.lsn)
+            request = SettlingRequest(row.origin_id, row.body, row.lsn)
             self.received[id(request)] = row, link
             self.taken[row.origin_id] = row.lsn
             self._do(self.limbo.request(request))
@@ -445,11 +444,11 @@ class Member:
                 case Transferred() | TransferFailed() | Cleared():
                     pass
 
-    def _answer(self, entry: Entry[Change], error: TarantoolError | None) -> None:
+    def _answer(self, entry: LimboEntry[Change], error: TarantoolError | None) -> None:
         if entry.origin_id == self.id:
             self.around.answered(self, entry.transaction.name, error)
 
-    def _request_written(self, request: Request, row: LogRow) -> None:
+    def _request_written(self, request: SettlingRequest, row: LogRow) -> None:
         self.received.pop(id(request), None)
         self._do(self.limbo.request_written(request, row.lsn))
 
@@ -465,7 +464,7 @@ class Member:
             if ready.fence:
                 self.limbo.fence()
             self.limbo.see_term(self.raft.volatile_term)
-            if self.raft.state is not State.LEADER:
+            if self.raft.state is not ElectionState.LEADER:
                 self._do(self.limbo.cancel_transfer(errors.NotLeader("the leadership is lost")))
             if ready.promote_term:
                 try:

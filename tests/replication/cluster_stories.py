@@ -20,7 +20,7 @@ from dataclasses import replace
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import TarantoolError
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Config, Fencing, Mode, Ready
+from flowstone.replication.raft.election import Config, ElectionMode, Fencing, Ready
 from tests.replication.cluster_member import Link, LogRow, Member
 
 HEARTBEAT_SECONDS = 1.0
@@ -101,7 +101,7 @@ class Story:
     def _do_members(self, rest: str) -> None:
         ids, quorum = rest.split(" quorum ")
         for member_id in map(int, ids.split()):
-            config = Config(mode=Mode.VOTER if self.members else Mode.CANDIDATE)
+            config = Config(mode=ElectionMode.VOTER if self.members else ElectionMode.CANDIDATE)
             member = self.members[member_id] = Member(member_id, [int(word) for word in ids.split()], self, config)
             member.quorum = int(quorum)
             member.start()
@@ -116,7 +116,7 @@ class Story:
     def _do_mode(self, rest: str) -> None:
         member_id, mode = rest.split()
         member = self.members[int(member_id)]
-        member.configure(replace(member.config, mode=Mode(mode)))
+        member.configure(replace(member.config, mode=ElectionMode(mode)))
 
     def _do_fencing(self, rest: str) -> None:
         member_id, fencing = rest.split()
@@ -151,7 +151,7 @@ class Story:
 
     def _do_promote(self, rest: str) -> None:
         member = self.members[int(rest)]
-        if member.config.mode is not Mode.OFF:
+        if member.config.mode is not ElectionMode.OFF:
             member.raft.promote(self.now)
             return
         term = member.raft.begin_term(self.now)
@@ -161,7 +161,7 @@ class Story:
 
     def _do_demote(self, rest: str) -> None:
         member = self.members[int(rest)]
-        if member.config.mode is not Mode.OFF:
+        if member.config.mode is not ElectionMode.OFF:
             member.raft.resign(self.now)
             return
         term = member.raft.begin_term(self.now)

@@ -18,14 +18,14 @@ from operator import attrgetter
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.errors import TarantoolError
 from flowstone.replication.limbo.control_rows import Demote, Promote, RaftState
-from flowstone.replication.raft.election import Config, Fencing, Mode, Ready
+from flowstone.replication.raft.election import Config, ElectionMode, Fencing, Ready
 from flowstone.replication.vclock import VClock
 from tests.replication.cluster_checker import ClusterChecker
 from tests.replication.cluster_member import Disk, Link, LogRow, Member
 
 HEARTBEAT_S = 0.25
 CONFIG = Config(election_timeout=0.5, death_timeout=0.6)
-MODES = (Mode.CANDIDATE,) * 4 + (Mode.MANUAL, Mode.VOTER)
+MODES = (ElectionMode.CANDIDATE,) * 4 + (ElectionMode.MANUAL, ElectionMode.VOTER)
 SYNCHRO_TIMEOUT_S = 0.6
 WRITE_S = 0.06
 KEYS = 3
@@ -423,7 +423,7 @@ class World:
             if not member.is_up:
                 self.start(member)
             member.set_quorum("N / 2 + 1")
-            member.configure(replace(member.config, mode=Mode.CANDIDATE))
+            member.configure(replace(member.config, mode=ElectionMode.CANDIDATE))
         for connection in self.connections.values():
             if connection.is_open:
                 connection.close()

@@ -29,22 +29,24 @@ from flowstone.replication.limbo.actions import (
 )
 from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, Rollback
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.queue import Entry, Pending
-from flowstone.replication.limbo.split_brain import Fate, Request
+from flowstone.replication.limbo.queue import LimboEntry, Pending
+from flowstone.replication.limbo.split_brain import Fate, SettlingRequest
 from flowstone.replication.vclock import VClock
 
 
-def control(words: str) -> Request:
+def control(words: str) -> SettlingRequest:
     """`promote 1:5 term 3 from 2`."""
     match = re.fullmatch(r"(\w+) (\d+):(\d+)(?: term (\d+))? from (\d+)", words)
     assert match is not None, words
     owner_id, lsn, term, origin_id = (int(number or 0) for number in match.groups()[1:])
     if match[1] in ("confirm", "rollback"):
-        return Request(origin_id, Confirm(owner_id, lsn) if match[1] == "confirm" else Rollback(owner_id, lsn))
-    return Request(origin_id, Promote(owner_id, lsn, term) if match[1] == "promote" else Demote(owner_id, lsn, term))
+        return SettlingRequest(origin_id, Confirm(owner_id, lsn) if match[1] == "confirm" else Rollback(owner_id, lsn))
+    return SettlingRequest(
+        origin_id, Promote(owner_id, lsn, term) if match[1] == "promote" else Demote(owner_id, lsn, term)
+    )
 
 
-def describe(request: Request) -> str:
+def describe(request: SettlingRequest) -> str:
     body = request.body
     term = f" term {body.term}" if isinstance(body, Promote | Demote) else ""
     return f"{type(body).__name__.upper()} {body.owner_id}:{body.lsn}{term}"
@@ -59,7 +61,7 @@ class Story:
         self.now = 0.0
         self.local_lsn = 0
         # In flight: what (None for what needs no answer), its LSN, and how many of our own LSNs it takes.
-        self.journal: deque[tuple[Entry[str] | Request | None, int, int]] = deque()
+        self.journal: deque[tuple[LimboEntry[str] | SettlingRequest | None, int, int]] = deque()
 
     def tell(self, line: str) -> list[str]:
         try:
@@ -93,7 +95,7 @@ class Story:
         self.journal.append((self.limbo.submit(name, is_synchronous=False, is_local=True), self.local_lsn, 0))
         return []
 
-    def _submit(self, entry: Entry[str] | None) -> list[Action[str]]:
+    def _submit(self, entry: LimboEntry[str] | None) -> list[Action[str]]:
         self.lsn += 1
         self.journal.append((entry, self.lsn, 1))
         return []
@@ -119,7 +121,7 @@ class Story:
         actions: list[Action[str]] = []
         for _ in range(min(1, len(self.journal)) if words == "one" else len(self.journal)):
             what, lsn, _ = self.journal.popleft()
-            if isinstance(what, Entry):
+            if isinstance(what, LimboEntry):
                 actions += self.limbo.written(what, lsn, self.now)
             elif what is not None:
                 actions += self.limbo.request_written(what)
@@ -131,7 +133,7 @@ class Story:
         self.journal.clear()
         for what, _lsn, own_lsns in reversed(in_flight):
             self.lsn -= own_lsns
-            if isinstance(what, Entry):
+            if isinstance(what, LimboEntry):
                 actions += self.limbo.write_failed(what)
             elif what is not None:
                 actions += self.limbo.request_failed(what, self.now)

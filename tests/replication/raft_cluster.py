@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Config, Mode, Ready, State
+from flowstone.replication.raft.election import Config, ElectionMode, ElectionState, Ready
 from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock
 
@@ -35,7 +35,7 @@ class Checker:
         if disk.vote:
             voted = self._votes.setdefault((member.id, disk.term), disk.vote)
             assert voted == disk.vote, f"{member.id} votes for {voted} and {disk.vote} in term {disk.term}"
-        if raft.state is State.LEADER:
+        if raft.state is ElectionState.LEADER:
             if raft.term not in self.leaders:
                 voters = [
                     voter for (voter, term), vote in self._votes.items() if (term, vote) == (raft.term, member.id)
@@ -45,11 +45,11 @@ class Checker:
             assert leader == member.id, f"{leader} and {member.id} lead term {raft.term}"
         for shown in (raft.shown, ready.broadcast):
             assert shown is None or (shown.term, shown.vote) == (disk.term, disk.vote), "shown, but not on disk"
-        if raft.state is not State.FOLLOWER:
+        if raft.state is not ElectionState.FOLLOWER:
             assert raft.volatile_term == disk.term
             assert disk.vote == member.id
         if ready.promote_term:
-            assert raft.state is State.LEADER
+            assert raft.state is ElectionState.LEADER
             assert ready.promote_term == disk.term
 
 
@@ -78,7 +78,7 @@ class Member:
         self.raft.set_quorum(quorum, members, now)
         self.raft.configure(self.config, now)
 
-    def set_mode(self, mode: Mode, now: float) -> None:
+    def set_mode(self, mode: ElectionMode, now: float) -> None:
         self.configure(Config(mode, self.config.election_timeout, self.config.death_timeout, self.config.fencing), now)
 
     def configure(self, config: Config, now: float) -> None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from flowstone.errors import FlowstoneError
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Fencing, Mode, Ready, State
+from flowstone.replication.raft.election import ElectionMode, ElectionState, Fencing, Ready
 from flowstone.replication.vclock import VClock
 from tests.replication.raft_cluster import Checker, Member
 
@@ -59,13 +59,13 @@ class Story:
         for member_id in self._registered:
             member = self.members[member_id] = Member(member_id, _constant(member_id / 10), self.checker)
             member.vclock = VClock({1: 10})
-            member.config = replace(member.config, mode=Mode.CANDIDATE)
+            member.config = replace(member.config, mode=ElectionMode.CANDIDATE)
             member.start(self.now, self._quorum, self._registered)
         self._connect()
 
     def _do_mode(self, rest: str) -> None:
         member_id, mode = rest.split()
-        self.members[int(member_id)].set_mode(Mode(mode), self.now)
+        self.members[int(member_id)].set_mode(ElectionMode(mode), self.now)
 
     def _do_fencing(self, rest: str) -> None:
         member_id, fencing = rest.split()
@@ -82,7 +82,7 @@ class Story:
     def _do_wait(self, rest: str) -> None:
         if found := re.fullmatch(r"until (\d+) leads", rest):
             leader, start = self.members[int(found[1])], self.now
-            while leader.raft.state is not State.LEADER:
+            while leader.raft.state is not ElectionState.LEADER:
                 assert self.now < start + 60.0, f"{rest} in vain"
                 self._advance(start + 60.0)
             self._told.append(f"{self.now - start:.2f} s later")
@@ -195,7 +195,7 @@ class Story:
         if ready.fence and member.id in self._leading:
             self._told.append(f"{member.id} fences its queue")
         self._leading.discard(member.id)
-        if member.raft.state is State.LEADER:
+        if member.raft.state is ElectionState.LEADER:
             self._leading.add(member.id)
         if ready.promote_term:
             self._told.append(f"{member.id} is to write PROMOTE of term {ready.promote_term}")
@@ -230,7 +230,7 @@ def told_in_words(state: RaftState) -> str:
     if state.vote:
         words.append(f"vote {state.vote}")
     if state.state:
-        words.append(State(state.state).name.lower())
+        words.append(ElectionState(state.state).name.lower())
     if state.leader_id:
         words.append(f"led by {state.leader_id}")
     if state.is_leader_seen:

@@ -20,13 +20,13 @@ from flowstone.iproto.row import Row, decode_row
 from flowstone.replication.limbo.actions import Action, Commit, Reject, TransferFailed, Undo, Write, WriteNop
 from flowstone.replication.limbo.control_rows import Demote, Promote, RaftState, decode_control
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.queue import Entry, Pending
-from flowstone.replication.limbo.split_brain import Fate, Request
+from flowstone.replication.limbo.queue import LimboEntry, Pending
+from flowstone.replication.limbo.split_brain import Fate, SettlingRequest
 from flowstone.replication.messages import decode_ack
-from flowstone.replication.raft.election import Config, Mode
+from flowstone.replication.raft.election import Config, ElectionMode
 from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
+from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction
 from tests.conversations import recording
 
 COMMIT = Flag.COMMIT.value
@@ -126,7 +126,7 @@ def written(row: Row) -> Written:
     return row.type, row.replica_id, row.lsn, row.body
 
 
-def global_rows(transaction: Transaction) -> list[Row]:
+def global_rows(transaction: LogTransaction) -> list[Row]:
     """Without those that stay where they were written."""
     return [row for row in transaction.rows if row.group_id != GROUP_LOCAL]
 
@@ -134,7 +134,7 @@ def global_rows(transaction: Transaction) -> list[Row]:
 class Seat:
     """The machines and their log. `rows` and `raft_rows` are what they wrote, `shown` what peers would be told."""
 
-    def __init__(self, instance_id: int, members: list[int], quorum: int, mode: Mode) -> None:
+    def __init__(self, instance_id: int, members: list[int], quorum: int, mode: ElectionMode) -> None:
         self.id = instance_id
         self.now = 0.0
         self.rows: list[Written] = []
@@ -142,8 +142,8 @@ class Seat:
         self.shown: list[RaftState] = []
         self.leaders: list[tuple[int, int]] = []
         self.owners: list[tuple[int, int]] = []
-        self.committed: list[Transaction] = []
-        self.undone: list[Transaction] = []
+        self.committed: list[LogTransaction] = []
+        self.undone: list[LogTransaction] = []
         self._members, self._quorum, self._mode = members, quorum, mode
         self._lsns: dict[int, int] = {}
         self._open: dict[str, list[Row]] = {}
@@ -152,7 +152,7 @@ class Seat:
     def start(self, vclock: VClock, raft: RaftState, queue: Promote) -> None:
         """From a snapshot."""
         self._lsns = vclock.to_mapping()
-        self.limbo: Limbo[Transaction] = self._new_limbo()
+        self.limbo: Limbo[LogTransaction] = self._new_limbo()
         self.limbo.restore(queue)
         self._start_raft(raft)
 
@@ -166,7 +166,7 @@ class Seat:
         self._ups.clear()
         self._start_raft(self.raft.persisted)
 
-    def _new_limbo(self) -> Limbo[Transaction]:
+    def _new_limbo(self) -> Limbo[LogTransaction]:
         return Limbo(instance_id=self.id, dialect=Dialect.V2_11, quorum=self._quorum, timeout=60.0)
 
     def _start_raft(self, state: RaftState) -> None:
@@ -222,7 +222,7 @@ class Seat:
         rows.append(row)
         if not row.is_commit:
             return
-        transaction = Transaction(tuple(rows))
+        transaction = LogTransaction(tuple(rows))
         rows.clear()
         if row.lsn <= self._lsns.get(row.replica_id, 0):
             return  # came by another way
@@ -232,11 +232,11 @@ class Seat:
             if isinstance(body, Promote | Demote):
                 self.raft.heard_term(row.replica_id, body.term, self.now)
                 self._settle()
-            self._do(self.limbo.request(Request(row.replica_id, body)))
+            self._do(self.limbo.request(SettlingRequest(row.replica_id, body)))
         else:
             self._apply(transaction)
 
-    def _apply(self, transaction: Transaction) -> None:
+    def _apply(self, transaction: LogTransaction) -> None:
         last, origin_id, lsn = transaction.rows[-1], transaction.replica_id, transaction.lsn
         has_effect = any(row.type != RequestType.NOP for row in transaction.rows)
         fate = self.limbo.admit(origin_id, lsn, flags=last.flags, has_effect=has_effect)
@@ -251,10 +251,10 @@ class Seat:
 
     # --- what its user does ---
 
-    def set_mode(self, mode: Mode) -> None:
+    def set_mode(self, mode: ElectionMode) -> None:
         self.raft.configure(Config(mode, election_timeout=2.0), self.now)
 
-    def submit(self, transaction: Transaction) -> None:
+    def submit(self, transaction: LogTransaction) -> None:
         """A transaction of its own, which must get the LSNs and flags that the recorded one has."""
         flags = transaction.rows[-1].flags & ~COMMIT
         entry = self.limbo.submit(transaction, is_synchronous=bool(flags & WAIT_ACK))
@@ -321,13 +321,15 @@ class Seat:
         self._lsns[origin_id] = lsn
         self.rows.append(row)
 
-    def _logged(self, transaction: Transaction, entry: Entry[Transaction] | None, *, has_effect: bool) -> None:
+    def _logged(
+        self, transaction: LogTransaction, entry: LimboEntry[LogTransaction] | None, *, has_effect: bool
+    ) -> None:
         if entry is not None:
             self._do(self.limbo.written(entry, transaction.lsn, self.now))
         elif has_effect:
             self.committed.append(transaction)
 
-    def _do(self, actions: list[Action[Transaction]]) -> None:
+    def _do(self, actions: list[Action[LogTransaction]]) -> None:
         for action in actions:
             match action:
                 case Write(request):
@@ -345,7 +347,7 @@ class Seat:
                 case Reject(_, error) | TransferFailed(error):
                     raise error
 
-    def _write_control(self, request: Request) -> None:
+    def _write_control(self, request: SettlingRequest) -> None:
         row_type = RequestType[f"RAFT_{type(request.body).__name__.upper()}"]
         lsn = self._lsns.get(request.origin_id, 0) + 1
         self._write((row_type.value, request.origin_id, lsn, request.body.encode()))

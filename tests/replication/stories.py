@@ -20,7 +20,7 @@ LINE = re.compile(r"(\w+):(\d+)(?:\.\.(\d+))? (\w+)(?: (\d+):(\d+))?(?: term (\d
 
 
 @dataclass(frozen=True)
-class Told:
+class OnDone:
     """A transaction as the tracker sees it, with the name it has in the story."""
 
     name: str
@@ -40,7 +40,7 @@ class Told:
         return self.rows[-1].flags
 
 
-def tell(line: str, *, has_flags: bool = True) -> Told:
+def tell(line: str, *, has_flags: bool = True) -> OnDone:
     """The transaction that `line` describes; `has_flags` False for a log of a server older than 2.8.1."""
     match = LINE.match(line)
     assert match is not None, line
@@ -63,7 +63,7 @@ def tell(line: str, *, has_flags: bool = True) -> Told:
         )
         for number in lsns
     )
-    return Told(f"{origin}:{last or first}", rows, " sync" in words and what == "insert")
+    return OnDone(f"{origin}:{last or first}", rows, " sync" in words and what == "insert")
 
 
 def _body(what: str, owner_id: int, lsn: int, term: int) -> tuple[int, bytes]:

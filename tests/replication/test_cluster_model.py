@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.replication.raft.election import State
+from flowstone.replication.raft.election import ElectionState
 from tests.conftest import FULL
 from tests.replication.cluster_member import Member
 from tests.replication.cluster_world import World
@@ -20,7 +20,7 @@ CHAOS_S, CALM_S, SETTLE_S = 6.0, 2.0, 0.4
 
 
 def leader_of(world: World) -> Member | None:
-    leaders = [member for member in world.members.values() if member.raft.state is State.LEADER]
+    leaders = [member for member in world.members.values() if member.raft.state is ElectionState.LEADER]
     return max(leaders, key=lambda member: member.raft.term, default=None)
 
 

@@ -24,7 +24,7 @@ from flowstone.replication.limbo.control_rows import Promote, decode_control
 from flowstone.replication.settled import Decision, SettledTracker
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import LogFile
-from flowstone.xlog.transactions import Transaction
+from flowstone.xlog.transactions import LogTransaction
 from tests.places import VECTORS
 
 DML = (RequestType.INSERT, RequestType.REPLACE, RequestType.UPDATE, RequestType.DELETE, RequestType.UPSERT)
@@ -46,7 +46,7 @@ def rows_of(path: Path) -> list[Row]:
         return list(log.rows())
 
 
-def transactions_of(path: Path) -> list[Transaction]:
+def transactions_of(path: Path) -> list[LogTransaction]:
     with LogFile.open(SystemDisk(), str(path)) as log:
         return list(log.transactions())
 
@@ -99,7 +99,7 @@ class Data:
         return kept
 
 
-def settled(data: Data, snapshot: Path, logs: list[Path]) -> list[Decision[Transaction]]:
+def settled(data: Data, snapshot: Path, logs: list[Path]) -> list[Decision[LogTransaction]]:
     """The decisions on all that `logs` hold behind `snapshot`; what is kept is done to `data` as it comes."""
     with LogFile.open(SystemDisk(), str(snapshot)) as file:
         start, version = VClock(file.meta.vclock), file.meta.version
@@ -112,11 +112,11 @@ def settled(data: Data, snapshot: Path, logs: list[Path]) -> list[Decision[Trans
         data.apply(row)
     has_flags = not str(version).startswith("2.6")
 
-    def is_synchronous(transaction: Transaction) -> bool:
+    def is_synchronous(transaction: LogTransaction) -> bool:
         ids = (unpack_body(row.body).get(Key.SPACE_ID) for row in transaction.rows)
         return any(space_id in data.schema.schema.synchronous for space_id in ids)
 
-    tracker: SettledTracker[Transaction] = SettledTracker(is_synchronous=None if has_flags else is_synchronous)
+    tracker: SettledTracker[LogTransaction] = SettledTracker(is_synchronous=None if has_flags else is_synchronous)
     tracker.start(start, promote)
     decisions = []
     for path in logs:

@@ -19,10 +19,10 @@ from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside.disk import SystemDisk
 from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, RaftState, Rollback, decode_control
-from flowstone.replication.raft.election import Mode, State
+from flowstone.replication.raft.election import ElectionMode, ElectionState
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import LogFile
-from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
+from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction
 from tests.conversations import recording
 from tests.replication.recorded_seat import IDS, Event, Seat, Shown, global_rows, recorded_events, state_of, written
 from tests.replication.test_recorded_logs import rows_of, transactions_of
@@ -136,9 +136,9 @@ class Play:
         before = self.seat.id, (row.replica_id, row.lsn)
         self.seat.limbo.configure(quorum=QUORUMS.get((self.version, self.scenario, *before)))
         if (self.scenario, *before) in VOTERS:
-            self.seat.set_mode(Mode.CANDIDATE)
+            self.seat.set_mode(ElectionMode.CANDIDATE)
 
-    def _go_on(self, transaction: Transaction) -> None:
+    def _go_on(self, transaction: LogTransaction) -> None:
         """One step towards having written the transaction."""
         row = transaction.rows[0]
         is_own = transaction.replica_id == self.seat.id
@@ -176,14 +176,14 @@ class Play:
         """What the instance did of its own accord is known from here only."""
         state = event.state
         is_ours = state.vote == self.seat.id
-        if is_ours and state.state != State.FOLLOWER:
+        if is_ours and state.state != ElectionState.FOLLOWER:
             if (self.scenario, self.seat.id, state.term) in PROMOTED and self.seat.raft.volatile_term < state.term:
                 self.seat.promote()
             self.seat.stand(event.at, state.term)
-        is_leading = self.seat.raft.state is State.LEADER and self.seat.raft.term == state.term
-        if is_ours and is_leading and state.state == State.LEADER:
+        is_leading = self.seat.raft.state is ElectionState.LEADER and self.seat.raft.term == state.term
+        if is_ours and is_leading and state.state == ElectionState.LEADER:
             self._leading = state.term
-        elif is_ours and is_leading and state.state == State.FOLLOWER and self._leading == state.term:
+        elif is_ours and is_leading and state.state == ElectionState.FOLLOWER and self._leading == state.term:
             self.seat.resign()
 
 
@@ -232,7 +232,7 @@ def test_in_the_place_of_a_recorded_server_we_write_its_log(version: str, scenar
     nodes = [each for each in IDS if (recording.scenario(version, scenario) / "files" / each).exists()]
     members = [IDS[each] for each in nodes]
     is_voter = (scenario, IDS[node]) in {(scenario, instance_id) for scenario, instance_id, _ in VOTERS}
-    mode = Mode.VOTER if is_voter else Mode.CANDIDATE
+    mode = ElectionMode.VOTER if is_voter else ElectionMode.CANDIDATE
     play = Play(version, scenario, node, Seat(IDS[node], members, quorum=2, mode=mode))
     play.run()
     seat, leaders = play.seat, LEADERS[scenario, version]
@@ -248,9 +248,9 @@ def test_in_the_place_of_a_recorded_server_we_write_its_log(version: str, scenar
 @pytest.mark.parametrize(("node", "instance_id"), [("master", 1), ("replica", 2)])
 def test_with_elections_off_too(version: str, node: str, instance_id: int) -> None:
     """The master promotes itself in term 2, demotes itself in 3, and is owner again in 4."""
-    seat = Seat(instance_id, [1, 2], quorum=2, mode=Mode.OFF)
+    seat = Seat(instance_id, [1, 2], quorum=2, mode=ElectionMode.OFF)
     if (version, node) == ("3.8", "master"):
-        seat = Seat(instance_id, [1], quorum=2, mode=Mode.MANUAL)
+        seat = Seat(instance_id, [1], quorum=2, mode=ElectionMode.MANUAL)
     play = Play(version, JOIN, node, seat)
     play.run()
     check_outcome(play)

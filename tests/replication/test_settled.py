@@ -22,13 +22,13 @@ from flowstone.replication.settled import Decision, SettledError, SettledTracker
 from flowstone.replication.vclock import VClock, VClockError
 from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.places import TRANSCRIPTS
-from tests.replication.stories import Told, tell
+from tests.replication.stories import OnDone, tell
 
 
 def replay(story: str) -> str:
     """The story again, with the answers that the tracker gives now under every line that starts with `> `."""
     has_flags = "\n> without flags\n" not in story
-    tracker: SettledTracker[Told] = SettledTracker(
+    tracker: SettledTracker[OnDone] = SettledTracker(
         is_synchronous=None if has_flags else lambda told: told.touches_synchronous
     )
     lines: list[str] = []
@@ -41,7 +41,7 @@ def replay(story: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _answers(tracker: SettledTracker[Told], line: str, has_flags: bool) -> list[str]:
+def _answers(tracker: SettledTracker[OnDone], line: str, has_flags: bool) -> list[str]:
     start = re.match(r"start (\{.*?\})(?: owner (\d+) confirmed (\d+) term (\d+))?\Z", line)
     answers: list[str] = []
     if start:
@@ -68,14 +68,14 @@ def test_story(path: Path) -> None:
 
 
 def test_synchronous_transaction_of_another_while_the_owners_wait_is_an_error() -> None:
-    tracker: SettledTracker[Told] = SettledTracker()
+    tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.push(tell("1:1 insert sync"))
     with pytest.raises(SettledError, match="2:1 in the log while those of replica 1 are pending"):
         tracker.push(tell("2:1 insert sync"))
 
 
 def test_rows_can_be_passed_by_only_while_quiet_and_forward() -> None:
-    tracker: SettledTracker[Told] = SettledTracker()
+    tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.skip_to(VClock({1: 10}))
     with pytest.raises(LocalProtocolError, match=r"from \{1: 10\} to \{1: 9\}"):
         tracker.skip_to(VClock({1: 9}))
@@ -87,14 +87,14 @@ def test_rows_can_be_passed_by_only_while_quiet_and_forward() -> None:
 
 
 def test_a_log_that_goes_backwards_is_an_error_that_names_both() -> None:
-    tracker: SettledTracker[Told] = SettledTracker()
+    tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.push(tell("1:5 insert"))
     with pytest.raises(VClockError, match="replica 1 goes backwards: 5 comes after 5"):
         tracker.push(tell("1:5 insert"))
 
 
 def test_a_control_row_that_does_not_decode_is_an_error_and_changes_nothing() -> None:
-    tracker: SettledTracker[Told] = SettledTracker()
+    tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.push(tell("1:1 insert sync"))
     broken = tell("1:2 confirm 1:1")
     broken.rows[0].body = b"\x80"
@@ -109,9 +109,9 @@ WORDS = ["sync", "async", "local", "confirm", "rollback", "sync", "nop", "raft",
 STEPS = st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 4)), min_size=20, max_size=50)
 
 
-def write_log(steps: list[tuple[str, int]], *, has_flags: bool) -> list[Told]:
+def write_log(steps: list[tuple[str, int]], *, has_flags: bool) -> list[OnDone]:
     """A log that a server could have written: the owner writes; verdicts may come late."""
-    log: list[Told] = []
+    log: list[OnDone] = []
     owner, term, lsns, waiting = 1, 1, {0: 0, 1: 0, 2: 0, 3: 0}, list[int]()
 
     def write(origin: int, text: str) -> int:
@@ -154,7 +154,7 @@ def write_log(steps: list[tuple[str, int]], *, has_flags: bool) -> list[Told]:
     return log
 
 
-def fate(log: list[Told], index: int) -> bool | None:
+def fate(log: list[OnDone], index: int) -> bool | None:
     """Kept, rolled back, or unknown (None), for the transaction at `index` of a whole log."""
     told = log[index]
     if told.rows[0].type != 2:
@@ -175,14 +175,14 @@ def fate(log: list[Told], index: int) -> bool | None:
     return None
 
 
-def fate_before(log: list[Told], anchor: int, index: int) -> bool | None:
+def fate_before(log: list[OnDone], anchor: int, index: int) -> bool | None:
     """The fate of the asynchronous one at `index` when synchronous ones from `anchor` on do not matter."""
     shortened = log[:anchor] + [told for told in log[anchor : index + 1] if not told.touches_synchronous]
     shortened += log[index + 1 :]
     return fate(shortened, shortened.index(log[index]))
 
 
-def _verdict(control: Told, synchronous: Told) -> bool | None:
+def _verdict(control: OnDone, synchronous: OnDone) -> bool | None:
     """What `control` says about `synchronous`, which is still waiting when it comes."""
     if control.rows[0].type not in CONTROL_TYPES:
         return None
@@ -201,10 +201,10 @@ def test_decisions_are_those_of_a_reader_who_knows_the_end_of_the_log(
     steps: list[tuple[str, int]], has_flags: bool
 ) -> None:
     log = write_log(steps, has_flags=has_flags)
-    tracker: SettledTracker[Told] = SettledTracker(
+    tracker: SettledTracker[OnDone] = SettledTracker(
         is_synchronous=None if has_flags else lambda told: told.touches_synchronous
     )
-    decisions: list[Decision[Told]] = []
+    decisions: list[Decision[OnDone]] = []
     for index, told in enumerate(log):
         decisions += tracker.push(told)
         # A prefix of the log, in its order; the rest is what waits.

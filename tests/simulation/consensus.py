@@ -19,7 +19,7 @@ from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
 from flowstone.node.wal.journal import Journal
 from flowstone.replication.limbo.control_rows import Demote, Promote, Rollback
-from flowstone.replication.raft.election import State
+from flowstone.replication.raft.election import ElectionState
 from flowstone.replication.vclock import VClock, VClockBuilder
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation
@@ -200,7 +200,7 @@ class Consensus:
 
     def _look_at_leader(self, name: str, instance: Instance) -> None:
         raft = instance.elections.raft
-        if raft.state is not State.LEADER or raft.term in self._terms:
+        if raft.state is not ElectionState.LEADER or raft.term in self._terms:
             return
         self._terms[raft.term] = None
         confirmed, written = self._confirmed.vclock(), instance.journal.written_vclock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowstone.replication.raft.election import State
+from flowstone.replication.raft.election import ElectionState
 from tests.simulation.simulation import Simulation
 
 
@@ -28,7 +28,7 @@ class DiskReports:
             return
         if journal.counters.failure is None:
             self._tell(name, "reports that its log can be written, and the last write has failed")
-        if instance.elections.raft.state is State.LEADER:
+        if instance.elections.raft.state is ElectionState.LEADER:
             self._tell(name, "leads, and cannot write its log")
 
     def _tell(self, name: str, what: str) -> None:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from flowstone.box.system import CLUSTER_ID
 from flowstone.node.instance import Instance
-from flowstone.replication.raft.election import State
+from flowstone.replication.raft.election import ElectionState
 from flowstone.replication.vclock import VClock
 from tests.simulation.simulation import Simulation
 
@@ -53,7 +53,7 @@ class Expelled:
 
     def _look_at_elections(self, name: str, instance: Instance) -> None:
         """A member that is to be expelled may be elected until the others have deleted its row (seed 947490231)."""
-        if instance.elections.raft.state is State.LEADER and not self._is_registered(instance.uuid):
+        if instance.elections.raft.state is ElectionState.LEADER and not self._is_registered(instance.uuid):
             self._tell(f"{name} was expelled, and leads term {instance.elections.raft.term}")
 
     def _is_registered(self, uuid: UUID) -> bool:

@@ -118,7 +118,7 @@ def _replicated(log: NodeLog) -> Iterator[tuple[Position, Record]]:
             yield (first.replica_id, first.lsn), record
 
 
-class Told(NamedTuple):
+class OnDone(NamedTuple):
     """One change, as a follower was told of it: whose row, which, and the tuple before and after it, packed."""
 
     position: Position
@@ -133,7 +133,7 @@ class Heard:
     who: str
     start: VClock
     start_contents: Contents
-    told: list[Told] = field(default_factory=list)
+    told: list[OnDone] = field(default_factory=list)
     leaps: list[tuple[VClock, VClock]] = field(default_factory=list)
     """Where a snapshot took the place of the rows between two positions."""
     end: VClock | None = None
@@ -163,7 +163,7 @@ class Heard:
                 found += self._check_change(told, history.changes.get(position))
         return found
 
-    def _check_change(self, told: Told, expected: Change | None) -> list[str]:
+    def _check_change(self, told: OnDone, expected: Change | None) -> list[str]:
         if expected is None:
             return [f"{self.who} was told {told.position}, which changed nothing"]
         seen = [None if raw is None else unpacked(raw) for raw in (told.old, told.new)]

@@ -15,7 +15,7 @@ from typing import Final
 
 import flowstone
 from flowstone.archive.archive import Archive
-from flowstone.archive.events import Event, Snapshotted
+from flowstone.archive.events import ArchiveEvent, Snapshotted
 from flowstone.archive.refusals import ArchiveRefused, UpstreamLostTail
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.errors import FlowstoneError
@@ -28,7 +28,7 @@ from tests.simulation.archive_readers import check_readers
 from tests.simulation.disk import Loss, Storage
 from tests.simulation.disk_faults import READING
 from tests.simulation.endings import LIVE_SECONDS, Led, Left
-from tests.simulation.final_history import FinalHistory, Heard, Told, contents_of, difference
+from tests.simulation.final_history import FinalHistory, Heard, OnDone, contents_of, difference
 from tests.simulation.judged import JUDGED_EVERY, judged
 from tests.simulation.logs import CONTROL, NOP, NodeLog, read_log
 from tests.simulation.process_faults import jump
@@ -230,7 +230,7 @@ class Listener:
                 is_of_tuple = change.type != "DROP"  # of a space: there were none in it
                 if is_of_tuple and change.space_id is not None and change.space_id >= FIRST_USER_SPACE_ID:
                     old, new = (None if image is None else image.raw for image in (change.old, change.new))
-                    heard.told.append(Told((change.replica_id, change.lsn), old, new))
+                    heard.told.append(OnDone((change.replica_id, change.lsn), old, new))
                     self._check_decided(change.replica_id, change.lsn)
 
         @replica.on_resync
@@ -342,7 +342,7 @@ class Archiver:
         archive = Archive(uri, directory, snapshot_interval=interval, on_event=self._hear, outside=outside)
         return ArchiveProcess(archive)
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: ArchiveEvent) -> None:
         if isinstance(event, Snapshotted):
             self._snapshot_at = self._sim.now
 

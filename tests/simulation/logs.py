@@ -20,7 +20,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import XlogError
 from flowstone.xlog.reader import LogFile
-from flowstone.xlog.transactions import TornTransaction, Transaction
+from flowstone.xlog.transactions import LogTransaction, TornTransaction
 from tests.simulation.disk import SimulatedDisk, Storage
 from tests.simulation.loop import Life
 from tests.simulation.trace import Trace
@@ -46,7 +46,7 @@ class Record:
     """A transaction of one log. `is_kept`: None while nobody has decided about it, and where rows that may have done so
     are missing from the log: then it `is_before_gap`."""
 
-    transaction: Transaction
+    transaction: LogTransaction
     is_kept: bool | None = True
     is_behind_gap: bool = False
     """It is the first of a log that does not go on where the one before it ends."""
@@ -169,7 +169,7 @@ def _rows(disk: SimulatedDisk, listed: ListedFile) -> Iterator[Row]:
         yield from file.rows()
 
 
-def _transactions(disk: SimulatedDisk, listed: ListedFile) -> Iterator[Transaction]:
+def _transactions(disk: SimulatedDisk, listed: ListedFile) -> Iterator[LogTransaction]:
     with LogFile.open(disk, listed.path) as file:
         try:
             yield from file.transactions()

@@ -25,19 +25,19 @@ from flowstone.iproto.row import Row
 from flowstone.node.instance import Instance
 from flowstone.node.synchro import linearizable
 from flowstone.node.upstream.applier import Applier
-from flowstone.node.upstream.node_sink import Member
+from flowstone.node.upstream.node_sink import NodeSink
 from flowstone.node.upstream.row_applier import Applying
 from flowstone.node.wal import commits
 from flowstone.node.wal.gc import GarbageCollector
 from flowstone.node.wal.journal import Journal, WalMode
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.queue import Acks, Queue
-from flowstone.replication.raft.election import State
+from flowstone.replication.limbo.queue import Acks, LimboQueue
+from flowstone.replication.raft.election import ElectionState
 from flowstone.replication.raft.raft import Raft
 from flowstone.replication.settled import SettledTracker
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory
-from flowstone.xlog.transactions import Transaction, make_transaction
+from flowstone.xlog.transactions import LogTransaction, make_transaction
 
 Make = Callable[[], AbstractContextManager[object]]
 
@@ -116,12 +116,12 @@ def confirm_before_the_quorum() -> AbstractContextManager[object]:
 @mutation(rf"{CLIENTS_SAW}|^listener\d+ .* wrong tuples in space|its directory gives")
 def forget_the_order_of_rollbacks() -> AbstractContextManager[object]:
     """What is taken back together is taken back oldest first."""
-    original = Queue.drop
+    original = LimboQueue.drop
 
-    def drop(self: Queue[Any], first: Any) -> tuple[Any, ...]:
+    def drop(self: LimboQueue[Any], first: Any) -> tuple[Any, ...]:
         return original(self, first)[::-1]
 
-    return patch.object(Queue, "drop", drop)
+    return patch.object(LimboQueue, "drop", drop)
 
 
 @mutation(r"^\w+ takes the queue of \d+ over up to row \d+, and gives up row \d+, which it has")
@@ -146,7 +146,7 @@ def vote_twice_in_a_term() -> AbstractContextManager[object]:
     original = Raft._heard_vote
 
     def heard_vote(self: Raft, source_id: int, told: Any) -> None:
-        is_asked = told.state == State.CANDIDATE and self._state is State.FOLLOWER and self._is_on_disk
+        is_asked = told.state == ElectionState.CANDIDATE and self._state is ElectionState.FOLLOWER and self._is_on_disk
         if is_asked and self._volatile_vote not in (0, source_id):
             self._votes.revoke(self._id)
             self._volatile_vote = 0
@@ -247,7 +247,7 @@ def lose_the_commit_flag() -> AbstractContextManager[object]:
     """The last row of a transaction of several does not say that it is the last. Of one in six: a run must come to its
     faults."""
 
-    def make(rows: Sequence[Row], flags: int = 0) -> Transaction:
+    def make(rows: Sequence[Row], flags: int = 0) -> LogTransaction:
         made = make_transaction(rows, flags)
         *others, last = made.rows
         if others and crc32(last.body) % 6 == 0:
@@ -263,7 +263,7 @@ def lose_the_commit_flag() -> AbstractContextManager[object]:
                 last.stream_id,
                 last.body,
             )
-        return Transaction((*others, last))
+        return LogTransaction((*others, last))
 
     return patch.object(commits, "make_transaction", make)
 
@@ -275,10 +275,10 @@ def lose_the_commit_flag() -> AbstractContextManager[object]:
 @contextmanager
 def ack_before_the_write() -> Iterator[None]:
     """A replica acknowledges rows when it has got them, not when it has them in its log."""
-    original_apply, original_acknowledge = Member.apply, Applier._acknowledge
+    original_apply, original_acknowledge = NodeSink.apply, Applier._acknowledge
     is_acknowledging = False
 
-    async def apply(self: Member, slab: Any) -> None:
+    async def apply(self: NodeSink, slab: Any) -> None:
         await original_apply(self, slab)
         for request_ack in list(self.on_written):
             request_ack()
@@ -291,11 +291,11 @@ def ack_before_the_write() -> Iterator[None]:
         finally:
             is_acknowledging = False
 
-    def vclock(self: Member) -> VClock:
+    def vclock(self: NodeSink) -> VClock:
         return self._instance.journal.vclock if is_acknowledging else self._instance.vclock
 
     with (
-        patch.multiple(Member, apply=apply, vclock=property(vclock)),
+        patch.multiple(NodeSink, apply=apply, vclock=property(vclock)),
         patch.object(Applier, "_acknowledge", acknowledge),
     ):
         yield

@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 from flowstone.node.instance import Instance
 from flowstone.node.synchro import linearizable
-from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.node.synchro.limbo_driver import LimboDriver
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.queue import Entry, Queue
+from flowstone.replication.limbo.queue import LimboEntry, LimboQueue
 from flowstone.replication.raft.election import Votes
 from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock
@@ -82,18 +82,18 @@ def promote_by_one_too_few() -> AbstractContextManager[object]:
 @mutation(r"^\w+ has answered clients by the PROMOTE \d+:\d+, which only .* have; \d+ must")
 def answer_before_a_promote_is_proven() -> AbstractContextManager[object]:
     """Clients hear of what a PROMOTE has decided when their member has read it, whoever else has."""
-    original = SynchroQueue._commit
+    original = LimboDriver._commit
 
-    def commit(self: SynchroQueue, entries: Sequence[Entry[Any]], *, is_proven: bool) -> None:
+    def commit(self: LimboDriver, entries: Sequence[LimboEntry[Any]], *, is_proven: bool) -> None:
         original(self, entries, is_proven=True)
 
-    return patch.object(SynchroQueue, "_commit", commit)
+    return patch.object(LimboDriver, "_commit", commit)
 
 
 @mutation(r"^\w+ counts acknowledgements of \[.*\], whom it does not have for members")
 def count_an_expelled_member() -> AbstractContextManager[object]:
     """What a member has acknowledged counts on after it was struck off."""
-    return patch.object(SynchroQueue, "forget", lambda self, replica_id: None)
+    return patch.object(LimboDriver, "forget", lambda self, replica_id: None)
 
 
 @mutation(CONFIRMED_ALONE)
@@ -122,13 +122,13 @@ def confirm_one_too_far() -> AbstractContextManager[object]:
 @mutation(r"a new owner finds the queue empty", is_raised=True)
 def roll_back_one_too_few() -> AbstractContextManager[object]:
     """Of several transactions that are to be taken back the oldest stays."""
-    original = Queue.rollback
+    original = LimboQueue.rollback
 
-    def rollback(self: Queue[Any], lsn: int) -> tuple[Any, ...]:
+    def rollback(self: LimboQueue[Any], lsn: int) -> tuple[Any, ...]:
         doomed = [entry for entry in self if entry.is_synchronous and not 0 < entry.lsn < lsn]
         return self.drop(doomed[1]) if len(doomed) > 1 else original(self, lsn)
 
-    return patch.object(Queue, "rollback", rollback)
+    return patch.object(LimboQueue, "rollback", rollback)
 
 
 @mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}|transactions in the queue with nothing to do|write to space")
@@ -140,13 +140,13 @@ def forget_a_failed_write() -> AbstractContextManager[object]:
 @mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}")
 def keep_what_was_undone() -> AbstractContextManager[object]:
     """Who waits for a transaction hears that it was taken back, but it stays."""
-    original = SynchroQueue._undo
+    original = LimboDriver._undo
 
-    def undo(self: SynchroQueue, entry: Entry[Any], error: Any) -> None:
+    def undo(self: LimboDriver, entry: LimboEntry[Any], error: Any) -> None:
         with patch.object(type(entry.transaction.effect), "rollback", lambda self: None):
             original(self, entry, error)
 
-    return patch.object(SynchroQueue, "_undo", undo)
+    return patch.object(LimboDriver, "_undo", undo)
 
 
 # --- reads ---

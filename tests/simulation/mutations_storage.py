@@ -8,11 +8,11 @@ from typing import Any, Final
 from unittest.mock import patch
 from zlib import crc32
 
-from flowstone.archive.store import Store
+from flowstone.archive.store import ArchiveStore
 from flowstone.box.engine.transaction import InteractiveTransaction
 from flowstone.node import components as parts
 from flowstone.node.downstream.relay_stream import Relay
-from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.node.synchro.limbo_driver import LimboDriver
 from flowstone.node.wal.replay import Replay
 from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.settled import SettledTracker
@@ -67,11 +67,11 @@ def write_behind_a_torn_end() -> AbstractContextManager[object]:
 def forget_in_a_snapshot_what_was_confirmed() -> AbstractContextManager[object]:
     """A snapshot says of the queue whose it is, and of nothing that it was confirmed."""
 
-    def checkpoint(self: SynchroQueue) -> Promote:
+    def checkpoint(self: LimboDriver) -> Promote:
         state = self.limbo.checkpoint()
         return Promote(state.owner_id, 0, state.term, VClock())
 
-    return patch.object(SynchroQueue, "checkpoint", checkpoint)
+    return patch.object(LimboDriver, "checkpoint", checkpoint)
 
 
 @mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}")
@@ -120,4 +120,4 @@ def commit_in_spite_of_a_conflict() -> AbstractContextManager[object]:
 @mutation(r"^archive\d+ has .* for settled, and no verdict on")
 def settle_what_an_archive_has() -> AbstractContextManager[object]:
     """An archive calls settled whatever it has."""
-    return patch.object(Store, "settled", property(lambda self: self.vclock))
+    return patch.object(ArchiveStore, "settled", property(lambda self: self.vclock))

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from flowstone.box.engine.index import Index
+from flowstone.box.engine.index import EngineIndex
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.msgpack import pack
 from flowstone.node.instance import Instance
@@ -156,7 +156,7 @@ async def test_an_index_that_has_other_tuples_than_its_space_is_seen(sim: Simula
     await write(sim, leader, 1)
     box = sim.node(leader).box
     space = box.space("test")
-    space.indexes[1] = Index(space.indexes[0].definition, space.definition, {}, [], box.dialect)
+    space.indexes[1] = EngineIndex(space.indexes[0].definition, space.definition, {}, [], box.dialect)
     await sim.sleep(2 * CONTENTS_SECONDS)
     assert found
     assert all(f"index primary of {space.id} on {leader} has []" in each for each in found)

@@ -12,7 +12,7 @@ import pytest
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.constants import RaftKey
 from flowstone.iproto.row import Row
-from flowstone.xlog.errors import DamagedFile
+from flowstone.xlog.errors import DamagedLog
 from tests.served_node import create_space
 from tests.simulation import test_elections
 from tests.simulation.cluster import NAMES, all_follow_all, converge, downstream, follows, start_set, vclock
@@ -179,7 +179,7 @@ async def test_logs_that_were_removed_are_read(sim: Simulation) -> None:
     removed = [inode for path, inode in sim.storage("a").removed.items() if path.endswith(".xlog")]
     assert removed
     removed[-1].rot(len(removed[-1].data) // 2, 0)
-    with pytest.raises(DamagedFile):
+    with pytest.raises(DamagedLog):
         await stop_and_compare(replica_set)
 
 
@@ -349,7 +349,7 @@ async def test_of_who_departed_all_before_the_first_damage_is_read(sim: Simulati
     whole = read_all("b", storage).records
     newest = max(path for path in storage.names if path.endswith(".xlog"))
     storage.find(newest).rot(len(storage.find(newest).data) // 2, 0)
-    with pytest.raises(DamagedFile):
+    with pytest.raises(DamagedLog):
         read_all("b", storage)
     found = read_all("b", storage, has_departed=True).records
     assert 0 < len(found) < len(whole)

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from flowstone.node.components import Parts
+from flowstone.node.components import Components
 from tests.simulation import membership_faults
 from tests.simulation.cluster import start_set
 from tests.simulation.expelled import Expelled, running, unbound
@@ -94,6 +94,6 @@ async def test_run_finds_an_expulsion_that_binds_nobody(sim: Simulation) -> None
         name = next(
             each for each in replica_set.members if each != leader and membership_faults.is_spare(replica_set, each)
         )
-        with patch.object(Parts, "_expelled", lambda self: None):
+        with patch.object(Components, "_expelled", lambda self: None):
             await membership_faults._expel_running(replica_set, Random(1), name)
         assert unbound(replica_set) == [name]

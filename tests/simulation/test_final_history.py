@@ -8,7 +8,7 @@ import pytest
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.row import Row
 from flowstone.replication.vclock import VClock
-from tests.simulation.final_history import FinalHistory, Heard, Told, contents_of
+from tests.simulation.final_history import FinalHistory, Heard, OnDone, contents_of
 from tests.simulation.logs import CONFIRM, PROMOTE, ROLLBACK, NodeLog, Record, decide
 from tests.simulation.test_logs import SYNC, SYNC_SPACE, put, record, verdict
 
@@ -31,12 +31,12 @@ HISTORY = FinalHistory(
 )
 """Keys 7 and 9; 8 was rolled back. No log has all of it."""
 
-ONE, TWO = Told((1, 1), None, raw(7, "one")), Told((1, 2), raw(7, "one"), raw(7, "two"))
-THREE, FIVE = Told((1, 3), None, raw(8, "gone")), Told((1, 5), None, raw(9, "five"))
+ONE, TWO = OnDone((1, 1), None, raw(7, "one")), OnDone((1, 2), raw(7, "one"), raw(7, "two"))
+THREE, FIVE = OnDone((1, 3), None, raw(8, "gone")), OnDone((1, 5), None, raw(9, "five"))
 ALL = {SYNC_SPACE: {(7,): [7, "two"], (9,): [9, "five"]}}
 
 
-def heard(*told: Told) -> Heard:
+def heard(*told: OnDone) -> Heard:
     return Heard("x", VClock(), {}, list(told), end=VClock({1: 5}), end_contents=ALL)
 
 
@@ -58,7 +58,7 @@ def test_who_begins_in_the_middle_is_told_the_rest() -> None:
         (heard(TWO, ONE, FIVE), ["x was told (1, 1) again, behind {1: 2}"]),
         (heard(ONE, FIVE), ["x was not told [(1, 2)] and went on"]),
         (heard(ONE, TWO), ["x was not told [(1, 5)] and went on"]),
-        (heard(ONE, TWO, FIVE, Told((1, 6), None, raw(1))), ["x was told (1, 6), which never happened"]),
+        (heard(ONE, TWO, FIVE, OnDone((1, 6), None, raw(1))), ["x was told (1, 6), which never happened"]),
         (
             heard(ONE, TWO._replace(new=raw(7, "else")), FIVE),
             ["x was told (1, 2) as [7, 'one'] → [7, 'else']: [7, 'one'] → [7, 'two']"],
@@ -75,9 +75,9 @@ def test_what_is_no_prefix_is_told(what: Heard, words: list[str]) -> None:
 
 
 FIRST, SECOND, NEXT_LEADERS = (
-    Told((1, 1), None, raw(7, "one")),
-    Told((1, 2), None, raw(8, "two")),
-    Told((2, 1), None, raw(9, "three")),
+    OnDone((1, 1), None, raw(7, "one")),
+    OnDone((1, 2), None, raw(8, "two")),
+    OnDone((2, 1), None, raw(9, "three")),
 )
 LEADERS = FinalHistory([log("a", put(1, 7, "one"), put(2, 8, "two"), put(1, 9, "three", replica_id=2))])
 """Two members, one after the other."""
@@ -90,7 +90,7 @@ def test_a_prefix_of_what_two_leaders_wrote_gives_no_offence(count: int) -> None
 
 
 @pytest.mark.parametrize("told", [[FIRST, NEXT_LEADERS], [FIRST, NEXT_LEADERS, SECOND]])
-def test_rows_of_the_next_leader_before_those_of_the_last_are_told(told: list[Told]) -> None:
+def test_rows_of_the_next_leader_before_those_of_the_last_are_told(told: list[OnDone]) -> None:
     heard = Heard("x", VClock(), {}, told)
     assert heard.check(LEADERS, has_one_order=True) == ["x was told (2, 1) where (1, 2) was next"]
     assert heard.check(LEADERS) == [], "as of members that write at the same time"
@@ -142,10 +142,10 @@ UPDATES = FinalHistory(
 """There never was an 8."""
 
 TOLD = (
-    Told((1, 1), None, raw(7, 1)),
-    Told((1, 2), raw(7, 1), raw(7, 5)),
-    Told((1, 4), raw(7, 5), raw(7, 5)),
-    Told((1, 6), raw(7, 5), None),
+    OnDone((1, 1), None, raw(7, 1)),
+    OnDone((1, 2), raw(7, 1), raw(7, 5)),
+    OnDone((1, 4), raw(7, 5), raw(7, 5)),
+    OnDone((1, 6), raw(7, 5), None),
 )
 
 
@@ -163,19 +163,19 @@ def test_each_that_is_left_out_is_found(left_out: int) -> None:
 @pytest.mark.parametrize(
     ("number", "wrong", "words"),
     [
-        (1, Told((1, 2), None, raw(7, 5)), "x was told (1, 2) as None → [7, 5]: [7, 1] → [7, 5]"),
-        (1, Told((1, 2), raw(7, 1), raw(7, 4)), "x was told (1, 2) as [7, 1] → [7, 4]: [7, 1] → [7, 5]"),
-        (2, Told((1, 4), raw(7, 5), raw(7, 5.0)), "x was told (1, 4) as [7, 5] → [7, 5.0]: [7, 5] → [7, 5]"),
-        (3, Told((1, 6), None, None), "x was told (1, 6) as None → None: [7, 5] → None"),
+        (1, OnDone((1, 2), None, raw(7, 5)), "x was told (1, 2) as None → [7, 5]: [7, 1] → [7, 5]"),
+        (1, OnDone((1, 2), raw(7, 1), raw(7, 4)), "x was told (1, 2) as [7, 1] → [7, 4]: [7, 1] → [7, 5]"),
+        (2, OnDone((1, 4), raw(7, 5), raw(7, 5.0)), "x was told (1, 4) as [7, 5] → [7, 5.0]: [7, 5] → [7, 5]"),
+        (3, OnDone((1, 6), None, None), "x was told (1, 6) as None → None: [7, 5] → None"),
     ],
 )
-def test_each_that_is_told_wrong_is_found(number: int, wrong: Told, words: str) -> None:
+def test_each_that_is_told_wrong_is_found(number: int, wrong: OnDone, words: str) -> None:
     told = [*TOLD[:number], wrong, *TOLD[number + 1 :]]
     assert Heard("x", VClock(), {}, told, end=VClock({1: 6})).check(UPDATES) == [words]
 
 
 def test_a_change_where_there_was_nothing_to_change_is_found() -> None:
-    told = [*TOLD[:2], Told((1, 3), None, raw(8, 4)), *TOLD[2:]]
+    told = [*TOLD[:2], OnDone((1, 3), None, raw(8, 4)), *TOLD[2:]]
     found = Heard("x", VClock(), {}, told, end=VClock({1: 6})).check(UPDATES)
     assert found == ["x was told (1, 3), which changed nothing"]
 
@@ -193,7 +193,7 @@ def test_who_has_gone_tells_what_was_before_all_who_are_left() -> None:
     assert list(history.rows) == [(1, 1), (1, 3), (1, 4), (1, 5)]
     assert list(history.withdrawn) == [(1, 2)]
     assert history.contents(VClock({1: 5})) == {SYNC_SPACE: {(7,): [7, "one"], (9,): [9, "five"]}}
-    assert heard(Told((1, 2), None, raw(8, "gone"))).check(history)[0] == "x was told (1, 2), which was rolled back"
+    assert heard(OnDone((1, 2), None, raw(8, "gone"))).check(history)[0] == "x was told (1, 2), which was rolled back"
 
 
 def test_who_has_gone_without_a_verdict_says_nothing() -> None:
@@ -203,7 +203,7 @@ def test_who_has_gone_without_a_verdict_says_nothing() -> None:
     )
     assert list(history.rows) == [(1, 1), (2, 1)]
     assert not history.withdrawn
-    told = Heard("x", VClock(), {}, [ONE, Told((1, 2), None, raw(8, "two"))])
+    told = Heard("x", VClock(), {}, [ONE, OnDone((1, 2), None, raw(8, "two"))])
     assert told.check(history) == ["x was told (1, 2), which never happened"]
 
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 from flowstone.archive.archive import Archive
-from flowstone.archive.store import Store
+from flowstone.archive.store import ArchiveStore
 from flowstone.iproto.row import Row
 from flowstone.replica.settled_box import SettledBox
 from flowstone.replication.vclock import VClock
@@ -77,7 +77,7 @@ async def test_an_archive_that_settles_too_early_is_found(sim: Simulation) -> No
     sim.isolate("c")
     writing = sim.loop.create_task(sim.on("a", sim.node("a").space("sync").replace((1, 1, "x"))))
     await sim.sleep(1)
-    with patch.object(Store, "settled", property(lambda store: store.vclock)):
+    with patch.object(ArchiveStore, "settled", property(lambda store: store.vclock)):
         await archiver.stop()
     assert "for settled, and no verdict on" in archiver.violations[0]
     sim.heal()

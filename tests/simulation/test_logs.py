@@ -7,7 +7,7 @@ import pytest
 
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.row import Row
-from flowstone.xlog.transactions import Transaction
+from flowstone.xlog.transactions import LogTransaction
 from tests.simulation.logs import (
     CONFIRM,
     DEMOTE,
@@ -31,7 +31,7 @@ def put(lsn: int, *fields: object, flags: int = 0, replica_id: int = 1, space: i
 
 
 def record(*rows: Row) -> Record:
-    return Record(Transaction(rows))
+    return Record(LogTransaction(rows))
 
 
 def verdict(kind: int, lsn: int, about: int, *, owner: int = 1, term: int = 0, replica_id: int = 1) -> Record:

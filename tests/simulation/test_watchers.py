@@ -9,7 +9,7 @@ import pytest
 
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
-from flowstone.node.upstream.node_sink import Member
+from flowstone.node.upstream.node_sink import NodeSink
 from flowstone.replication.applier.states import ApplierState
 from flowstone.replication.vclock import VClock
 from tests.simulation.cluster import NAMES, converge, start_set, upstream
@@ -142,7 +142,7 @@ async def test_who_follows_no_more_has_a_reason(
 ) -> None:
     watchers = Watchers(Set(sim, ["a", "b"], plan=Options(dialect=dialect)))
     await start_set(sim, "ab", dialect=dialect, wal_mode="fsync")
-    with patch.object(Member, "apply", side_effect=error):
+    with patch.object(NodeSink, "apply", side_effect=error):
         await make_space(sim, "a")
         await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
     await sim.sleep(1)
@@ -154,7 +154,7 @@ async def test_who_follows_no_more_has_a_reason(
 async def test_who_dies_of_it_is_asked_for_its_reason_before(sim: Simulation) -> None:
     watchers = Watchers(Set(sim, ["a", "b"]))
     await start_set(sim, "ab", wal_mode="fsync")
-    with patch.object(Member, "apply", side_effect=errors.TupleFound("there is such a key")):
+    with patch.object(NodeSink, "apply", side_effect=errors.TupleFound("there is such a key")):
         await make_space(sim, "a")
         await sim.until(lambda: upstream(sim, "b", "a").get("status") == "stopped")
     sim.kill("b")

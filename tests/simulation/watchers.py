@@ -15,7 +15,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RaftKey
 from flowstone.replication.applier.states import ApplierState
-from flowstone.replication.raft.election import State
+from flowstone.replication.raft.election import ElectionState
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import XlogError
 from tests.simulation.consensus import Consensus
@@ -266,7 +266,7 @@ def sight(node: Node) -> Sight:
         limbo.confirmed_vclock,
         raft.term,
         raft._vote,
-        raft.state is State.LEADER,
+        raft.state is ElectionState.LEADER,
         limbo.term,
         limbo.owner_id,
     )

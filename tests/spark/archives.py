@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowstone.archive.archive_log import ArchiveLog
-from flowstone.archive.manifest import Gap, Manifest, save
+from flowstone.archive.manifest import ArchiveManifest, Gap, save
 from flowstone.archive.settled_tracker import Verdicts
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
@@ -79,7 +79,7 @@ class WrittenArchive:
         self.log = self._begin(until, at)
 
     def save(self, *, known_until: float = 0.0) -> None:
-        manifest = Manifest("dddddddd-0000-4000-8000-000000000000", INSTANCE, self.uuid, gaps=self.gaps)
+        manifest = ArchiveManifest("dddddddd-0000-4000-8000-000000000000", INSTANCE, self.uuid, gaps=self.gaps)
         manifest.known_until = known_until
         manifest.position = self.log.vclock.to_mapping()
         manifest.settled = self.log.verdicts.settled.to_mapping()

@@ -10,7 +10,7 @@ from uuid import UUID
 from flowstone.box.bootstrap import bootstrap_rows
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
 from flowstone.iproto.row import Row
@@ -48,7 +48,7 @@ class BoxArchive(WrittenArchive):
     def position(self) -> VClock:
         return VClock({1: self.lsn})
 
-    def commit(self, *steps: Callable[[Transaction], object]) -> VClock:
+    def commit(self, *steps: Callable[[BoxTransaction], object]) -> VClock:
         transaction = self.box.begin()
         for step in steps:
             step(transaction)

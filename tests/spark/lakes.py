@@ -12,19 +12,19 @@ from pyspark.sql import SparkSession
 from flowstone.iproto.msgpack import unpack
 from flowstone.lake.masks import Masking
 from flowstone.spark.lake import Lake
-from flowstone.spark.mirror.choice import Choice
-from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
-from flowstone.spark.mirror.progress import Event
+from flowstone.spark.mirror.choice import MirrorChoice
+from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
+from flowstone.spark.mirror.progress import MirrorEvent
 
 
 def mirror_once(
     spark: SparkSession, sources: Sequence[Any], lake: Path, *, spool: Path | None = None, **options: Any
-) -> list[Event]:
+) -> list[MirrorEvent]:
     """Mirrors what there is; what it told."""
-    told: list[Event] = []
-    options.setdefault("choice", Choice())
+    told: list[MirrorEvent] = []
+    options.setdefault("choice", MirrorChoice())
     options.setdefault("masking", Masking())
-    place = Place.of(
+    place = LakePlace.of(
         str(lake),
         str(spool) if spool is not None else None,
         is_masked=bool(options["masking"]),

@@ -14,7 +14,7 @@ from flowstone.lake.embedded_table import EmbeddedTable
 from flowstone.lake.table import AnotherWriter
 from flowstone.lake.table_schema import LakeError
 from flowstone.spark import lake as lake_module
-from flowstone.spark.lake import Lake, Progress, directory_of, lake_uri
+from flowstone.spark.lake import Lake, LakeProgress, directory_of, lake_uri
 from tests.spark.lake_rows_given import (
     ORDERS,
     OTHER_UUID,
@@ -228,15 +228,15 @@ def test_a_table_is_not_taken_for_that_of_another_space(tmp_path: Path) -> None:
 def test_progress_is_kept_per_replica_set(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path))
     assert lake.progress == {}
-    first = Progress(UUID, at(5), 17, ((280, packed(512, 1, "orders")),), {512: "orders"}, {"history": "false"})
-    other = Progress(OTHER_UUID, at(3))
-    for each in (first, other, Progress(OTHER_UUID, at(4))):
+    first = LakeProgress(UUID, at(5), 17, ((280, packed(512, 1, "orders")),), {512: "orders"}, {"history": "false"})
+    other = LakeProgress(OTHER_UUID, at(3))
+    for each in (first, other, LakeProgress(OTHER_UUID, at(4))):
         lake.save(each)
     (tmp_path / "begun").mkdir()  # as by a first load that was killed before its commit
-    assert Lake.open(str(tmp_path)).progress == {UUID: first, OTHER_UUID: Progress(OTHER_UUID, at(4))}
+    assert Lake.open(str(tmp_path)).progress == {UUID: first, OTHER_UUID: LakeProgress(OTHER_UUID, at(4))}
     assert lake.tables() == {}
     with pytest.raises(AnotherWriter, match="only up to"):
-        lake.save(Progress(UUID, at(4)))
+        lake.save(LakeProgress(UUID, at(4)))
 
 
 def test_old_versions_of_the_progress_are_cleared_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,7 @@ def test_old_versions_of_the_progress_are_cleared_away(tmp_path: Path, monkeypat
     vacuumed: list[Any] = []
     monkeypatch.setattr(DeltaTable, "vacuum", lambda self, **how: vacuumed.append(how))
     for number in range(1, 6):
-        lake.save(Progress(UUID, at(number)))
+        lake.save(LakeProgress(UUID, at(number)))
     assert len(vacuumed) == 2
     assert lake.progress[UUID].position == at(5)
 

@@ -13,7 +13,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.limits import NESTING_MAX
 from flowstone.outside import production
 from flowstone.text.json_lines import json_text
-from flowstone.xlog.errors import DamagedFile
+from flowstone.xlog.errors import DamagedLog
 from tests.history.logs import Log
 
 
@@ -52,5 +52,5 @@ def test_nesting_that_never_ends_is_damage(log: Log) -> None:
     for _ in range(NESTING_MAX + 1):
         deep = [deep]
     log.insert(512, deep)
-    with pytest.raises(DamagedFile, match="nest"):
+    with pytest.raises(DamagedLog, match="nest"):
         lines(log)

@@ -62,7 +62,7 @@ async def test_gaps_and_snapshots_are_counted() -> None:
 async def test_the_archive_of_a_node_shows_how_far_it_is(tmp_path: Path) -> None:
     metrics, positions = ArchiveMetrics("backup"), [0]
 
-    def note(event: events.Event) -> None:
+    def note(event: events.ArchiveEvent) -> None:
         metrics.note(event)
         if isinstance(event, events.Progress):
             positions.append(event.position.get(1, 0))

@@ -7,8 +7,9 @@ import urllib.request
 
 import pytest
 
+from flowstone.errors import CannotListen
 from flowstone.web.background import BackgroundServer
-from flowstone.web.server import CannotListen, WebServer
+from flowstone.web.server import WebServer
 from tests.web.test_server import APPLICATION
 
 

@@ -14,12 +14,18 @@ from flowstone.client.connection import Connection
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import parse_uri
-from flowstone.observation.live_transaction import DATA_LENGTH_MAX, ROWS_MAX, LiveRow, LiveTransaction, Status
+from flowstone.observation.live_transaction import (
+    DATA_LENGTH_MAX,
+    ROWS_MAX,
+    LiveRow,
+    LiveTransaction,
+    TransactionStatus,
+)
 from flowstone.observation.survey import Survey
 from flowstone.observation.tail_sink import KEPT_MAX
 from flowstone.outside import production
 from flowstone.web.dashboard import dashboard
-from flowstone.web.feed import SEARCHED_AT_ONCE, Feed, Wanted
+from flowstone.web.feed import SEARCHED_AT_ONCE, Feed, TransactionFilter
 from flowstone.web.feed_state import SetState
 from flowstone.web.server import WebServer
 from tests import real_tarantool
@@ -56,7 +62,7 @@ async def until_found(feed: Feed, count: int, **wanted: Any) -> None:
 
 async def kept(feed: Feed, **wanted: Any) -> int:
     """How many are kept and wanted."""
-    return len((await feed.transactions(Wanted(**wanted))).transactions)
+    return len((await feed.transactions(TransactionFilter(**wanted))).transactions)
 
 
 @asynccontextmanager
@@ -155,16 +161,22 @@ async def test_what_is_kept_is_found_by_filters(tmp_path: Path) -> None:
         assert await kept(feed, replica=2) == 0
         assert await kept(feed, set=uuid) == everything
         assert await kept(feed, set="another") == 0
-        newest = await feed.transactions(Wanted(limit=2))
+        newest = await feed.transactions(TransactionFilter(limit=2))
         assert [each.lsn for each in newest.transactions] == sorted(
-            (each.lsn for each in (await feed.transactions(Wanted())).transactions), reverse=True
+            (each.lsn for each in (await feed.transactions(TransactionFilter())).transactions), reverse=True
         )[:2]
 
 
 async def test_searches_leave_the_loop_to_the_database_however_many_ask(tmp_path: Path) -> None:
     row = LiveRow(type="INSERT", space="load", space_id=512, lsn=1, data="x" * DATA_LENGTH_MAX)
     large = LiveTransaction(
-        replicaset_uuid="x", replica_id=1, lsn=1, tsn=1, at=0.0, status=Status.SETTLED, rows=(row,) * ROWS_MAX
+        replicaset_uuid="x",
+        replica_id=1,
+        lsn=1,
+        tsn=1,
+        at=0.0,
+        status=TransactionStatus.SETTLED,
+        rows=(row,) * ROWS_MAX,
     )
     turns = 0
 

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from flowstone.iproto.uri import parse_uri
 from flowstone.observation.survey import Survey
 from flowstone.outside import production
-from flowstone.spark.lake import Lake, Progress
+from flowstone.spark.lake import Lake, LakeProgress
 from flowstone.web.dashboard import dashboard
 from flowstone.web.feed import Feed
 from flowstone.web.server import WebServer
@@ -22,7 +22,7 @@ from tests.web.http_client import get
 async def test_servers_tails_tables_and_findings_are_told(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path / "lake"), engine="deltalake")
     lake.create(ORDERS, UUID, at(5))
-    lake.save(Progress(UUID, at(5), stamp=1))
+    lake.save(LakeProgress(UUID, at(5), stamp=1))
     upstream, outside, silent = Upstream(tmp_path / "node", dialect="2.11"), production(), f"127.0.0.1:{free_port()}"
     await upstream.start()
     feed = Feed(outside, Survey(outside, [parse_uri(upstream.uri), parse_uri(silent)]), lakes=[lake.path])

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from flowstone.observation.live_transaction import LiveTransaction, Status
+from flowstone.observation.live_transaction import LiveTransaction, TransactionStatus
 from flowstone.observation.replica_set import Link, Member, ReplicaSet
 from flowstone.observation.report import Election, Report
 from flowstone.outside import production
@@ -177,16 +177,18 @@ async def test_what_is_not_told_in_time_is_counted() -> None:
     one.follow()
     assert one.take_batch() is None
     shown = [
-        LiveTransaction(replicaset_uuid=UUID, replica_id=1, lsn=lsn, tsn=lsn, at=1, status=Status.WAITING, rows=())
+        LiveTransaction(
+            replicaset_uuid=UUID, replica_id=1, lsn=lsn, tsn=lsn, at=1, status=TransactionStatus.WAITING, rows=()
+        )
         for lsn in range(BATCH_MAX + 7)
     ]
     for each in shown:
         one._shown(each)
-    shown[-1].status = Status.SETTLED
+    shown[-1].status = TransactionStatus.SETTLED
     one._shown(shown[-1])
     batch = one.take_batch()
     assert batch is not None
     assert (len(batch.transactions), batch.skipped) == (BATCH_MAX, 7)
-    assert batch.transactions[-1].status is Status.SETTLED
+    assert batch.transactions[-1].status is TransactionStatus.SETTLED
     assert one.take_batch() is None
     await one.stop()

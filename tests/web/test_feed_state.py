@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from flowstone.observation.live_transaction import LiveRow, LiveTransaction, Status
+from flowstone.observation.live_transaction import LiveRow, LiveTransaction, TransactionStatus
 from flowstone.observation.replica_set import Link, Member
 from flowstone.observation.report import Unreachable
 from flowstone.web.feed_state import TailState, TransactionBatch, link_state, member_state, to_json
@@ -26,7 +26,7 @@ def test_names_that_are_words_of_python_are_those_of_the_contract() -> None:
     assert msgspec.to_builtins(TailState(status="following", address="db:3301"))["from"] == "db:3301"
     row = LiveRow(type="INSERT", space="orders", space_id=512, lsn=7, data="{id: 1}")
     one = LiveTransaction(
-        replicaset_uuid="s", replica_id=1, lsn=7, tsn=7, at=1.5, status=Status.ROLLED_BACK, rows=(row,)
+        replicaset_uuid="s", replica_id=1, lsn=7, tsn=7, at=1.5, status=TransactionStatus.ROLLED_BACK, rows=(row,)
     )
     batch = TransactionBatch(replicaset_uuid="s", transactions=(one,), skipped=3)
     assert msgspec.json.decode(msgspec.json.encode(batch)) == {

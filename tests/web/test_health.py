@@ -11,14 +11,14 @@ import pytest
 
 from flowstone import Node
 from flowstone.iproto.uri import parse_uri
-from flowstone.node.statistics import DiskUsage, Durations, Statistics, Wal
+from flowstone.node.statistics import DiskUsage, Durations, Statistics, WalStatistics
 from flowstone.observation.explanation import explain
 from flowstone.observation.findings.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.findings.finding import Severity
 from flowstone.observation.own_report import own_report
 from flowstone.observation.query import Asking
 from flowstone.observation.replica_set import replica_sets
-from flowstone.observation.report import Downstream, Election, Peer, Report, Upstream
+from flowstone.observation.report import Election, Report, ReportedDownstream, ReportedPeer, ReportedUpstream
 from flowstone.outside import production
 from flowstone.web.health import node_health, starting_health
 from flowstone.web.node_metrics import NodeMetrics
@@ -44,14 +44,18 @@ def report(**changed: Any) -> Report:
         "ro": False,
         "cfg": {"election_mode": "candidate"},
         "election": Election(state="leader", term=3, leader=1),
-        "replication": (Peer(id=2, uuid="v", upstream=Upstream(status="disconnected", message="no route")),),
+        "replication": (
+            ReportedPeer(id=2, uuid="v", upstream=ReportedUpstream(status="disconnected", message="no route")),
+        ),
     }
     return Report(**(facts | changed))
 
 
 def statistics(failure: str | None = None) -> Statistics:
     nothing = Durations((), (0,), 0.0)
-    wal = Wal(rows=0, bytes=0, rotations=0, failures=0, failure=failure, write_seconds=nothing, synced_seconds=nothing)
+    wal = WalStatistics(
+        rows=0, bytes=0, rotations=0, failures=0, failure=failure, write_seconds=nothing, synced_seconds=nothing
+    )
     return Statistics(
         operations={},
         requests=0,
@@ -87,7 +91,11 @@ def test_a_running_node_is_well_whoever_else_is_away() -> None:
         (report(status="loading", ro=True), False, "node is loading"),
         (report(election=Election(state="follower", term=7)), True, "no leader in term 7"),
         (
-            report(replication=(Peer(id=2, uuid="v", upstream=Upstream(status="stopped", message="Duplicate key")),)),
+            report(
+                replication=(
+                    ReportedPeer(id=2, uuid="v", upstream=ReportedUpstream(status="stopped", message="Duplicate key")),
+                )
+            ),
             True,
             "replication from replica 2 is stopped: Duplicate key",
         ),
@@ -104,7 +112,9 @@ def test_what_is_wrong_with_a_node_is_said(node: Report, is_ready: bool, reason:
 @pytest.mark.parametrize("status", ["follow", "sync"])
 def test_a_leader_is_one_who_is_heard(status: str) -> None:
     election = Election(state="follower", term=3, leader=2)
-    follows = report(election=election, replication=(Peer(id=2, uuid="v", upstream=Upstream(status=status)),))
+    follows = report(
+        election=election, replication=(ReportedPeer(id=2, uuid="v", upstream=ReportedUpstream(status=status)),)
+    )
     assert node_health(follows, statistics(), usage()).is_well
     found = node_health(report(election=election), statistics(), usage())
     assert found.reasons == ("no connection to the leader of term 3, replica 2",)
@@ -169,8 +179,8 @@ def test_a_complaint_about_a_peer_is_a_reason_where_the_report_has_none(
     status: str, upstream: str | None, is_final: bool, is_told: bool
 ) -> None:
     """Who is only away is none for a node that runs, and what the report tells is not told twice."""
-    side = Upstream(status=upstream, peer="u@db2:1") if upstream is not None else None
-    node = report(status=status, replication=(Peer(id=2, uuid="v", upstream=side),))
+    side = ReportedUpstream(status=upstream, peer="u@db2:1") if upstream is not None else None
+    node = report(status=status, replication=(ReportedPeer(id=2, uuid="v", upstream=side),))
     complaint = Complaint(address="db2:1", text="no more of db2:1", is_final=is_final)
     assert ("no more of db2:1" in node_health(node, statistics(), usage(), [complaint]).reasons) is is_told
 
@@ -202,23 +212,27 @@ ALONE = "node follows no other member and has no followers"
 
 
 def test_read_only_node_that_nothing_connects_with_the_others_is_not_ready() -> None:
-    alone = report(ro=True, replication=(Peer(id=1, uuid="u"), Peer(id=2, uuid="v")), **OFF)
+    alone = report(ro=True, replication=(ReportedPeer(id=1, uuid="u"), ReportedPeer(id=2, uuid="v")), **OFF)
     found = node_health(alone, statistics(), usage())
     assert (found.is_ready, found.reasons) == (False, (f"{ALONE}: it gets no rows",))
 
 
 @pytest.mark.parametrize("is_read_only", [True, False])
 def test_node_whose_replicas_follow_it_is_well_without_upstreams(is_read_only: bool) -> None:
-    followed = Peer(id=2, uuid="v", lsn=7, downstream=Downstream(status="follow"))
-    master = report(ro=is_read_only, replication=(Peer(id=1, uuid="u"), followed, Peer(id=3, uuid="w")), **OFF)
+    followed = ReportedPeer(id=2, uuid="v", lsn=7, downstream=ReportedDownstream(status="follow"))
+    master = report(
+        ro=is_read_only, replication=(ReportedPeer(id=1, uuid="u"), followed, ReportedPeer(id=3, uuid="w")), **OFF
+    )
     assert node_health(master, statistics(), usage()).is_well
 
 
 @pytest.mark.parametrize("is_read_only", [True, False])
 def test_node_without_upstreams_is_not_ready_if_a_follower_has_rows_that_it_lacks(is_read_only: bool) -> None:
     for acknowledged, is_ready in (({1: 5, 2: 7}, True), ({1: 5, 2: 8}, False)):
-        follower = Peer(id=2, uuid="v", lsn=7, downstream=Downstream(status="follow", vclock=acknowledged))
-        node = report(ro=is_read_only, vclock={1: 5, 2: 7}, replication=(Peer(id=1, uuid="u"), follower), **OFF)
+        follower = ReportedPeer(
+            id=2, uuid="v", lsn=7, downstream=ReportedDownstream(status="follow", vclock=acknowledged)
+        )
+        node = report(ro=is_read_only, vclock={1: 5, 2: 7}, replication=(ReportedPeer(id=1, uuid="u"), follower), **OFF)
         found = node_health(node, statistics(), usage())
         assert (found.is_ready, found.is_well) == (is_ready, is_ready)
         reason = "node follows no other member and lacks rows that its followers have"
@@ -228,18 +242,18 @@ def test_node_without_upstreams_is_not_ready_if_a_follower_has_rows_that_it_lack
 @pytest.mark.parametrize(
     ("others", "is_ready"),
     [
-        ([Peer(id=1, uuid="v", lsn=600)], False),
-        ([Peer(id=1, uuid="v", lsn=600), Peer(id=2, uuid="w")], False),
-        ([Peer(id=2, uuid="v")], True),
-        ([Peer(id=2, uuid="v", lsn=7, downstream=Downstream(status="stopped"))], True),
+        ([ReportedPeer(id=1, uuid="v", lsn=600)], False),
+        ([ReportedPeer(id=1, uuid="v", lsn=600), ReportedPeer(id=2, uuid="w")], False),
+        ([ReportedPeer(id=2, uuid="v")], True),
+        ([ReportedPeer(id=2, uuid="v", lsn=7, downstream=ReportedDownstream(status="stopped"))], True),
     ],
     ids=["has rows of another", "has rows of one of two", "has its own rows alone", "was followed"],
 )
 def test_writable_node_that_nothing_connects_with_the_others_is_ready_only_as_their_master(
-    others: list[Peer], is_ready: bool
+    others: list[ReportedPeer], is_ready: bool
 ) -> None:
     """Without rows of others it is a single master whose replicas are away, and the only one to take writes."""
-    found = node_health(report(id=3, replication=(Peer(id=3, uuid="u"), *others), **OFF), statistics(), usage())
+    found = node_health(report(id=3, replication=(ReportedPeer(id=3, uuid="u"), *others), **OFF), statistics(), usage())
     consequence = "no replica has its new rows" if is_ready else "it gets no rows"
     assert (found.is_ready, found.reasons) == (is_ready, (f"{ALONE}: {consequence}",))
 
@@ -293,7 +307,7 @@ def test_expelled_node_is_not_ready_and_anonymous_one_is() -> None:
 
 
 def test_follower_whose_election_mode_is_unknown_is_no_reason() -> None:
-    peers = (Peer(id=1, uuid="u"), Peer(id=2, uuid="v", downstream=Downstream(status="follow")))
+    peers = (ReportedPeer(id=1, uuid="u"), ReportedPeer(id=2, uuid="v", downstream=ReportedDownstream(status="follow")))
     assert node_health(report(replication=peers), statistics(), usage()).is_well
 
 
@@ -311,8 +325,12 @@ async def test_leader_is_well_when_a_read_replica_that_it_does_not_list_follows_
 
 
 def test_voter_that_follows_nobody_is_not_ready_although_others_follow_it() -> None:
-    follower = Peer(id=2, uuid="v", downstream=Downstream(status="follow"))
-    facts: dict[str, Any] = {"ro": True, "replication": (Peer(id=1, uuid="u"), follower), "upstreams_configured": 0}
+    follower = ReportedPeer(id=2, uuid="v", downstream=ReportedDownstream(status="follow"))
+    facts: dict[str, Any] = {
+        "ro": True,
+        "replication": (ReportedPeer(id=1, uuid="u"), follower),
+        "upstreams_configured": 0,
+    }
     voter = report(cfg={"election_mode": "voter"}, election=Election(state="follower", term=3, leader=2), **facts)
     found = node_health(voter, statistics(), usage())
     assert not found.is_ready

@@ -17,15 +17,15 @@ from flowstone.node.statistics import Durations
 from flowstone.observation.own_report import own_report
 from flowstone.observation.query import Asking, ask_all
 from flowstone.observation.report import (
-    Consumer,
-    Downstream,
     Election,
-    Peer,
-    Queue,
     Report,
+    ReportedConsumer,
+    ReportedDownstream,
+    ReportedPeer,
+    ReportedQueue,
+    ReportedUpstream,
     Retention,
     Unreachable,
-    Upstream,
 )
 from flowstone.outside import production
 from flowstone.web.metrics import Families, add_reports, encode
@@ -74,22 +74,24 @@ REPORT: Final = Report(
     vclock={1: 100, 2: 7},
     uptime=60.0,
     replication=(
-        Peer(id=1, uuid="11111111-1111-4111-8111-111111111111", lsn=100),
-        Peer(
+        ReportedPeer(id=1, uuid="11111111-1111-4111-8111-111111111111", lsn=100),
+        ReportedPeer(
             id=2,
             uuid="22222222-1111-4111-8111-111111111111",
             lsn=7,
-            upstream=Upstream(status="follow", lag=0.5, idle=0.1),
-            downstream=Downstream(status="follow", vclock={1: 90, 2: 7}, lag=0.25, idle=0.1),
+            upstream=ReportedUpstream(status="follow", lag=0.5, idle=0.1),
+            downstream=ReportedDownstream(status="follow", vclock={1: 90, 2: 7}, lag=0.25, idle=0.1),
         ),
-        Peer(id=3, uuid="33333333-1111-4111-8111-111111111111", upstream=Upstream(status="stopped")),
+        ReportedPeer(id=3, uuid="33333333-1111-4111-8111-111111111111", upstream=ReportedUpstream(status="stopped")),
     ),
     election=Election(state="leader", term=4, leader=1, vote=1, leader_idle=0.0),
-    queue=Queue(len=2, owner=1, term=4, busy=True, age=1.5, size=300, confirm_lag=0.01, quorum=2, rollback_count=3),
+    queue=ReportedQueue(
+        len=2, owner=1, term=4, busy=True, age=1.5, size=300, confirm_lag=0.01, quorum=2, rollback_count=3
+    ),
     gc=Retention(
         vclock={1: 5},
         checkpoints=({1: 5}, {1: 50}),
-        consumers=(Consumer(name="replica 2", vclock={1: 90, 2: 7}, signature=97),),
+        consumers=(ReportedConsumer(name="replica 2", vclock={1: 90, 2: 7}, signature=97),),
     ),
 )
 

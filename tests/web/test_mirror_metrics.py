@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowstone.spark.mirror.progress import Lost, Progress, Snapshot, TableProgress
+from flowstone.spark.mirror.progress import Lost, MirrorProgress, MirrorSnapshot, TableProgress
 from flowstone.web.metrics import encode
 from flowstone.web.mirror_metrics import MirrorMetrics
 from tests.web.exposition import Exposition, checked
@@ -23,10 +23,10 @@ async def test_before_it_has_begun_it_is_not_ready() -> None:
 
 async def test_tables_changes_batches_and_freshness_are_shown() -> None:
     metrics = MirrorMetrics("lake")
-    metrics.note(Snapshot(UUID, {1: 5}))
-    metrics.note(Snapshot(UUID, {1: 5}, rows=10))
+    metrics.note(MirrorSnapshot(UUID, {1: 5}))
+    metrics.note(MirrorSnapshot(UUID, {1: 5}, rows=10))
     metrics.note(Lost(UUID, "rows 6 to 9 are gone"))
-    metrics.note(Progress({UUID: {1: 5, 2: 7}}, 1234, 617.0, 0.4, 7, TABLES, 0.25, 3))
+    metrics.note(MirrorProgress({UUID: {1: 5, 2: 7}}, 1234, 617.0, 0.4, 7, TABLES, 0.25, 3))
     found = await shown(metrics)
     assert found.value("flowstone_mirror_position", replicaset=UUID, id="2") == 7
     assert found.value("flowstone_mirror_changes_total") == 1234
@@ -44,5 +44,5 @@ async def test_tables_changes_batches_and_freshness_are_shown() -> None:
 
 async def test_a_lag_that_nobody_knows_is_left_out() -> None:
     metrics = MirrorMetrics("lake")
-    metrics.note(Progress({}, 0, 0.0, None, 0, {}))
+    metrics.note(MirrorProgress({}, 0, 0.0, None, 0, {}))
     assert "flowstone_mirror_lag_seconds" not in (await shown(metrics)).families

@@ -23,7 +23,7 @@ from tests.web.http_client import get
 
 
 @dataclass
-class Told:
+class OnDone:
     """Says what it was told to say."""
 
     found: Health = field(default_factory=lambda: Health(state="running", is_ready=True))
@@ -38,14 +38,14 @@ class Told:
 
 
 async def test_metrics_are_prometheus_text() -> None:
-    async with WebServer(monitoring(Told()), "127.0.0.1:0") as web:
+    async with WebServer(monitoring(OnDone()), "127.0.0.1:0") as web:
         answer = await get(web, "/metrics")
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert checked(answer.body.decode()).value("tnt_info_lsn", alias="a") == 5
 
 
-class Counted(Told):
+class Counted(OnDone):
     """Counts what it is asked."""
 
     asked = 0
@@ -81,7 +81,7 @@ async def test_requests_that_come_together_are_answered_together(path: str) -> N
 
 
 async def test_nobody_gets_an_answer_from_before_the_question() -> None:
-    told = Told()
+    told = OnDone()
     async with WebServer(monitoring(told), "127.0.0.1:0") as web:
         for is_ready in (True, False, True):
             told.found = Health(state="running", is_ready=is_ready)
@@ -89,13 +89,13 @@ async def test_nobody_gets_an_answer_from_before_the_question() -> None:
 
 
 async def test_who_is_well_is_200_everywhere() -> None:
-    async with WebServer(monitoring(Told()), "127.0.0.1:0") as web:
+    async with WebServer(monitoring(OnDone()), "127.0.0.1:0") as web:
         assert (await get(web, "/health")).json() == {"status": "ok", "state": "running", "reasons": []}
         assert [(await get(web, path)).status for path in PROBES] == [200, 200]
 
 
 async def test_reasons_are_told_and_a_probe_hears_only_whether_it_is_ready() -> None:
-    told = Told(Health(state="running", is_ready=True, reasons=("no leader in term 7",)))
+    told = OnDone(Health(state="running", is_ready=True, reasons=("no leader in term 7",)))
     async with WebServer(monitoring(told), "127.0.0.1:0") as web:
         answer = await get(web, "/health")
         assert (answer.status, msgspec.json.decode(answer.body)["reasons"]) == (503, ["no leader in term 7"])
@@ -105,7 +105,7 @@ async def test_reasons_are_told_and_a_probe_hears_only_whether_it_is_ready() -> 
 
 
 async def test_probes_need_no_token_and_say_little() -> None:
-    async with WebServer(monitoring(Told()), "127.0.0.1:0", token=new_token(), open_paths=PROBES) as web:
+    async with WebServer(monitoring(OnDone()), "127.0.0.1:0", token=new_token(), open_paths=PROBES) as web:
         assert [(await get(web, path)).status for path in PROBES] == [200, 200]
         assert [(await get(web, path)).status for path in ("/metrics", "/health", "/")] == [401, 401, 401]
 
@@ -115,20 +115,20 @@ async def test_an_application_answers_all_else() -> None:
         return PlainTextResponse("hello")
 
     page = Starlette(routes=[Route("/", hello), Route("/api/state", hello)])
-    async with WebServer(monitoring(Told(), page), "127.0.0.1:0") as web:
+    async with WebServer(monitoring(OnDone(), page), "127.0.0.1:0") as web:
         assert [(await get(web, path)).body for path in ("/", "/api/state")] == [b"hello", b"hello"]
         assert (await get(web, "/metrics")).status == 200
         assert (await get(web, "/nothing")).status == 404
 
 
 async def test_without_one_the_way_is_shown() -> None:
-    async with WebServer(monitoring(Told()), "127.0.0.1:0") as web:
+    async with WebServer(monitoring(OnDone()), "127.0.0.1:0") as web:
         assert (await get(web, "/")).body.split() == [b"/metrics", b"/health", b"/health/live", b"/health/ready"]
 
 
 async def test_wrong_tokens_are_counted() -> None:
     token = new_token()
-    async with WebServer(monitoring(Told()), "127.0.0.1:0", token=token) as web:
+    async with WebServer(monitoring(OnDone()), "127.0.0.1:0", token=token) as web:
         for _ in range(3):
             assert (await get(web, "/metrics?token=wrong")).status == 401
         assert (await get(web, "/metrics")).status == 401

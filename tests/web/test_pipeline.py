@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowstone.spark.lake import Lake, Progress
+from flowstone.spark.lake import Lake, LakeProgress
 from flowstone.web.feed_state import PipelineTable
 from flowstone.web.pipeline import FRESH_SECONDS, Pipeline
 from tests.spark.lake_rows_given import ORDERS, UUID, at, folded, packed, space
@@ -26,7 +26,7 @@ def look(lake: Lake, lsn: int, now: float = NOW) -> dict[str, PipelineTable]:
 def test_a_table_is_current_where_it_has_all_there_is(lake: Lake) -> None:
     table = lake.create(ORDERS, UUID, at(5))
     table.merge(folded({1: packed(1, "x", 0.5), 2: packed(2, "y", 1.5)}), ORDERS, at(7), UUID)
-    lake.save(Progress(UUID, at(9), stamp=int((NOW - 100) * 1e6)))
+    lake.save(LakeProgress(UUID, at(9), stamp=int((NOW - 100) * 1e6)))
     shown = look(lake, 9)["orders"]
     assert (shown.space, shown.rows, shown.version, shown.status) == ("orders", 2, 1, "current")
     assert shown.position == {UUID: {1: 9}}
@@ -35,7 +35,7 @@ def test_a_table_is_current_where_it_has_all_there_is(lake: Lake) -> None:
 
 def test_a_table_is_behind_when_rows_are_missing_for_long(lake: Lake) -> None:
     lake.create(ORDERS, UUID, at(5))
-    lake.save(Progress(UUID, at(5), stamp=int((NOW - 100) * 1e6)))
+    lake.save(LakeProgress(UUID, at(5), stamp=int((NOW - 100) * 1e6)))
     assert (look(lake, 6)["orders"].status, look(lake, 6)["orders"].age_seconds) == ("behind", 100.0)
     assert look(lake, 6, NOW - 100 + FRESH_SECONDS / 2)["orders"].status == "current"
 

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
+from flowstone.errors import CannotListen
 from flowstone.web import server
 from flowstone.web.address import TokenNeeded, new_token
-from flowstone.web.server import CannotListen, WebServer
+from flowstone.web.server import WebServer
 
 SECONDS: Final = 30.0
 

@@ -17,7 +17,7 @@ from typing import Any
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
-from flowstone.xlog.transactions import Transaction, make_transaction
+from flowstone.xlog.transactions import LogTransaction, make_transaction
 from tests.places import VECTORS
 
 BOOTSTRAP = VECTORS / "bootstrap-2.6.0.json"
@@ -184,7 +184,7 @@ class World:
         self.put(space, value)
         return self.row(space.id, type_, {0x21: pack(value)}, replica_id)
 
-    def transaction(self) -> Transaction:
+    def transaction(self) -> LogTransaction:
         """One to six random statements, sometimes on local and global spaces together."""
         replica_id = self.rng.choice((1, 1, 1, 2))
         spaces = [space for space in self.spaces.values() if replica_id == 1 or not space.is_local]
@@ -196,7 +196,7 @@ class World:
             rows.append(Row(RequestType.NOP, replica_id, lsn=self.vclock[replica_id], timestamp=1.7e9))
         return make_transaction(rows)
 
-    def create(self, space: SpaceDefinition) -> Transaction:
+    def create(self, space: SpaceDefinition) -> LogTransaction:
         """The DDL of a new space, as one transaction of the log."""
         self.define(space)
         return make_transaction(

@@ -8,7 +8,7 @@ import pytest
 
 from flowstone.outside import production
 from flowstone.xlog.directory import LogDirectory, scan_directory
-from flowstone.xlog.errors import DamagedFile, ForeignFile, LogGap
+from flowstone.xlog.errors import DamagedLog, ForeignFile, LogGap
 from flowstone.xlog.meta import FileType, Meta, encode, file_name
 
 DISK = production().disk
@@ -142,17 +142,17 @@ def test_a_log_of_another_instance_is_refused_or_left_out(chain: Path) -> None:
 
 def test_a_name_that_contradicts_the_header_is_refused_or_left_out(chain: Path) -> None:
     (chain / "00000000000000000035.xlog").rename(chain / "00000000000000000036.xlog")
-    with pytest.raises(DamagedFile, match="file name says signature 36, vclock 35"):
+    with pytest.raises(DamagedLog, match="file name says signature 36, vclock 35"):
         names(chain, {1: 10})
     assert names(chain, {1: 10}, force=True) == [10, 20]
     (chain / "00000000000000000010.snap").rename(chain / "00000000000000000010.xlog")
-    with pytest.raises(DamagedFile, match="file name says XLOG, header SNAP"):
+    with pytest.raises(DamagedLog, match="file name says XLOG, header SNAP"):
         _ = scan(chain).logs[1].meta
 
 
 def test_an_unreadable_header_behind_the_position_is_refused_or_left_out(chain: Path) -> None:
     (chain / "00000000000000000036.xlog").write_bytes(b"XLOG\n0.13\nVer")
-    with pytest.raises(DamagedFile, match="ends inside its text header"):
+    with pytest.raises(DamagedLog, match="ends inside its text header"):
         names(chain, {1: 10})
     assert names(chain, {1: 10}, force=True) == [10, 20, 35]
 

@@ -10,12 +10,12 @@ import pytest
 from flowstone.xlog.errors import (
     BY_FORCE,
     BlockTooLarge,
-    DamagedFile,
+    DamagedLog,
     ForeignFile,
     LogGap,
     LsnUsedTwice,
     NotALogFile,
-    UnsupportedFormat,
+    UnsupportedLogFormat,
     WriteFailed,
     XlogError,
 )
@@ -23,9 +23,9 @@ from flowstone.xlog.errors import (
 PATH = "data/00000000000000000010.xlog"
 FULL = OSError(errno.ENOSPC, "No space left on device")
 ERRORS = [
-    (DamagedFile(PATH, 97, "no block starts here"), "damaged at byte 97: no block starts here"),
+    (DamagedLog(PATH, 97, "no block starts here"), "damaged at byte 97: no block starts here"),
     (NotALogFile(PATH, "the file is empty"), "not a log file: the file is empty"),
-    (UnsupportedFormat(PATH, "0.14"), "format '0.14' is not supported"),
+    (UnsupportedLogFormat(PATH, "0.14"), "format '0.14' is not supported"),
     (BlockTooLarge(PATH, 97, 11, 10), "block at byte 97 holds 11 bytes: at most 10"),
     (ForeignFile(PATH, "b", "a"), "written by instance b, but the directory belongs to a"),
     (
@@ -48,7 +48,7 @@ def test_it_says_what_where_and_what_to_do(error: XlogError, words: str) -> None
     assert "\n" not in text
 
 
-@pytest.mark.parametrize("kind", [DamagedFile, ForeignFile, LogGap])
+@pytest.mark.parametrize("kind", [DamagedLog, ForeignFile, LogGap])
 def test_what_force_goes_past_says_so_in_words_that_others_can_replace(kind: type[XlogError]) -> None:
     (error,) = (error for error, _ in ERRORS if isinstance(error, kind))
     assert error.hint is not None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.xlog.errors import DamagedFile, NotALogFile, UnsupportedFormat, XlogError
+from flowstone.xlog.errors import DamagedLog, NotALogFile, UnsupportedLogFormat, XlogError
 from flowstone.xlog.meta import (
     HEADER_READ_SIZE,
     FileType,
@@ -82,19 +82,19 @@ INSTANCE = f"Instance: {UUID}"
         (b"PK\x03\x04 whatever", NotALogFile, "PK"),
         (b"\xd5\xba\x0b\xab", NotALogFile, "not a log file"),
         (b"XLO", NotALogFile, "XLO"),
-        (b"XLOG\n0.1", DamagedFile, "ends inside its text header"),
-        (header("XLOG", "0.14"), UnsupportedFormat, "'0.14'"),
-        (b"XLOG\n" + b"x" * 5000, UnsupportedFormat, "xxx"),
-        (header("XLOG", "0.13"), DamagedFile, "no Instance line"),
-        (header("XLOG", "0.13", INSTANCE), DamagedFile, "no VClock line"),
-        (header("XLOG", "0.13", "Instance: me", "VClock: {}"), DamagedFile, "not a UUID"),
-        (header("XLOG", "0.13", INSTANCE, "VClock: 1: 2"), DamagedFile, "VClock in the text header"),
-        (header("XLOG", "0.13", INSTANCE, "VClock: {}", "PrevVClock: {x}"), DamagedFile, "PrevVClock"),
-        (header("XLOG", "0.13", INSTANCE, "VClock: {}", "VClock: {1: 1}"), DamagedFile, "two different VClock lines"),
-        (header("XLOG", "0.13", INSTANCE, "nonsense"), DamagedFile, "no colon"),
-        (b"XLOG\n0.13\nInst", DamagedFile, "ends inside its text header"),
-        (b"XLOG\n0.13\n\xff\xfe: 1\n\n", DamagedFile, "not UTF-8"),
-        (b"XLOG\n0.13\n" + b"Key: value\n" * 5000, DamagedFile, "does not end within"),
+        (b"XLOG\n0.1", DamagedLog, "ends inside its text header"),
+        (header("XLOG", "0.14"), UnsupportedLogFormat, "'0.14'"),
+        (b"XLOG\n" + b"x" * 5000, UnsupportedLogFormat, "xxx"),
+        (header("XLOG", "0.13"), DamagedLog, "no Instance line"),
+        (header("XLOG", "0.13", INSTANCE), DamagedLog, "no VClock line"),
+        (header("XLOG", "0.13", "Instance: me", "VClock: {}"), DamagedLog, "not a UUID"),
+        (header("XLOG", "0.13", INSTANCE, "VClock: 1: 2"), DamagedLog, "VClock in the text header"),
+        (header("XLOG", "0.13", INSTANCE, "VClock: {}", "PrevVClock: {x}"), DamagedLog, "PrevVClock"),
+        (header("XLOG", "0.13", INSTANCE, "VClock: {}", "VClock: {1: 1}"), DamagedLog, "two different VClock lines"),
+        (header("XLOG", "0.13", INSTANCE, "nonsense"), DamagedLog, "no colon"),
+        (b"XLOG\n0.13\nInst", DamagedLog, "ends inside its text header"),
+        (b"XLOG\n0.13\n\xff\xfe: 1\n\n", DamagedLog, "not UTF-8"),
+        (b"XLOG\n0.13\n" + b"Key: value\n" * 5000, DamagedLog, "does not end within"),
     ],
 )
 def test_what_is_wrong_is_named(data: bytes, kind: type[XlogError], word: str) -> None:

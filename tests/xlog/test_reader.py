@@ -19,7 +19,7 @@ from flowstone.iproto.scan import SPAN
 from flowstone.outside import production
 from flowstone.xlog import reader
 from flowstone.xlog.block import EOF_MAGIC, encode_fixheader
-from flowstone.xlog.errors import BlockTooLarge, DamagedFile, XlogError
+from flowstone.xlog.errors import BlockTooLarge, DamagedLog, XlogError
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.reader import Ending, EndingKind, LogFile
 from flowstone.xlog.transactions import make_transaction
@@ -124,7 +124,7 @@ def test_a_snapshot_torn_at_any_byte_is_an_error() -> None:
     assert read(snap)[0] == ROWS
     for size in range(HEADER_SIZE, len(snap)):
         _, _, error = read(snap[:size])
-        assert isinstance(error, DamagedFile)
+        assert isinstance(error, DamagedLog)
         assert "no end marker" in error.what
 
 
@@ -182,7 +182,7 @@ def test_damage_in_the_middle_is_an_error_that_names_file_and_offset() -> None:
     changed[OFFSETS[1] + 30] ^= 1
     rows, _, error = read(bytes(changed))
     assert rows == BLOCKS[0]
-    assert isinstance(error, DamagedFile)
+    assert isinstance(error, DamagedLog)
     assert (error.path, error.offset) == ("some.xlog", OFFSETS[1])
     assert error.what == "block checksum does not match"
 
@@ -190,7 +190,7 @@ def test_damage_in_the_middle_is_an_error_that_names_file_and_offset() -> None:
 def test_a_damaged_last_block_before_the_marker_is_no_torn_tail() -> None:
     changed = bytearray(LOG)
     changed[OFFSETS[3] + 30] ^= 1
-    assert isinstance(read(bytes(changed))[2], DamagedFile)
+    assert isinstance(read(bytes(changed))[2], DamagedLog)
     rows, ending, error = read(bytes(changed[:-4]))
     assert (rows, error) == (ROWS[:-1], None)
     assert ending == Ending(EndingKind.TORN, OFFSETS[3], len(LOG) - 4 - OFFSETS[3], "block checksum does not match")
@@ -199,7 +199,7 @@ def test_a_damaged_last_block_before_the_marker_is_no_torn_tail() -> None:
 def test_bytes_behind_the_end_marker_are_damage_and_skipped_with_force() -> None:
     data = LOG + b"more"
     _, _, error = read(data)
-    assert isinstance(error, DamagedFile)
+    assert isinstance(error, DamagedLog)
     assert (error.offset, error.what) == (len(LOG), "4 bytes follow the end marker")
     log = opened(data, force=True)
     assert raw_rows(log) == ROWS
@@ -234,7 +234,7 @@ def test_a_block_with_a_right_checksum_around_nonsense_is_damage(name: str) -> N
     start = len(header()) + len(block([row(6)]))
     data = header() + block([row(6)]) + bad + block([row(8)]) + EOF_MAGIC
     _, _, error = read(data)
-    assert isinstance(error, DamagedFile)
+    assert isinstance(error, DamagedLog)
     assert error.offset == start
     log = opened(data, force=True)
     assert raw_rows(log) == [row(6), row(8)]
@@ -297,7 +297,7 @@ def test_a_frame_that_claims_more_than_it_holds_is_damage() -> None:
     claim = bytes(frame[:4]) + bytes((frame[4] & 0x3F | 0x80,)) + (1 << 30).to_bytes(4, "little") + bytes(frame[7:])
     data = header() + framed(claim, True) + EOF_MAGIC
     assert peak_of(lambda: read(data)) < 1 << 22
-    assert isinstance(read(data)[2], DamagedFile)
+    assert isinstance(read(data)[2], DamagedLog)
 
 
 @pytest.mark.parametrize("chunk", [1 << 20, 64])
@@ -377,7 +377,7 @@ def test_the_last_range_of_a_snapshot_without_marker_is_an_error(cut: int) -> No
     assert len(ranges) >= 3
     for start, end in ranges[:-1]:
         list(opened(data).slabs(start, end))
-    with pytest.raises(DamagedFile, match="no end marker"):
+    with pytest.raises(DamagedLog, match="no end marker"):
         list(opened(data).slabs(*ranges[-1]))
 
 
@@ -426,7 +426,7 @@ def test_a_file_that_shrinks_while_it_is_read_ends_or_fails_cleanly(monkeypatch:
             for slab in log.slabs():
                 rows += [found.raw for found in slab.rows()]
                 file.data = LOG[:size]
-        except DamagedFile:
+        except DamagedLog:
             pass
         assert rows == ROWS[: len(rows)]
 

@@ -14,8 +14,8 @@ from flowstone.iproto.constants import GROUP_LOCAL, Flag, RequestType
 from flowstone.iproto.row import Row, decode_row
 from flowstone.xlog.transactions import (
     Grouping,
+    LogTransaction,
     TornTransaction,
-    Transaction,
     TransactionError,
     group,
     make_transaction,
@@ -32,7 +32,7 @@ def local(lsn: int) -> Row:
     return Row(RequestType.INSERT, group_id=GROUP_LOCAL, lsn=lsn, timestamp=1.5, body=b"\x81\x10\x07")
 
 
-def read_back(transaction: Transaction) -> list[Row]:
+def read_back(transaction: LogTransaction) -> list[Row]:
     return [decode_row(row.encode()) for row in transaction.rows]
 
 

@@ -21,10 +21,10 @@ from flowstone.iproto.row import Row
 from flowstone.outside import Disk, File, production
 from flowstone.xlog.block import EOF_MAGIC, ROW_MAGIC, ZROW_MAGIC
 from flowstone.xlog.directory import scan_directory
-from flowstone.xlog.errors import DamagedFile, LsnUsedTwice, WriteFailed, XlogError
+from flowstone.xlog.errors import DamagedLog, LsnUsedTwice, WriteFailed, XlogError
 from flowstone.xlog.meta import FileType, Meta, encode
 from flowstone.xlog.reader import Ending, EndingKind, LogFile
-from flowstone.xlog.transactions import Transaction, make_transaction
+from flowstone.xlog.transactions import LogTransaction, make_transaction
 from flowstone.xlog.writer import LogWriter, SnapWriter
 from tests.places import VECTORS
 
@@ -34,7 +34,7 @@ XLOG = Meta(FileType.XLOG, UUID, {1: 10})
 SNAP = Meta(FileType.SNAP, UUID, {1: 10})
 
 
-def transaction(*lsns: int, replica_id: int = 1, size: int = 4) -> Transaction:
+def transaction(*lsns: int, replica_id: int = 1, size: int = 4) -> LogTransaction:
     body = b"\x82\x10\xcd\x02\x00\x21" + pack(("x" * size,))
     return make_transaction([Row(RequestType.INSERT, replica_id, lsn=lsn, timestamp=1.5, body=body) for lsn in lsns])
 
@@ -396,7 +396,7 @@ class TestCrash:
         data = bytearray(path.read_bytes())
         data[ends[1][0] + 25] ^= 1
         path.write_bytes(data)
-        with pytest.raises(DamagedFile) as caught:
+        with pytest.raises(DamagedLog) as caught:
             LogWriter.reopen(DISK, str(path))
         assert caught.value.offset == ends[1][0]
         assert path.read_bytes() == data

@@ -18,12 +18,12 @@ from flowstone.archive import events as events
 from flowstone.archive.archive_log import WAL_MAX_SIZE, version_of
 from flowstone.archive.archive_sink import Intake, LogSink, SnapshotSink
 from flowstone.archive.encoded_rows import warm_up
-from flowstone.archive.events import Event
-from flowstone.archive.manifest import FIRST, GAP, INTERVAL, Gap, Upstream
+from flowstone.archive.events import ArchiveEvent
+from flowstone.archive.manifest import FIRST, GAP, INTERVAL, ArchivedUpstream, Gap
 from flowstone.archive.received_snapshot import IncomingSnapshot
 from flowstone.archive.refusals import FOR_OPERATORS, LogsCollected, UpstreamLostTail, explained, is_gap
 from flowstone.archive.retries import Patience
-from flowstone.archive.store import Store
+from flowstone.archive.store import ArchiveStore
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri, parse_uri
@@ -73,7 +73,7 @@ class Archive:
     snapshot. `replication_timeout` should be the upstream's. `on_event` is called with the events of `archive_events`.
     """
 
-    _store_type: type[Store] = Store
+    _store_type: type[ArchiveStore] = ArchiveStore
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Archive:
         snapshot_interval: float = SNAPSHOT_INTERVAL,
         wal_max_size: int = WAL_MAX_SIZE,
         replication_timeout: float = 1.0,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[ArchiveEvent], None] = lambda event: None,
         outside: Outside | None = None,
     ) -> None:
         self._uri = parse_uri(uri) if isinstance(uri, str) else uri
@@ -98,7 +98,7 @@ class Archive:
         self._on_event = on_event
         self._outside = outside or production()
         self._patience = Patience(self._outside)
-        self._store: Store | None = None
+        self._store: ArchiveStore | None = None
         self._intake: Intake | None = None
         self._applier: Applier | None = None
         self._sink: LogSink | None = None
@@ -185,7 +185,7 @@ class Archive:
         outside = self._outside
         new_uuid = outside.random.uuid()
 
-        def open_store() -> Store:
+        def open_store() -> ArchiveStore:
             return self._store_type.open(
                 outside.disk, self._directory, new_uuid, outside.clock.wall, wal_max_size=self._wal_max_size
             )
@@ -292,12 +292,12 @@ class Archive:
         except FlowstoneError as error:
             raise self._explained(error) from error
 
-    def _open_store(self) -> tuple[Store, Intake]:
+    def _open_store(self) -> tuple[ArchiveStore, Intake]:
         assert self._store is not None
         assert self._intake is not None
         return self._store, self._intake
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: ArchiveEvent) -> None:
         self._on_event(event)
 
     # --- the connection ---
@@ -333,7 +333,7 @@ class Archive:
             applier.fail(self._sink.refusal)
             return
         version = ".".join(map(str, applier.version))
-        store.follow(Upstream(str(applier.uuid), self._uri.address, version))
+        store.follow(ArchivedUpstream(str(applier.uuid), self._uri.address, version))
         self._has_followed = self._is_searching = True
         self._failures = 0
         self._patience.reset()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowstone.archive.block_index import BlockWriter, blocks_of, read_blocks
-from flowstone.archive.definitions_file import Definitions
+from flowstone.archive.definitions_file import DefinitionsFile
 from flowstone.archive.settled_tracker import Verdicts, newest
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
@@ -275,7 +275,7 @@ def logs_behind(directory: LogDirectory, vclock: VClock) -> list[ListedFile]:
     return [log for log in directory.logs if vclock <= VClock(log.meta.vclock)]
 
 
-def verdicts_of(definitions: Definitions) -> Verdicts:
+def verdicts_of(definitions: DefinitionsFile) -> Verdicts:
     """Do the same as `start_verdicts`, from a definitions file instead of a snapshot."""
     verdicts = Verdicts()
     definitions.apply_to(verdicts.schema)

@@ -18,7 +18,7 @@ from uuid import UUID
 import numpy as np
 
 from flowstone.archive.received_snapshot import IncomingSnapshot
-from flowstone.archive.store import Store
+from flowstone.archive.store import ArchiveStore
 from flowstone.box.dialect import Dialect
 from flowstone.box.system import CLUSTER_ID
 from flowstone.errors import FlowstoneError, LocalProtocolError
@@ -53,7 +53,7 @@ UNKNOWN_ID = -1
 class Intake:
     """The write queue of an archive. `vclock` is the durable position, `submitted` includes the queued rows."""
 
-    def __init__(self, outside: Outside, store: Store) -> None:
+    def __init__(self, outside: Outside, store: ArchiveStore) -> None:
         self._outside = outside
         self._queue: deque[Slab] = deque()
         self._queued = 0

@@ -48,7 +48,7 @@ class Header(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
-class Run(msgspec.Struct, frozen=True, omit_defaults=True):
+class BlockRun(msgspec.Struct, frozen=True, omit_defaults=True):
     """A run of whole blocks, from byte `offset` to `end` of the log, and a summary of their rows.
 
     `vclock` is the position after the run; the position before it is that of the previous run. `settled` is the
@@ -83,7 +83,7 @@ class Blocks:
     """The index as read from its file. It covers the log up to byte `end`."""
 
     header: Header
-    runs: tuple[Run, ...]
+    runs: tuple[BlockRun, ...]
     size: int
     """Size of the valid lines in the index file, in bytes."""
 
@@ -91,7 +91,7 @@ class Blocks:
     def end(self) -> int:
         return self.runs[-1].end if self.runs else self.header.offset
 
-    def up_to(self, size: int) -> tuple[Run, ...]:
+    def up_to(self, size: int) -> tuple[BlockRun, ...]:
         """Return the runs within the first `size` bytes of the log."""
         return tuple(run for run in self.runs if run.end <= size)
 
@@ -116,12 +116,12 @@ def read_blocks(disk: Disk, log_path: str) -> Blocks | None:
         return None
     if header.log != posixpath.basename(log_path):
         return None
-    runs: list[Run] = []
+    runs: list[BlockRun] = []
     size = len(lines[0]) + 1
     at = header.offset
     for line in lines[1:]:
         try:
-            run = msgspec.json.decode(line, type=Run)
+            run = msgspec.json.decode(line, type=BlockRun)
         except (ValueError, RecursionError):
             break
         if run.offset != at or run.end <= at:
@@ -146,8 +146,8 @@ class _Gathered:
     has_control: bool = False
     rolled_back: list[Range] = field(default_factory=list)
 
-    def run(self, vclock: VClock, settled: VClock) -> Run:
-        return Run(
+    def run(self, vclock: VClock, settled: VClock) -> BlockRun:
+        return BlockRun(
             self.offset,
             self.end,
             self.row_count,
@@ -170,7 +170,7 @@ class RunBuilder:
         """Start at byte `end` of the log, which is position `vclock`."""
         self.vclock = vclock
         self._verdicts = verdicts
-        self._runs: list[Run] = []
+        self._runs: list[BlockRun] = []
         self._run = _Gathered(end, end)
 
     def add(self, slab: Slab, first: int, stop: int, end: int) -> None:
@@ -192,7 +192,7 @@ class RunBuilder:
         if run.end - run.offset >= RUN_SIZE:
             self._end_run()
 
-    def take(self, *, unfinished: bool) -> list[Run]:
+    def take(self, *, unfinished: bool) -> list[BlockRun]:
         """Return the runs finished since the last call; with `unfinished`, first end the run that is being built."""
         if unfinished and self._run.row_count:
             self._end_run()
@@ -216,7 +216,7 @@ class BlockWriter:
         self._size = file.size()
         """Size of the complete lines in the file, in bytes."""
         self._runs = RunBuilder(vclock, end, verdicts)
-        self._unwritten: list[Run] = []
+        self._unwritten: list[BlockRun] = []
 
     @classmethod
     def create(cls, disk: Disk, log_path: str, meta: Meta, first_block: int, verdicts: Verdicts) -> Self:

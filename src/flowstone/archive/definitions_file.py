@@ -46,7 +46,7 @@ class DefinitionFile:
     path: str
 
 
-class Definitions(msgspec.Struct, frozen=True):
+class DefinitionsFile(msgspec.Struct, frozen=True):
     """The definitions at `vclock`. `owner`: owner of the limbo (replica id), its last confirmed LSN, and the term."""
 
     vclock: Lsns
@@ -81,12 +81,12 @@ def definition_files(disk: Disk, directory: str) -> list[DefinitionFile]:
     return [DefinitionFile(int(match[1]), posixpath.join(directory, name)) for name, match in names if match]
 
 
-def read_definitions(disk: Disk, path: str) -> Definitions:
+def read_definitions(disk: Disk, path: str) -> DefinitionsFile:
     """Read a definitions file; raise DamagedDefinitions if it is damaged or of an unsupported format."""
     with disk.open(path) as file:
         data = file.read_at(0, file.size())
     try:
-        found = msgspec.msgpack.decode(data, type=Definitions)
+        found = msgspec.msgpack.decode(data, type=DefinitionsFile)
     except (ValueError, RecursionError) as error:
         raise DamagedDefinitions(f"{path}: not a definitions file: {error}") from error
     if found.format != FORMAT or found.version > VERSION:
@@ -94,7 +94,7 @@ def read_definitions(disk: Disk, path: str) -> Definitions:
     return found
 
 
-def write_definitions(disk: Disk, directory: str, definitions: Definitions) -> str:
+def write_definitions(disk: Disk, directory: str, definitions: DefinitionsFile) -> str:
     """Write a definitions file, replacing an existing one of this position. Return its path when it is durable."""
     path = path_of(directory, VClock(definitions.vclock))
     temporary = f"{path}.new"

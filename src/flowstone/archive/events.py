@@ -11,11 +11,11 @@ from flowstone.archive.manifest import Lsns, rows_text
 from flowstone.replication.vclock import VClock
 
 
-class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
+class ArchiveEvent(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
     """Base of all events. `str` returns the event as one line of text."""
 
 
-class Opened(Event, frozen=True):
+class Opened(ArchiveEvent, frozen=True):
     """The archive is open. For a new archive `position` is {}, and the upstream has granted its first snapshot."""
 
     directory: str
@@ -28,7 +28,7 @@ class Opened(Event, frozen=True):
         return f"archive in {self.directory}, at {VClock(self.position)}, settled {VClock(self.settled)}"
 
 
-class Connected(Event, frozen=True):
+class Connected(ArchiveEvent, frozen=True):
     """The upstream accepted the subscription and sends rows after `position`; it is at `upstream_position`."""
 
     address: str
@@ -44,7 +44,7 @@ class Connected(Event, frozen=True):
         )
 
 
-class Registered(Event, frozen=True):
+class Registered(ArchiveEvent, frozen=True):
     """The archive is a member of the replica set, with the id `replica_id` in `_cluster`."""
 
     replica_id: int
@@ -56,7 +56,7 @@ class Registered(Event, frozen=True):
         )
 
 
-class Disconnected(Event, frozen=True):
+class Disconnected(ArchiveEvent, frozen=True):
     """The archive does not follow the upstream, and retries."""
 
     address: str
@@ -66,7 +66,7 @@ class Disconnected(Event, frozen=True):
         return f"{self.error}; retrying"
 
 
-class Snapshotted(Event, frozen=True, tag="snapshot"):
+class Snapshotted(ArchiveEvent, frozen=True, tag="snapshot"):
     """A snapshot is complete. `reason` is `first`, `interval` or `gap`."""
 
     file: str
@@ -78,7 +78,7 @@ class Snapshotted(Event, frozen=True, tag="snapshot"):
         return f"snapshot {self.file} at {VClock(self.vclock)}, {self.rows} rows"
 
 
-class SnapshotFailed(Event, frozen=True, tag="snapshot_failed"):
+class SnapshotFailed(ArchiveEvent, frozen=True, tag="snapshot_failed"):
     """A snapshot by interval failed. The log continues, and the next attempt follows after the interval."""
 
     error: str
@@ -87,7 +87,7 @@ class SnapshotFailed(Event, frozen=True, tag="snapshot_failed"):
         return f"snapshot failed: {self.error}"
 
 
-class GapFound(Event, frozen=True, tag="gap"):
+class GapFound(ArchiveEvent, frozen=True, tag="gap"):
     """The upstream no longer has the next rows: a new snapshot replaces them."""
 
     missing: tuple[tuple[int, int, int], ...]
@@ -99,7 +99,7 @@ class GapFound(Event, frozen=True, tag="gap"):
         return f"gap: missing {rows_text(self.missing)} ({self.why}); replaced by the snapshot at {VClock(self.until)}"
 
 
-class Progress(Event, frozen=True):
+class Progress(ArchiveEvent, frozen=True):
     """The progress of the archive: `rows` and `bytes` written since its start, `lag` in seconds (None if unknown)."""
 
     position: Lsns
@@ -116,7 +116,7 @@ class Progress(Event, frozen=True):
         return f"{self.rows_per_second:,.0f} rows/s, lag {lag}, at {VClock(self.position)}{settled}, {self.rows:,} rows"
 
 
-class CaughtUp(Event, frozen=True, tag="caught_up"):
+class CaughtUp(ArchiveEvent, frozen=True, tag="caught_up"):
     """The archive has everything that the upstream had at the first subscription."""
 
     position: Lsns
@@ -126,7 +126,7 @@ class CaughtUp(Event, frozen=True, tag="caught_up"):
         return f"caught up at {VClock(self.position)}, settled {VClock(self.settled)}"
 
 
-class Stopped(Event, frozen=True):
+class Stopped(ArchiveEvent, frozen=True):
     """The archive stopped cleanly."""
 
     position: Lsns

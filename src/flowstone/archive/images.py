@@ -16,14 +16,14 @@ from flowstone.archive.settled_tracker import FLAGS_SINCE, newest
 from flowstone.box.box import Box
 from flowstone.box.engine import bulk
 from flowstone.box.engine.keys import Key as BoxKey
-from flowstone.box.engine.space import Space, Values
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.space import EngineSpace, Values
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.slab import Slab
-from flowstone.node.wal.recovery import Recovered, dialect_of, recover
+from flowstone.node.wal.recovery import RecoveredBox, dialect_of, recover
 from flowstone.node.wal.replay import BULK_MIN, Applied, execute
 from flowstone.outside import Outside
 from flowstone.replication.row_stream import slab_of_rows
@@ -31,7 +31,7 @@ from flowstone.replication.settled import SettledTracker
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.transactions import CONTROL_TYPES, group
-from flowstone.xlog.transactions import Transaction as Rows
+from flowstone.xlog.transactions import LogTransaction as Rows
 
 _CONTROL: Final = frozenset(int(kind) for kind in CONTROL_TYPES)
 _INSERT, _REPLACE, _NOP = RequestType.INSERT.value, RequestType.REPLACE.value, RequestType.NOP.value
@@ -48,7 +48,7 @@ class CannotImage(FlowstoneError):
     """A row cannot be applied to the state of the archive."""
 
 
-class _Seen(Transaction):
+class _Seen(BoxTransaction):
     """A transaction that records the old and the new tuple of each change."""
 
     def __init__(self, box: Box) -> None:
@@ -56,7 +56,12 @@ class _Seen(Transaction):
         self.images: list[Image] = []
 
     def write(
-        self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
+        self,
+        space: EngineSpace,
+        old: bytes | None,
+        new: bytes | None,
+        old_values: Values | None,
+        new_values: Values | None,
     ) -> None:
         super().write(space, old, new, old_values, new_values)
         self.images.append((old, new))
@@ -65,7 +70,7 @@ class _Seen(Transaction):
 class Images:
     """The state after all rows so far. `add` applies the next rows and returns them with images."""
 
-    def __init__(self, box: Box, recovered: Recovered, version: tuple[int, ...]) -> None:
+    def __init__(self, box: Box, recovered: RecoveredBox, version: tuple[int, ...]) -> None:
         self._box = box
         self._box.is_recovering = True  # the upstream has already checked the rows
         self._by_schema = version < FLAGS_SINCE

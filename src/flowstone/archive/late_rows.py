@@ -19,7 +19,7 @@ from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.iproto.slab import Slab
 from flowstone.replication.settled import Tenure, is_nop, void_rows
-from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group, make_transaction
+from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction, group, make_transaction
 
 _NOP: Final = RequestType.NOP.value
 _COMMIT: Final = Flag.COMMIT.value
@@ -66,7 +66,7 @@ def _has_foreign_verdicts(slab: Slab, owner_id: int) -> bool:
     return bool(((slab.buf[at + 1] != Key.REPLICA_ID.value) | (slab.buf[at + 2] != owner_id)).any())
 
 
-def _replaced(transaction: Transaction, tenure: Tenure) -> bytes:
+def _replaced(transaction: LogTransaction, tenure: Tenure) -> bytes:
     """Return the log rows that replace the transaction; empty if it stays unchanged."""
     row = transaction.rows[0]
     if row.type in CONTROL_TYPES:

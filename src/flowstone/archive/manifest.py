@@ -34,7 +34,7 @@ class NotAnArchive(FlowstoneError):
     """A directory is not an archive and cannot become one, or its manifest is damaged or unsupported."""
 
 
-class Upstream(msgspec.Struct, frozen=True):
+class ArchivedUpstream(msgspec.Struct, frozen=True):
     """The server that the archive follows: the `uuid` of the instance, its address, and the version in its greeting."""
 
     uuid: str
@@ -42,7 +42,7 @@ class Upstream(msgspec.Struct, frozen=True):
     version: str
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class ArchivedSnapshot(msgspec.Struct, frozen=True):
     """A `.snap` file of the archive. `at` is the time when it was complete, by the clock of the archive."""
 
     file: str
@@ -67,7 +67,7 @@ class Gap(msgspec.Struct, frozen=True):
         return f"{rows_text(self.missing)} {'is' if _is_one(self.missing) else 'are'} missing"
 
 
-class Manifest(msgspec.Struct):
+class ArchiveManifest(msgspec.Struct):
     """The content of the manifest. Rows are durable up to `position`, and settled up to `settled`."""
 
     replica_uuid: str
@@ -79,7 +79,7 @@ class Manifest(msgspec.Struct):
     """Replica id of the archive in `_cluster`; 0: anonymous."""
     images_since: Lsns | None = None
     """Rows after this position have images; None: no rows have images."""
-    upstream: Upstream | None = None
+    upstream: ArchivedUpstream | None = None
     position: Lsns = {}
     settled: Lsns = {}
     pending_transactions: int = 0
@@ -87,13 +87,13 @@ class Manifest(msgspec.Struct):
     """Time of the last write of the manifest."""
     known_until: float = 0.0
     """Time, by the clock of the upstream, up to which the log is complete; 0: unknown. The last row may be later."""
-    snapshots: list[Snapshot] = []
+    snapshots: list[ArchivedSnapshot] = []
     gaps: list[Gap] = []
     format: str = FORMAT
     version: int = VERSION
 
 
-def load(disk: Disk, directory: str) -> Manifest | None:
+def load(disk: Disk, directory: str) -> ArchiveManifest | None:
     """Return the manifest in `directory`; None if there is none. Raise NotAnArchive if it cannot be used."""
     path = posixpath.join(directory, NAME)
     if disk.kind(path) is None:
@@ -101,7 +101,7 @@ def load(disk: Disk, directory: str) -> Manifest | None:
     with disk.open(path) as file:
         data = file.read_at(0, SIZE_MAX)
     try:
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=ArchiveManifest)
     except (ValueError, RecursionError) as error:
         raise NotAnArchive(f"{path}: not an archive manifest: {error}", hint="use another directory") from error
     if manifest.format != FORMAT or manifest.version > VERSION:
@@ -110,7 +110,7 @@ def load(disk: Disk, directory: str) -> Manifest | None:
     return manifest
 
 
-def save(disk: Disk, directory: str, manifest: Manifest) -> None:
+def save(disk: Disk, directory: str, manifest: ArchiveManifest) -> None:
     """Replace the manifest atomically."""
     path, temporary = posixpath.join(directory, NAME), posixpath.join(directory, TEMPORARY)
     with suppress(FileNotFoundError):

@@ -17,7 +17,7 @@ LAG_SECONDS: Final = 10.0
 """How long members may take to receive our rows from each other before the rows count as lost."""
 
 
-class Members:
+class SpoolMembers:
     """The members, in the order given. `current` is the one to follow."""
 
     def __init__(self, uris: Sequence[Uri]) -> None:

@@ -18,7 +18,7 @@ from flowstone.archive.block_index import path_of as index_of
 from flowstone.archive.block_index import read_blocks
 from flowstone.archive.definitions_file import (
     DefinitionRow,
-    Definitions,
+    DefinitionsFile,
     definition_files,
     path_of,
     read_definitions,
@@ -29,7 +29,7 @@ from flowstone.archive.encoded_rows import log_rows
 from flowstone.archive.manifest import Gap
 from flowstone.archive.received_snapshot import IncomingSnapshot
 from flowstone.archive.settled_tracker import Verdicts
-from flowstone.archive.store import Store
+from flowstone.archive.store import ArchiveStore
 from flowstone.archive.upstream_query import UpstreamFacts
 from flowstone.iproto import scan
 from flowstone.iproto.slab import Slab
@@ -41,7 +41,7 @@ WAL_MAX_SIZE = 64 * 1024**2
 """Size of a log file. Small, because a spool can only delete whole files."""
 
 
-class SpoolStore(Store):
+class SpoolStore(ArchiveStore):
     """A store that keeps rows until its reader has read them."""
 
     @property
@@ -68,7 +68,7 @@ class SpoolStore(Store):
         manifest.instance_uuid, manifest.replicaset_uuid = str(facts.instance_uuid), facts.replicaset_uuid
         self.is_begun = True
         self.save()
-        definitions = Definitions(vclock.to_mapping(), str(facts.instance_uuid), facts.version, tuple(rows))
+        definitions = DefinitionsFile(vclock.to_mapping(), str(facts.instance_uuid), facts.version, tuple(rows))
         write_definitions(self._disk, self.directory, definitions)
         self._start_log(vclock, verdicts_of(definitions), str(facts.instance_uuid), facts.version)
         self.save()
@@ -89,7 +89,7 @@ class SpoolStore(Store):
         assert log is not None
         if log.verdicts.is_quiet and self._disk.kind(path_of(self.directory, log.vclock)) is None:
             rows, owner = rows_of(log.verdicts.schema), log.verdicts.owner
-            definitions = Definitions(log.vclock.to_mapping(), log.instance_uuid, log.version, rows, owner)
+            definitions = DefinitionsFile(log.vclock.to_mapping(), log.instance_uuid, log.version, rows, owner)
             write_definitions(self._disk, self.directory, definitions)
 
     def _recover(self, found: LogDirectory) -> None:

@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 from flowstone.archive.archive import RETRY_SECONDS, Archive
 from flowstone.archive.archive_sink import Intake
 from flowstone.archive.definitions_file import DefinitionRow, check_rows
-from flowstone.archive.events import Event
+from flowstone.archive.events import ArchiveEvent
 from flowstone.archive.manifest import GAP
-from flowstone.archive.members import Members
+from flowstone.archive.members import SpoolMembers
 from flowstone.archive.refusals import RowsMissing, UpstreamLostTail, is_gap
 from flowstone.archive.spool_files import WAL_MAX_SIZE, SpoolStore
 from flowstone.archive.upstream_query import UpstreamFacts, ask_facts
@@ -63,7 +63,7 @@ class Spooling(Archive):
         register: bool = False,
         wal_max_size: int = WAL_MAX_SIZE,
         replication_timeout: float = 1.0,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[ArchiveEvent], None] = lambda event: None,
         on_durable: Callable[[], None] = lambda: None,
         guard: AbstractContextManager[Any] | None = None,
         outside: Outside | None = None,
@@ -78,7 +78,7 @@ class Spooling(Archive):
             on_event=on_event,
             outside=outside,
         )
-        self._members = Members(members)
+        self._members = SpoolMembers(members)
         self._beginning = begin
         self._is_anew = is_anew
         self._definitions = check_rows(definitions) if definitions is not None else None

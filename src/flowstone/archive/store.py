@@ -18,11 +18,11 @@ from flowstone.archive.manifest import (
     FIRST,
     GAP,
     INTERVAL,
+    ArchivedSnapshot,
+    ArchivedUpstream,
+    ArchiveManifest,
     Gap,
-    Manifest,
     NotAnArchive,
-    Snapshot,
-    Upstream,
     missing_rows,
 )
 from flowstone.archive.received_snapshot import IncomingSnapshot, replicaset_uuid_of
@@ -39,7 +39,7 @@ _NOBODYS_FILES: Final = frozenset({archive_manifest.TEMPORARY, "lost+found"})
 """Files that a directory for a new archive may have: a leftover of a killed start, and the file system's own."""
 
 
-class Store:
+class ArchiveStore:
     """An archive on disk. `log` is None until there is a snapshot to start from.
 
     A new archive writes no files until its first snapshot is granted; `is_begun` is True from then on.
@@ -50,7 +50,7 @@ class Store:
         disk: Disk,
         directory: str,
         lock: Lock,
-        manifest: Manifest,
+        manifest: ArchiveManifest,
         wall: Callable[[], float],
         *,
         wal_max_size: int = WAL_MAX_SIZE,
@@ -89,7 +89,9 @@ class Store:
             found = scan_directory(disk, directory)
             if manifest is None:
                 _refuse_foreign_files(disk, directory)
-            store = cls(disk, directory, lock, manifest or Manifest(str(new_uuid)), wall, wal_max_size=wal_max_size)
+            store = cls(
+                disk, directory, lock, manifest or ArchiveManifest(str(new_uuid)), wall, wal_max_size=wal_max_size
+            )
             store.is_begun = manifest is not None
             for leftover in found.leftovers:
                 disk.unlink(leftover)
@@ -146,7 +148,7 @@ class Store:
         """Record that the archive has everything the upstream wrote until `time`. The recorded time never decreases."""
         self.manifest.known_until = max(self.manifest.known_until, time)
 
-    def follow(self, upstream: Upstream) -> bool:
+    def follow(self, upstream: ArchivedUpstream) -> bool:
         """Record the server that rows come from now. Return True if the server or its version has changed."""
         if self.log is not None:
             self.log.version = upstream.version
@@ -205,7 +207,7 @@ class Store:
         self.save()
         return gap
 
-    def publish(self, snapshot: IncomingSnapshot) -> Snapshot | None:
+    def publish(self, snapshot: IncomingSnapshot) -> ArchivedSnapshot | None:
         """Publish a snapshot by interval if a log file starts at its position; otherwise discard it and return None."""
         assert self.log is not None
         if not self.log.was_cut:
@@ -216,9 +218,9 @@ class Store:
         self.save()
         return added
 
-    def _add_snapshot(self, path: str, vclock: VClock, reason: str) -> Snapshot:
+    def _add_snapshot(self, path: str, vclock: VClock, reason: str) -> ArchivedSnapshot:
         name = posixpath.basename(path)
-        added = Snapshot(name, vclock.to_mapping(), self._wall(), reason)
+        added = ArchivedSnapshot(name, vclock.to_mapping(), self._wall(), reason)
         self.manifest.snapshots = [*(each for each in self.manifest.snapshots if each.file != name), added]
         return added
 

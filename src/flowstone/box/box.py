@@ -20,8 +20,8 @@ from flowstone.box.engine.foreign_keys import guards_of
 from flowstone.box.engine.function import FunctionDefinition
 from flowstone.box.engine.read_view import ReadView
 from flowstone.box.engine.sequence import Sequence
-from flowstone.box.engine.space import NOT_KNOWN, Space
-from flowstone.box.engine.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
+from flowstone.box.engine.space import NOT_KNOWN, EngineSpace
+from flowstone.box.engine.transaction import ADMIN, BoxTransaction, InteractiveTransaction, Isolation
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 
@@ -50,8 +50,8 @@ class Box:
 
     def clear(self) -> None:
         """Reset to the state of a new box. No transaction or view may be open."""
-        self.spaces: dict[int, Space] = {}
-        self.names: dict[str, Space] = {}
+        self.spaces: dict[int, EngineSpace] = {}
+        self.names: dict[str, EngineSpace] = {}
         self.schema_version = 1
         self.access = Access()
         self.sequences: dict[int, Sequence] = {}
@@ -107,16 +107,16 @@ class Box:
             if definition.id in system.NEWER_SPACE_IDS:
                 continue
             mine = [index for index in indexes if index.space_id == definition.id]
-            self.put_space(Space(with_indexes(definition, mine), self.collations, self.views, self.dialect))
+            self.put_space(EngineSpace(with_indexes(definition, mine), self.collations, self.views, self.dialect))
 
-    def space(self, space: int | str) -> Space:
+    def space(self, space: int | str) -> EngineSpace:
         """Return the space with this id or name; raise NoSuchSpace if it does not exist."""
         found = self.spaces.get(space) if isinstance(space, int) else self.names.get(space)
         if found is None:
             raise errors.NoSuchSpace(f"Space '{space}' does not exist")
         return found
 
-    def put_space(self, space: Space) -> None:
+    def put_space(self, space: EngineSpace) -> None:
         """Make `space` the current space with its id."""
         old = self.spaces.get(space.id)
         if old is not None:
@@ -133,7 +133,7 @@ class Box:
             self._set_foreign_keys(space_id, ())
         self.schema_version += 1
 
-    def _guard(self, space: Space) -> None:
+    def _guard(self, space: EngineSpace) -> None:
         """Set the guards of `space`, which has just become current, and of its parents."""
         keys = space.definition.foreign_keys if self.dialect.has_constraints else ()
         if keys != self.foreign_keys.get(space.id, ()):
@@ -149,7 +149,7 @@ class Box:
             if parent_id in self.spaces:
                 self._set_guards(self.spaces[parent_id])
 
-    def _set_guards(self, space: Space) -> None:
+    def _set_guards(self, space: EngineSpace) -> None:
         guards = guards_of(space.definition, self.foreign_keys) if self.dialect.has_constraints else None
         if guards != space.guards:
             space.guards = guards
@@ -161,9 +161,9 @@ class Box:
             return errors.Readonly("Can't modify data because this instance is in read-only mode.")
         return errors.Readonly(f"Can't modify data on a read-only instance - {self.read_only_reason}")
 
-    def begin(self, user: int = ADMIN) -> Transaction:
+    def begin(self, user: int = ADMIN) -> BoxTransaction:
         """Begin a transaction whose statements take effect at once. It must end before the next `await`."""
-        return Transaction(self, user)
+        return BoxTransaction(self, user)
 
     def begin_interactive(self, user: int = ADMIN, isolation: Isolation = Isolation.DEFAULT) -> InteractiveTransaction:
         """Begin a transaction that may stay open between statements; `prepare` or `rollback` ends it."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from flowstone.box.engine.constraints import Check, ForeignKey, read_constraints
+from flowstone.box.engine.constraints import CheckConstraint, ForeignKey, read_constraints
 from flowstone.errors import RemoteProtocolError
 from flowstone.iproto.constants import GROUP_LOCAL
 
@@ -80,7 +80,7 @@ class SpaceDefinition(msgspec.Struct, frozen=True):
     is_view: bool = False
     indexes: tuple[IndexDefinition, ...] = ()
     foreign_keys: tuple[ForeignKey, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[CheckConstraint, ...] = ()
 
     @property
     def primary_key(self) -> IndexDefinition | None:

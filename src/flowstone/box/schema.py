@@ -29,12 +29,12 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import MessagePackError, unpack_body
 
 __all__ = [
-    "Change",
     "DefinitionError",
     "FieldDefinition",
     "IndexDefinition",
     "IndexPart",
     "Schema",
+    "SchemaChange",
     "SchemaHistory",
     "SchemaTracker",
     "SpaceDefinition",
@@ -286,7 +286,7 @@ class Ordered(Protocol):
 P = TypeVar("P", bound=Ordered)
 
 
-class Change(NamedTuple, Generic[P]):
+class SchemaChange(NamedTuple, Generic[P]):
     """A definition that a space got at `position`; None if it was dropped or is known by id only."""
 
     position: P
@@ -322,10 +322,10 @@ class SchemaHistory(Generic[P]):
             self._included = count
         return self._latest
 
-    def changes_of(self, space_id: int) -> list[Change[P]]:
+    def changes_of(self, space_id: int) -> list[SchemaChange[P]]:
         """Return all changes of one space, oldest first."""
         return [
-            Change(position, space)
+            SchemaChange(position, space)
             for position, (changed, space, _) in zip(self._positions, self._changes, strict=True)
             if changed == space_id
         ]

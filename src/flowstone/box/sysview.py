@@ -14,10 +14,10 @@ from flowstone.box.access import PUBLIC, Privilege
 from flowstone.iproto.msgpack import unpack
 
 if TYPE_CHECKING:
-    from flowstone.box.engine.index import Index
+    from flowstone.box.engine.index import EngineIndex
     from flowstone.box.engine.keys import Key, Span
-    from flowstone.box.engine.space import Space
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.space import EngineSpace
+    from flowstone.box.engine.transaction import BoxTransaction
 
 SOURCES: Final = {
     277: system.COLLATION_ID,
@@ -37,7 +37,7 @@ _CALLS: Final = _CHANGES | Privilege.EXECUTE
 Filter = Callable[[tuple[Any, ...]], bool]
 
 
-def scan(transaction: Transaction, view: Space, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
+def scan(transaction: BoxTransaction, view: EngineSpace, index: EngineIndex, span: Span) -> Iterator[tuple[Key, bytes]]:
     """Yield the entries of `span` in the base index of `index` that the user may see."""
     source = _source(transaction, view, index)
     is_visible = visible_to(transaction, view.id)
@@ -49,14 +49,14 @@ def scan(transaction: Transaction, view: Space, index: Index, span: Span) -> Ite
             yield key, raw
 
 
-def find(transaction: Transaction, view: Space, index: Index, key: Key) -> bytes | None:
+def find(transaction: BoxTransaction, view: EngineSpace, index: EngineIndex, key: Key) -> bytes | None:
     """Return the tuple at `key`, or None if there is none or the user may not see it."""
     raw = transaction.find(_source(transaction, view, index), key)
     is_visible = visible_to(transaction, view.id)
     return raw if raw is None or is_visible is None or is_visible(unpack(raw)) else None
 
 
-def visible_to(transaction: Transaction, view_id: int) -> Filter | None:
+def visible_to(transaction: BoxTransaction, view_id: int) -> Filter | None:
     """Return a filter for the rows that the transaction's user sees through the view; None if all are visible."""
     user, access = transaction.user, transaction.box.access
     kind, privilege = _KINDS.get(view_id, (None, _CHANGES))
@@ -69,11 +69,11 @@ def visible_to(transaction: Transaction, view_id: int) -> Filter | None:
     return None if make is None else make(transaction)
 
 
-def _source(transaction: Transaction, view: Space, index: Index) -> Index:
+def _source(transaction: BoxTransaction, view: EngineSpace, index: EngineIndex) -> EngineIndex:
     return transaction.box.space(SOURCES[view.id]).index(index.definition.id)
 
 
-def _of_spaces(transaction: Transaction) -> Filter:
+def _of_spaces(transaction: BoxTransaction) -> Filter:
     """Return the filter for rows whose first field is the id of a space."""
     spaces, user, access = transaction.box.spaces, transaction.user, transaction.box.access
 
@@ -84,22 +84,22 @@ def _of_spaces(transaction: Transaction) -> Filter:
     return is_visible
 
 
-def _of_objects(kind: str) -> Callable[[Transaction], Filter]:
+def _of_objects(kind: str) -> Callable[[BoxTransaction], Filter]:
     """Return a filter for rows of functions or sequences, which begin with id and owner."""
 
-    def make(transaction: Transaction) -> Filter:
+    def make(transaction: BoxTransaction) -> Filter:
         user, access = transaction.user, transaction.box.access
         return lambda row: access.can_see(user, kind, row[0], _CALLS, row[1])
 
     return make
 
 
-def _of_users(transaction: Transaction) -> Filter:
+def _of_users(transaction: BoxTransaction) -> Filter:
     user = transaction.user
     return lambda row: user in (row[0], row[1]) or row[0] == PUBLIC
 
 
-def _of_privileges(transaction: Transaction) -> Filter:
+def _of_privileges(transaction: BoxTransaction) -> Filter:
     user = transaction.user
     return lambda row: user in (row[0], row[1])
 
@@ -113,7 +113,7 @@ _KINDS: Final[dict[int, tuple[str | None, int]]] = {
 }
 """The type of objects in a view, and the privileges on the whole type that make all rows visible."""
 
-_FILTERS: Final[dict[int, Callable[[Transaction], Filter]]] = {
+_FILTERS: Final[dict[int, Callable[[BoxTransaction], Filter]]] = {
     281: _of_spaces,
     286: _of_objects("sequence"),
     289: _of_spaces,

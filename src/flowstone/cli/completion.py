@@ -51,7 +51,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CommandPlace:
     """A command. `path` has the words that lead to it, separated by spaces; empty for `flowstone` itself."""
 
     path: str
@@ -61,11 +61,11 @@ class Place:
     options: tuple[Named, ...]
 
 
-def _places(command: Any, path: str = "") -> Iterator[Place]:
+def _places(command: Any, path: str = "") -> Iterator[CommandPlace]:
     inner = getattr(command, "commands", {})
     commands = tuple(Named(name, each.get_short_help_str(100)) for name, each in inner.items())
     words = commands or tuple(Named(value, "") for value in _first_argument(command))
-    yield Place(path, words, (*_options(command), Named("--help", "Show this message and exit.")))
+    yield CommandPlace(path, words, (*_options(command), Named("--help", "Show this message and exit.")))
     for name, each in inner.items():
         yield from _places(each, f"{path} {name}".lstrip())
 
@@ -129,7 +129,7 @@ complete -o default -F _flowstone flowstone
 """)
 
 
-def _bash(places: list[Place]) -> str:
+def _bash(places: list[CommandPlace]) -> str:
     def reply(names: Iterable[str]) -> str:
         return f'COMPREPLY=($(compgen -W "{" ".join(names)}" -- "$current"))'
 
@@ -144,12 +144,12 @@ def _bash(places: list[Place]) -> str:
     )
 
 
-def _paths(places: list[Place]) -> str:
+def _paths(places: list[CommandPlace]) -> str:
     """Return patterns for `case` in bash and zsh: the path of a command, and the word that leads to its subcommand."""
     return "|".join(f'"{before} {word}"' for before, _, word in (p.path.rpartition(" ") for p in places) if word)
 
 
-def _values(places: list[Place]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _values(places: list[CommandPlace]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield patterns of options that take a value, with the possible values.
 
     The values of most options cannot be listed: these options share one pattern per command, with no values.
@@ -195,7 +195,7 @@ if [ "$$funcstack[1]" = _flowstone ]; then _flowstone "$$@"; else compdef _flows
 """)
 
 
-def _zsh(places: list[Place]) -> str:
+def _zsh(places: list[CommandPlace]) -> str:
     def listed(names: tuple[Named, ...]) -> str:
         return " ".join(_quoted(f"{each.name}:{each.help}") for each in names)
 
@@ -235,14 +235,14 @@ $lines
 """)
 
 
-def _fish(places: list[Place]) -> str:
+def _fish(places: list[CommandPlace]) -> str:
     return FISH.substitute(
         paths=_paths(places).replace("|", " "),
         lines="\n".join(line for place in places for line in _fish_lines(place)),
     )
 
 
-def _fish_lines(place: Place) -> Iterator[str]:
+def _fish_lines(place: CommandPlace) -> Iterator[str]:
     at = f"complete -c flowstone -n '__flowstone_at {place.path}'"
     for command in place.commands:
         yield f"{at} -f -a {command.name} -d {_fish_quoted(command.help)}"
@@ -256,4 +256,4 @@ def _fish_quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-SCRIPTS: Final[dict[Shell, Callable[[list[Place]], str]]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+SCRIPTS: Final[dict[Shell, Callable[[list[CommandPlace]], str]]] = {"bash": _bash, "zsh": _zsh, "fish": _fish}

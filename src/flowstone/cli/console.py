@@ -95,10 +95,10 @@ def _is_usage(error: FlowstoneError) -> bool:
     from flowstone.observation.expulsion import NoSuchMember
     from flowstone.outside.network import TlsRefused
     from flowstone.text.row_table import UnknownColumn
-    from flowstone.xlog.errors import NotALogFile, UnsupportedFormat
+    from flowstone.xlog.errors import NotALogFile, UnsupportedLogFormat
 
     options = (UsageError, UnknownSpace, UnknownColumn, UriError, FirstUserRefused, TlsRefused, NoSuchMember)
-    return isinstance(error, (*options, NoSuchLog, NotALogFile, UnsupportedFormat))
+    return isinstance(error, (*options, NoSuchLog, NotALogFile, UnsupportedLogFormat))
 
 
 def output() -> Console:
@@ -136,7 +136,7 @@ def note_compilation() -> None:
     on_compile(tell)
 
 
-class Bar:
+class ProgressBar:
     """A progress bar that appears on a terminal once the work takes a while."""
 
     def __init__(self, total: int, *, wanted: bool) -> None:
@@ -173,9 +173,9 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(total: int, *, hidden: bool = False) -> Iterator[Bar]:
+def progress_bar(total: int, *, hidden: bool = False) -> Iterator[ProgressBar]:
     """Show a progress bar for `total` bytes until the block ends."""
-    bar = Bar(total, wanted=not hidden and sys.stderr is not None and sys.stderr.isatty())
+    bar = ProgressBar(total, wanted=not hidden and sys.stderr is not None and sys.stderr.isatty())
     try:
         yield bar
     finally:

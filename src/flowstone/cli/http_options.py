@@ -38,7 +38,7 @@ HttpToken = Annotated[
 ]
 
 
-class Place:
+class HttpPlace:
     """An address that HTTP is served at, and its token, if any; `is_new`: the token was generated for this run."""
 
     def __init__(self, listen: str, token: str | None, *, option: str = "--http-listen") -> None:
@@ -83,6 +83,6 @@ class Place:
         return f"{url}?token={quote(self.token, safe='')}" if self.token is not None else url
 
 
-def place_of(listen: str | None, token: str | None) -> Place | None:
+def place_of(listen: str | None, token: str | None) -> HttpPlace | None:
     """Return the place for `--http-listen`; None if the option is not given."""
-    return Place(listen, token) if listen is not None else None
+    return HttpPlace(listen, token) if listen is not None else None

@@ -38,7 +38,7 @@ _ZERO = b"\x00"
 _SPACE_ID, _INDEX_ID, _INDEX_BASE = Key.SPACE_ID.value, Key.INDEX_ID.value, Key.INDEX_BASE.value
 
 
-class Statement(msgspec.Struct, frozen=True, gc=False):
+class LogStatement(msgspec.Struct, frozen=True, gc=False):
     """A DML row. `subject` is its tuple or its key; `operations` are those of UPDATE and UPSERT, otherwise empty."""
 
     row: Row
@@ -65,7 +65,7 @@ class Statement(msgspec.Struct, frozen=True, gc=False):
         return self.row.type, self.space_id, self.index_id, self.subject, operations
 
 
-def statement_of(row: Row) -> Statement | None:
+def statement_of(row: Row) -> LogStatement | None:
     """Return the statement of `row`; None for a row that changes no space (NOP, RAFT, CONFIRM and so on).
 
     Also return None for a row of `_truncate` in a snapshot: it only counts past truncations, and would truncate the
@@ -90,7 +90,7 @@ def statement_of(row: Row) -> Statement | None:
         raise RowError(f"row with LSN {row.lsn}: tuple, key or operations of {name} are not an array")
     if space_id == TRUNCATE_ID and is_of_snapshot(row):
         return None
-    return Statement(row, space_id, index_id, index_base, subject, operations)
+    return LogStatement(row, space_id, index_id, index_base, subject, operations)
 
 
 def is_of_snapshot(row: Row) -> bool:

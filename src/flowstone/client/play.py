@@ -24,7 +24,7 @@ import msgspec
 
 from flowstone.client import rights
 from flowstone.client.connection import Connection, ConnectionFailed
-from flowstone.client.log_statement import SYSTEM_SPACES_END, Statement, is_of_snapshot, statement_of
+from flowstone.client.log_statement import SYSTEM_SPACES_END, LogStatement, is_of_snapshot, statement_of
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto.constants import Feature, Key, RequestType
 from flowstone.iproto.errors import AccessDenied, TarantoolError, TransactionYield, TupleFound, Unsupported, error_of
@@ -33,7 +33,7 @@ from flowstone.iproto.packet import Response
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.outside import Outside
-from flowstone.xlog.transactions import Transaction
+from flowstone.xlog.transactions import LogTransaction
 
 BATCH_ROWS = 1000
 BATCH_BYTES = 1024**2
@@ -140,8 +140,8 @@ class PlayInterrupted(PlayError):
 class _Piece(msgspec.Struct, frozen=True, gc=False):
     """A transaction of the log, ready to be sent. `space_ids` are the spaces whose tuples it changes."""
 
-    transaction: Transaction
-    statements: tuple[Statement, ...]
+    transaction: LogTransaction
+    statements: tuple[LogStatement, ...]
     space_ids: frozenset[int]
     file: str | None
     size: int
@@ -158,7 +158,7 @@ class _Refusal:
 
 
 class _Way(Protocol):
-    async def __call__(self, connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
+    async def __call__(self, connection: Connection, statements: Sequence[LogStatement]) -> _Refusal | None:
         """Execute `statements` as one transaction. Return the refusal if the server rejected it."""
         ...
 
@@ -166,7 +166,7 @@ class _Way(Protocol):
 async def play(
     outside: Outside,
     uri: Uri | str,
-    transactions: AsyncIterable[Transaction] | Iterable[Transaction],
+    transactions: AsyncIterable[LogTransaction] | Iterable[LogTransaction],
     *,
     on_progress: Progress | None = None,
     file: Callable[[], str | None] | None = None,
@@ -190,7 +190,7 @@ async def play(
         return player.result
 
 
-def _piece(transaction: Transaction, file: str | None) -> _Piece:
+def _piece(transaction: LogTransaction, file: str | None) -> _Piece:
     size, is_alone = 0, False
     statements, space_ids = [], set()
     for row in transaction.rows:
@@ -206,7 +206,7 @@ def _piece(transaction: Transaction, file: str | None) -> _Piece:
     return _Piece(transaction, tuple(statements), frozenset(space_ids), file, size, is_alone, from_snapshot)
 
 
-async def _async(items: AsyncIterable[Transaction] | Iterable[Transaction]) -> AsyncIterator[Transaction]:
+async def _async(items: AsyncIterable[LogTransaction] | Iterable[LogTransaction]) -> AsyncIterator[LogTransaction]:
     if isinstance(items, AsyncIterable):
         async for item in items:
             yield item
@@ -217,7 +217,7 @@ async def _async(items: AsyncIterable[Transaction] | Iterable[Transaction]) -> A
 
 async def _batches(
     outside: Outside,
-    transactions: AsyncIterable[Transaction] | Iterable[Transaction],
+    transactions: AsyncIterable[LogTransaction] | Iterable[LogTransaction],
     file: Callable[[], str | None] | None,
 ) -> AsyncIterator[list[_Piece]]:
     """Yield batches of pieces. If reading fails, yield the pieces read so far, then raise the error."""
@@ -479,7 +479,7 @@ def _under_way(batch: list[_Piece]) -> tuple[str, str]:
     return f"transactions with {what} were in progress", advice
 
 
-async def _by_eval(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
+async def _by_eval(connection: Connection, statements: Sequence[LogStatement]) -> _Refusal | None:
     packer = msgpack.Packer(use_bin_type=False)
     rows = [statement.for_lua() for statement in statements]
     body = packer.pack({Key.EXPR.value: LUA, Key.TUPLE.value: [rows]})
@@ -493,7 +493,7 @@ async def _by_eval(connection: Connection, statements: Sequence[Statement]) -> _
     raise RemoteProtocolError(f"{connection.address} sent an invalid response to a replay: {answer!r}")
 
 
-async def _row_by_row(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
+async def _row_by_row(connection: Connection, statements: Sequence[LogStatement]) -> _Refusal | None:
     if len(statements) > 1:
         return _Refusal(None, Unsupported("transactions of several rows are not supported"))
     row = statements[0].row
@@ -501,7 +501,7 @@ async def _row_by_row(connection: Connection, statements: Sequence[Statement]) -
     return _Refusal(0, answer.error()) if answer.is_error else None
 
 
-async def _by_stream(connection: Connection, statements: Sequence[Statement]) -> _Refusal | None:
+async def _by_stream(connection: Connection, statements: Sequence[LogStatement]) -> _Refusal | None:
     if len(statements) == 1:
         return await _row_by_row(connection, statements)
     # Wait for BEGIN: without a transaction, the rows would be committed one by one.

@@ -46,7 +46,7 @@ class Piece:
 
 
 @dataclass
-class Report:
+class ReadReport:
     """Problems and counts of a reading; complete when its pieces have been read to the end."""
 
     endings: dict[str, Ending] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Reading:
         force: bool = False,
         workers: int = DECODERS,
         on_progress: Callable[[int, str], None] | None = None,
-        on_end: Callable[[Report], None] | None = None,
+        on_end: Callable[[ReadReport], None] | None = None,
     ) -> None:
         self._outside = outside
         self._paths = tuple(paths)
@@ -117,7 +117,7 @@ class Reading:
         self._names: dict[str, None] = {}  # of all spaces that ever existed, in order of appearance
         self._noted: Schema | None = None
         self._reached: dict[str, VClock] = {}
-        self.report = Report()
+        self.report = ReadReport()
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the selected rows in log order. Raise an error of a file when the damaged part is reached."""

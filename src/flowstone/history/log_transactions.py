@@ -16,10 +16,10 @@ from flowstone.history.log_reading import Piece
 from flowstone.history.records import transaction_numbers
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import COMMIT
-from flowstone.xlog.transactions import Transaction
+from flowstone.xlog.transactions import LogTransaction
 
 
-def transactions(pieces: Iterable[Piece]) -> Iterator[tuple[Transaction, str]]:
+def transactions(pieces: Iterable[Piece]) -> Iterator[tuple[LogTransaction, str]]:
     """Yield each transaction with the path of its file, in log order."""
     waiting: list[Row] = []
     path, slab, number = "", None, -1
@@ -44,8 +44,8 @@ def _runs(piece: Piece) -> Iterator[tuple[int, list[Row]]]:
         yield int(numbers[start]), rows[start:end]
 
 
-def _transaction(rows: list[Row]) -> Transaction:
+def _transaction(rows: list[Row]) -> LogTransaction:
     if not rows[-1].is_commit:
         # The row with the commit flag was filtered out.
         rows[-1] = msgspec.structs.replace(rows[-1], flags=rows[-1].flags | COMMIT, raw=b"")
-    return Transaction(tuple(rows))
+    return LogTransaction(tuple(rows))

@@ -22,7 +22,7 @@ from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
 from flowstone.iproto.slab import Slab
-from flowstone.xlog.errors import DamagedFile
+from flowstone.xlog.errors import DamagedLog
 
 _KEY_NAMES = {key.value: key.name.lower() for key in Key} | {Key.OPS.value: "operations"}
 _RAFT_NAMES = {key.value: key.name.lower() for key in RaftKey}
@@ -176,7 +176,7 @@ def _body(piece: Piece, row: Row) -> dict[int, Any]:
         lsns = piece.slab.cells[rows_of.LSN]
         block = piece.slab.cells[rows_of.SPAN, int(np.flatnonzero(lsns == row.lsn)[0])]
         what = f"body of row {row.lsn} of replica {row.replica_id} is malformed ({error})"
-        raise DamagedFile(piece.slab.path, int(piece.slab.offsets[block]), what) from error
+        raise DamagedLog(piece.slab.path, int(piece.slab.offsets[block]), what) from error
 
 
 def _raft_body(body: dict[int, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from flowstone.iproto.slab import Slab
 from flowstone.replication.limbo.control_rows import Promote, decode_control
 from flowstone.replication.settled import Decision, SettledTracker, Tracked
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.errors import DamagedFile
+from flowstone.xlog.errors import DamagedLog
 from flowstone.xlog.meta import Meta
 from flowstone.xlog.transactions import CONTROL_TYPES, group
 
@@ -135,7 +135,7 @@ class Settling:
                 yield from self._kept(tracker.push(_Placed(transaction, slab, first, touches)))
                 first = end
         except RemoteProtocolError as error:
-            raise DamagedFile(slab.path, _block_of(slab, first), str(error)) from error
+            raise DamagedLog(slab.path, _block_of(slab, first), str(error)) from error
 
     def _is_behind_hole(self, slab: Slab, number: int, holes: Sequence[int]) -> bool:
         """Return True if bytes of the file were skipped between this row and the previous one."""

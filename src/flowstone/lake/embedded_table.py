@@ -30,9 +30,9 @@ from flowstone.box.definitions import SpaceDefinition
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.lake.row_changes import (
     NO_STATES,
-    Changes,
     FileShare,
-    States,
+    RowChanges,
+    RowStates,
     ended_at,
     ended_by,
     in_key_order,
@@ -210,13 +210,13 @@ class EmbeddedTable:
         if self._has(position, uuid):
             return Merged(self.version, is_replay=True)
         self._expect(history=False)
-        changes = Changes.of(folded, self.schema.prefix(uuid))
+        changes = RowChanges.of(folded, self.schema.prefix(uuid))
         turn = self._turn(definition, uuid, replace)
         work = partial(self._merge_file, turn, changes)
         done = self._file_by_file(turn, work, changes.ordered, changes.ordered)
         return self._commit(done, turn, {uuid: position})
 
-    def _merge_file(self, turn: _Turn, changes: Changes, entry: FileEntry | None, share: FileShare) -> _Rewritten:
+    def _merge_file(self, turn: _Turn, changes: RowChanges, entry: FileEntry | None, share: FileShare) -> _Rewritten:
         upserts = changes.upserts(turn.schema, share.home.start, share.home.stop)
         touched = changes.keys.slice(share.touched.start, len(share.touched))
         kept = turn.schema.file_schema.empty_table()
@@ -252,7 +252,7 @@ class EmbeddedTable:
             return Merged(self.version, is_replay=True)
         self._expect(history=True)
         turn = self._turn(definition, uuid, replace is not None)
-        new = States(states, turn.prefix)
+        new = RowStates(states, turn.prefix)
         current = new.current(turn.schema)
         work = partial(self._end_in_file, turn, current, new.touched, replace)
         done = self._file_by_file(turn, work, *(SortedKeys(_keys(each)) for each in (current, new.touched)))
@@ -333,7 +333,7 @@ class EmbeddedTable:
         turn = _Turn(self.schema, schema, schema.prefix(uuid), replace=True)
         if schema.history and moment is not None:
             nothing, current = SortedKeys(pa.array([], pa.binary())), schema.file_schema.empty_table()
-            work = partial(self._end_in_file, turn, current, States(NO_STATES, b"").touched, moment)
+            work = partial(self._end_in_file, turn, current, RowStates(NO_STATES, b"").touched, moment)
             done = [*self._file_by_file(turn, work, nothing, nothing), *self._former_rewritten(turn)]
         else:
             done = self._each(self.entries, partial(turn.without_set, self.storage))

@@ -44,14 +44,14 @@ NO_STATES: Final = pa.schema(
 
 
 @dataclass(frozen=True)
-class Changes:
+class RowChanges:
     """New tuples, ascending by `_key`, each key once; a null tuple is a deletion."""
 
     keys: pa.Array
     tuples: pa.Array
 
     @classmethod
-    def of(cls, folded: pa.Table, prefix: bytes) -> Changes:
+    def of(cls, folded: pa.Table, prefix: bytes) -> RowChanges:
         """Build changes from the result of `fold`, in any order."""
         keys = prefixed(prefix, folded.column("sort_key"))
         order = pc.sort_indices(keys)
@@ -112,7 +112,7 @@ def in_key_order(parts: Sequence[pa.Table]) -> pa.Table:
     return rows.combine_chunks().take(pc.sort_indices(rows.column(KEY.name)))
 
 
-class States:
+class RowStates:
     """States of keys in a history, in order per key, each ended by the next one."""
 
     def __init__(self, states: pa.Table, prefix: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flowstone.errors import CannotListen
 from flowstone.lazy import lazy_names
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion
     from flowstone.limestone.master.propagation import PropagationStatus, QuorumLost
     from flowstone.limestone.replica.events import Event
-    from flowstone.limestone.replica.replica import CannotListen, Replica, ReplicaStatus
+    from flowstone.limestone.replica.replica import Replica, ReplicaStatus
     from flowstone.limestone.settings import Settings, SettingsFields
     from flowstone.limestone.store.backup import Backup, BackupEntry
     from flowstone.limestone.store.blobs import BlobError, BlobPool
@@ -70,7 +71,6 @@ __getattr__ = lazy_names(
         "BlobError": "store.blobs",
         "BlobPool": "store.blobs",
         "BlockingBlobPool": "store.blocking",
-        "CannotListen": "replica.replica",
         "Compacted": "store.compaction",
         "DamagedFile": "errors",
         "Datastore": "store.blocking",

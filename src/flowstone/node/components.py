@@ -22,7 +22,7 @@ from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.box.engine.index import WHOLE
 from flowstone.box.system import CLUSTER_ID
 from flowstone.client.connection import greeting_of
-from flowstone.errors import FlowstoneError
+from flowstone.errors import CannotListen, FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.auth import hash_of_hash
 from flowstone.iproto.msgpack import unpack
@@ -36,16 +36,16 @@ from flowstone.node.server.server import Server
 from flowstone.node.statistics import DiskUsage, disk_usage
 from flowstone.node.synchro.elections import MAY_LEAD, Elections
 from flowstone.node.synchro.limbo_driver import Revocable
-from flowstone.node.upstream.node_sink import NOBODY, Member
+from flowstone.node.upstream.node_sink import NOBODY, NodeSink
 from flowstone.node.upstream.row_applier import Applying
 from flowstone.node.upstream.upstreams import Replication
-from flowstone.node.wal.checkpoint import SLICE_WHILE_LOADING, Checkpointer, States, write_snapshot
+from flowstone.node.wal.checkpoint import SLICE_WHILE_LOADING, Checkpointer, SynchroStates, write_snapshot
 from flowstone.node.wal.commits import Commits, Listener
 from flowstone.node.wal.gc import GarbageCollector
 from flowstone.node.wal.journal import Journal, WalMode
 from flowstone.node.wal.membership_check import check_membership
 from flowstone.node.wal.recovery import (
-    Recovered,
+    RecoveredBox,
     bootstrap,
     dialect_of,
     find_files,
@@ -67,12 +67,8 @@ LOG = logging.getLogger("flowstone.node")
 DEFAULT_DIALECT: Final = "2.11"
 
 
-class CannotListen(FlowstoneError):
-    """The address is in use, or not an address of this machine, or a certificate cannot be read."""
-
-
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class StartupHooks:
     """Settings of a node besides its options: first user, functions, triggers, reload callback."""
 
     user: tuple[str, str] | None
@@ -84,13 +80,15 @@ class Wishes:
     reload: Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class Parts:
+class Components:
     """The components of a node between start and stop; closing `stack` stops them."""
 
-    def __init__(self, outside: Outside, configuration: Configuration, wishes: Wishes, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, outside: Outside, configuration: Configuration, hooks: StartupHooks, stack: AsyncExitStack
+    ) -> None:
         self.stack = stack
         self._outside = outside
-        self._wishes = wishes
+        self._hooks = hooks
         self._memtx_dir, self._wal_dir = configuration.directories
         self._usage_query = DiskQuery[DiskUsage]()
         self._configuration = configuration
@@ -99,7 +97,7 @@ class Parts:
         self.checkpointer: Checkpointer
         self.replication: Replication
         self.relays: Relays
-        self._member: Member
+        self._member: NodeSink
         self._is_warm = False
 
     async def start(self) -> None:
@@ -170,7 +168,7 @@ class Parts:
         return _uuid(self._configuration.instance_uuid) or self._outside.random.uuid()
 
     def _make_parts(self, dialect: Dialect, uuid: UUID) -> None:
-        outside, configuration, wishes = self._outside, self._configuration, self._wishes
+        outside, configuration, hooks = self._outside, self._configuration, self._hooks
         box = Box(dialect)
         journal = Journal(
             outside,
@@ -183,13 +181,13 @@ class Parts:
         )
         self.stack.push_async_callback(journal.close)
         commits = Commits(box, journal, outside.clock)
-        commits.on_commit = wishes.on_commit
-        commits.on_rollback = wishes.on_rollback
+        commits.on_commit = hooks.on_commit
+        commits.on_rollback = hooks.on_rollback
         commits.on_members = self._members_changed
         self.stack.callback(commits.queue.close)
         elections = Elections(outside, journal, commits.queue)
         elections.configure(configuration.election(dialect))  # appliers use its timeout before there is data
-        elections.on_election = wishes.on_election
+        elections.on_election = hooks.on_election
         self.stack.push_async_callback(elections.close)
         self.instance = instance = Instance(
             outside,
@@ -200,14 +198,14 @@ class Parts:
             NOBODY,
             configuration,
             elections,
-            functions=wishes.functions,
-            pid=wishes.pid,
-            reload=wishes.reload,
+            functions=hooks.functions,
+            pid=hooks.pid,
+            reload=hooks.reload,
             started=outside.clock.monotonic(),
         )
         commits.queue.on_change.append(instance.settle_read_only)
         elections.on_change.append(instance.settle_read_only)
-        self._member = Member(instance, self._adopt_joined)
+        self._member = NodeSink(instance, self._adopt_joined)
         self.server = Server(instance)
         self.stack.push_async_callback(self.server.close)
         self.replication = Replication(instance, self._member)
@@ -234,16 +232,16 @@ class Parts:
             return False
         await self.listen(self._configuration)  # first: if the address is in use, no files may be left
         if has_peers and await self.replication.find_data():
-            if self._wishes.user is not None:
-                LOG.warning("user %s not created: the data comes from peers", self._wishes.user[0])
+            if self._hooks.user is not None:
+                LOG.warning("user %s not created: the data comes from peers", self._hooks.user[0])
             self.replication.begin_orphan()
             return False
-        await self._give_birth()
+        await self._bootstrap()
         return True
 
     async def _recover(self, files: LogDirectory) -> None:
-        if self._wishes.user is not None:
-            LOG.warning("user %s not created: a user is created with new data only", self._wishes.user[0])
+        if self._hooks.user is not None:
+            LOG.warning("user %s not created: a user is created with new data only", self._hooks.user[0])
         force = self._configuration.force_recovery
         recovered = await recover(self._outside, files, self.instance.box, force=force)
         await self._outside.blocking(make_durable, self._outside.disk, files, recovered.last)
@@ -257,11 +255,11 @@ class Parts:
                 recovered.synchro.queue_owner_id,
             )
 
-    async def _give_birth(self) -> None:
-        configuration, wishes, box = self._configuration, self._wishes, self.instance.box
+    async def _bootstrap(self) -> None:
+        configuration, hooks, box = self._configuration, self._hooks, self.instance.box
         if configuration.read_only:
             raise errors.BootstrapReadonly("Trying to bootstrap a local read-only instance as master")
-        user = FirstUser(wishes.user[0], hash_of_hash(wishes.user[1])) if wishes.user is not None else None
+        user = FirstUser(hooks.user[0], hash_of_hash(hooks.user[1])) if hooks.user is not None else None
         recovered = await bootstrap(
             self._outside,
             self._memtx_dir,
@@ -278,7 +276,7 @@ class Parts:
                 "only guest can log in, and guest has few rights; create data with --user to add a user with all rights"
             )
 
-    async def _adopt_joined(self, recovered: Recovered) -> None:
+    async def _adopt_joined(self, recovered: RecoveredBox) -> None:
         """Write the data of a join to a snapshot, and continue the log after it."""
         self._check_identity(recovered)
         instance, synchro = self.instance, recovered.synchro
@@ -291,13 +289,13 @@ class Parts:
                 instance.box.dialect,
                 str(instance.uuid),
                 recovered.vclock,
-                States(synchro.raft, synchro.promote()),
+                SynchroStates(synchro.raft, synchro.promote()),
                 slice_size=SLICE_WHILE_LOADING,
             )
         LOG.info("joined as replica %d at %s, snapshot %s", recovered.replica_id, recovered.vclock, path)
         self._adopt(recovered)
 
-    def _adopt(self, recovered: Recovered) -> None:
+    def _adopt(self, recovered: RecoveredBox) -> None:
         instance = self.instance
         instance.journal.continue_at(recovered.vclock, recovered.last)
         instance.replicaset_uuid = recovered.replicaset_uuid or NOBODY
@@ -339,7 +337,7 @@ class Parts:
     def _set_id(self, replica_id: int) -> None:
         self.instance.journal.replica_id = self.instance.box.replica_id = replica_id
 
-    def _check_identity(self, recovered: Recovered) -> None:
+    def _check_identity(self, recovered: RecoveredBox) -> None:
         wanted, found = _uuid(self._configuration.instance_uuid), recovered.instance_uuid
         if wanted not in (None, found):
             raise errors.InstanceUuidMismatch(f"Instance UUID mismatch: expected {wanted}, got {found}")
@@ -487,7 +485,7 @@ class _Peers:
         return self._relays.anonymous
 
 
-def apply_options(parts: Parts, changed: Sequence[str]) -> None:
+def apply_options(parts: Components, changed: Sequence[str]) -> None:
     """Pass the options `changed` to the components that do not read the configuration on each use."""
     configuration = parts.instance.configuration
     _limit(parts.instance)

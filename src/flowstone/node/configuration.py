@@ -31,7 +31,7 @@ from flowstone.node.option_checks import (
 )
 from flowstone.replication.membership import quorum
 from flowstone.replication.raft.election import Config as ElectionConfig
-from flowstone.replication.raft.election import Fencing, Mode
+from flowstone.replication.raft.election import ElectionMode, Fencing
 
 LOOPBACK: Final = "127.0.0.1"
 ANY_ADDRESS: Final = "0.0.0.0"
@@ -41,7 +41,7 @@ WAL_MODES: Final = ("none", "write", "fsync")
 DIALECTS: Final = ("2.6", "2.11")
 LOG_FORMATS: Final = ("plain", "json")
 STRATEGIES: Final = ("auto", "config", "supervised", "legacy")
-ELECTION_MODES: Final = tuple(mode.value for mode in Mode)
+ELECTION_MODES: Final = tuple(mode.value for mode in ElectionMode)
 FENCING_MODES: Final = tuple(mode.value for mode in Fencing)
 
 A_UUID: Final = "a UUID such as 5313b8d5-82a0-4fb4-a280-9e8bf79e1cac, with dashes"
@@ -492,7 +492,7 @@ class Configuration:
         if isinstance(self.replication_synchro_quorum, str):
             hint = "dialect 2.6 does not support formulas; use a number"
             raise incorrect("replication_synchro_quorum", "should be of type number", hint=hint)
-        if self.election_mode != Mode.OFF.value:
+        if self.election_mode != ElectionMode.OFF.value:
             hint = "dialect 2.6 does not support elections; omit the option, or create new data with dialect 2.11"
             raise incorrect("election_mode", "unexpected option", hint=hint)
 
@@ -510,7 +510,7 @@ class Configuration:
         """Return the options of elections; raise error 59 if they are enabled in dialect 2.6."""
         self.check_dialect(dialect)
         return ElectionConfig(
-            mode=Mode(self.election_mode),
+            mode=ElectionMode(self.election_mode),
             election_timeout=self.election_timeout,
             death_timeout=DEATH_FACTOR * self.replication_timeout,
             fencing=Fencing(self.election_fencing_mode),
@@ -554,7 +554,7 @@ def _consistent(configuration: Configuration) -> Configuration:
     for name in ("ssl_password", "ssl_ca_file", "ssl_ciphers"):
         if getattr(configuration, name) is not None and configuration.ssl_cert_file is None:
             raise incorrect("ssl_cert_file", f"needed with {name}")
-    if configuration.replication_anon and configuration.election_mode != Mode.OFF.value:
+    if configuration.replication_anon and configuration.election_mode != ElectionMode.OFF.value:
         problem = "the value may only be set to 'off' when 'replication_anon' is set to true"
         raise incorrect("election_mode", problem)
     if configuration.dialect is not None:

@@ -20,7 +20,7 @@ from flowstone.node.configuration import Configuration
 from flowstone.node.counters import Counters
 from flowstone.node.disk_query import DiskQuery
 from flowstone.node.synchro.elections import Elections
-from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.node.synchro.limbo_driver import LimboDriver
 from flowstone.node.wal.commits import Commits
 from flowstone.node.wal.journal import Journal
 from flowstone.outside import Outside
@@ -78,7 +78,7 @@ class NoFiles:
         return self._gc_vclock
 
 
-class Peers(Protocol):
+class PeerStates(Protocol):
     """Upstreams and downstreams of the instance, for `box.info.replication`."""
 
     def upstream(self, uuid: UUID) -> dict[str, Any] | None:
@@ -123,7 +123,7 @@ class NoFollowers:
 
 
 class NoPeers:
-    """`Peers` of an instance without replication."""
+    """`PeerStates` of an instance without replication."""
 
     def upstream(self, uuid: UUID) -> dict[str, Any] | None:
         return None
@@ -168,7 +168,7 @@ class Instance:
     """The instance from which this instance got its first data, or is about to get it."""
 
     counters: Counters = field(default_factory=Counters)
-    peers: Peers = field(default_factory=NoPeers)
+    peers: PeerStates = field(default_factory=NoPeers)
     followers: Followers = field(default_factory=NoFollowers)
     free_space_query: DiskQuery[list[int]] = field(default_factory=DiskQuery)
 
@@ -195,7 +195,7 @@ class Instance:
         return self.expelled_id != 0
 
     @property
-    def queue(self) -> SynchroQueue:
+    def queue(self) -> LimboDriver:
         """The synchronous queue."""
         return self.commits.queue
 

@@ -16,11 +16,11 @@ from typing import Any, Protocol, Self, TypeVar, Unpack
 from flowstone.box.box import Box
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine.transaction import Transaction as BoxTransaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.node.changes import Trigger, listener
-from flowstone.node.components import Parts, Wishes, apply_options
+from flowstone.node.components import Components, StartupHooks, apply_options
 from flowstone.node.configuration import OPTIONS, Configuration, NodeOptions, configure
 from flowstone.node.info import box_info, replication_anon
 from flowstone.node.instance import Function, Instance
@@ -82,7 +82,7 @@ class Node:
         self._on_commit: list[Listener] = []
         self._on_rollback: list[Listener] = []
         self._on_election: list[Callable[[], object]] = []
-        self._running: Parts | None = None
+        self._running: Components | None = None
         self._reconfiguring = asyncio.Lock()
         self._stopping = asyncio.Lock()
 
@@ -104,8 +104,8 @@ class Node:
             await stack.aclose()
             raise
 
-    async def _start(self, stack: AsyncExitStack) -> Parts:
-        wishes = Wishes(
+    async def _start(self, stack: AsyncExitStack) -> Components:
+        wishes = StartupHooks(
             self._user,
             self._pid,
             self._functions,
@@ -114,7 +114,7 @@ class Node:
             self._on_election,
             self._reload,
         )
-        parts = Parts(self._outside, self._configuration, wishes, stack)
+        parts = Components(self._outside, self._configuration, wishes, stack)
         await parts.start()
         return parts
 
@@ -156,7 +156,7 @@ class Node:
         return self._instance.listen
 
     @property
-    def _parts(self) -> Parts:
+    def _parts(self) -> Components:
         if self._running is None:
             raise NotRunning("the node is not running", hint="use the node inside `async with`")
         return self._running
@@ -399,7 +399,7 @@ class Node:
         self._configuration = parts.instance.configuration = configuration
         apply_options(parts, changed)
 
-    async def _replicate(self, parts: Parts, changed: Sequence[str], *, is_given: bool) -> None:
+    async def _replicate(self, parts: Components, changed: Sequence[str], *, is_given: bool) -> None:
         replication = parts.replication
         if "replication_anon" in changed:
             await replication.register()

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.engine import statements
-from flowstone.box.engine.index import Index as BoxIndex
+from flowstone.box.engine.index import EngineIndex as BoxIndex
 from flowstone.box.engine.keys import Key, KeyKind, Span
 from flowstone.box.engine.read_view import ReadView
-from flowstone.box.engine.space import Space as BoxSpace
-from flowstone.box.engine.transaction import Transaction as BoxTransaction
+from flowstone.box.engine.space import EngineSpace as BoxSpace
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 from flowstone.node.tuples import Tuple, field_numbers

@@ -50,7 +50,7 @@ class Durations(msgspec.Struct, frozen=True):
         return sum(self.counts)
 
 
-class Wal(msgspec.Struct, frozen=True, kw_only=True):
+class WalStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Writes to the log since the start. `failure` is the error of the last write; None if it succeeded."""
 
     rows: int
@@ -62,7 +62,7 @@ class Wal(msgspec.Struct, frozen=True, kw_only=True):
     synced_seconds: Durations
 
 
-class Follower(msgspec.Struct, frozen=True, kw_only=True):
+class SentToReplica(msgspec.Struct, frozen=True, kw_only=True):
     """Rows and bytes sent to a replica since the start; `id` is 0 for an anonymous replica."""
 
     id: int
@@ -92,8 +92,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     requests_in_progress: int
     auth_failures: int
     auth_delays: int
-    wal: Wal
-    followers: tuple[Follower, ...]
+    wal: WalStatistics
+    followers: tuple[SentToReplica, ...]
     spaces: tuple[SpaceSize, ...]
 
 
@@ -127,7 +127,7 @@ def statistics_of(instance: Instance, replicas: Iterable[Downstream]) -> Statist
         requests_in_progress=counters.requests_in_progress,
         auth_failures=counters.auth_failures,
         auth_delays=counters.auth_delays,
-        wal=Wal(
+        wal=WalStatistics(
             rows=journal.row_count,
             bytes=journal.written_bytes,
             rotations=wal.rotations,
@@ -137,7 +137,8 @@ def statistics_of(instance: Instance, replicas: Iterable[Downstream]) -> Statist
             synced_seconds=_durations(wal.synced_seconds),
         ),
         followers=tuple(
-            Follower(id=each.id, uuid=str(each.uuid), rows=each.sent_rows, bytes=each.sent_bytes) for each in replicas
+            SentToReplica(id=each.id, uuid=str(each.uuid), rows=each.sent_rows, bytes=each.sent_bytes)
+            for each in replicas
         ),
         spaces=tuple(_sizes(instance)),
     )

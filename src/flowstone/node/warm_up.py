@@ -17,7 +17,7 @@ from flowstone.box.access import ADMIN
 from flowstone.box.box import Box
 from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import encode_request
@@ -47,7 +47,9 @@ def warm_up() -> int:
     outside = production()
     index = IndexDefinition(SPACE_ID, 0, "primary", "tree", True, (IndexPart(0, "unsigned"),))
     box = Box(Dialect.V2_11)
-    box.put_space(Space(SpaceDefinition(SPACE_ID, "warm_up", indexes=(index,)), box.collations, box.views, box.dialect))
+    box.put_space(
+        EngineSpace(SpaceDefinition(SPACE_ID, "warm_up", indexes=(index,)), box.collations, box.views, box.dialect)
+    )
     journal = Journal(outside, "", instance_uuid="", vclock=VClock(), replica_id=1, mode=WalMode.NONE)
     turns = Turns(box, journal, Commits(box, journal, outside.clock), outside.clock, wide=True)
     client = _Client()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from flowstone.archive.definitions_file import Definitions
+from flowstone.archive.definitions_file import DefinitionsFile
 from flowstone.archive.upstream_query import UpstreamFacts
 from flowstone.box.schema import SchemaTracker
 from flowstone.iproto.row import Row
@@ -58,5 +58,5 @@ def version_of(facts: UpstreamFacts) -> tuple[int, int, int]:
 def schema_of(facts: UpstreamFacts) -> SchemaTracker:
     """Return the server's definitions, as of the position in its ballot."""
     schema, position = SchemaTracker(), facts.ballot.vclock.without_zero().to_mapping()
-    Definitions(position, str(facts.instance_uuid), facts.version, facts.definitions).apply_to(schema)
+    DefinitionsFile(position, str(facts.instance_uuid), facts.version, facts.definitions).apply_to(schema)
     return schema

@@ -27,7 +27,7 @@ from flowstone.observation.findings.link_causes import (
 from flowstone.observation.findings.queue_findings import queue_findings
 from flowstone.observation.findings.wording import expel, make, position, rows_text, seconds_text
 from flowstone.observation.replica_set import FOLLOWING, Link, Member, ReplicaSet, missing_rows, most_behind
-from flowstone.observation.report import Consumer, Peer, Report
+from flowstone.observation.report import Report, ReportedConsumer, ReportedPeer
 
 FAILED: Final = frozenset({"stopped", "disconnected", "loading"})
 
@@ -187,7 +187,9 @@ def _orphan(replica_set: ReplicaSet, member: Member, report: Report) -> Finding:
     return make(replica_set, Kind.ORPHAN, Severity.STOPPED, member, what, why, advice, told)
 
 
-def _retention(replica_set: ReplicaSet, member: Member, report: Report, consumer: Consumer) -> Iterator[Finding]:
+def _retention(
+    replica_set: ReplicaSet, member: Member, report: Report, consumer: ReportedConsumer
+) -> Iterator[Finding]:
     """Logs are kept for a member that does not take them."""
     uuid = consumer.replica_uuid
     peer = next((one for one in report.replication if one.uuid == uuid), None)
@@ -215,7 +217,7 @@ def _retention(replica_set: ReplicaSet, member: Member, report: Report, consumer
     )
 
 
-def _clock_skew(replica_set: ReplicaSet, member: Member, peer: Peer) -> Iterator[Finding]:
+def _clock_skew(replica_set: ReplicaSet, member: Member, peer: ReportedPeer) -> Iterator[Finding]:
     """Report rows and heartbeats that arrive now, but carry a timestamp of another time."""
     upstream = peer.upstream
     if upstream is None or upstream.status not in FOLLOWING or upstream.lag is None or peer.uuid == member.uuid:
@@ -245,7 +247,7 @@ def _clock_skew(replica_set: ReplicaSet, member: Member, peer: Peer) -> Iterator
     )
 
 
-def _lag_back(replica_set: ReplicaSet, member: Member, peer: Peer) -> float | None:
+def _lag_back(replica_set: ReplicaSet, member: Member, peer: ReportedPeer) -> float | None:
     """Return the lag of `member`'s rows at `peer`; None if `peer` does not follow it, or did not answer."""
     other = replica_set.member(peer.uuid)
     peers = other.report.replication if other is not None and other.report is not None else ()
@@ -430,7 +432,7 @@ def _links_told(replica_set: ReplicaSet, member: Member) -> list[str]:
     ]
 
 
-def _upstream_told(replica_set: ReplicaSet, peer: Peer) -> str:
+def _upstream_told(replica_set: ReplicaSet, peer: ReportedPeer) -> str:
     assert peer.upstream is not None
     upstream = peer.upstream
     times = f"lag {seconds_text(upstream.lag or 0.0)}, idle {seconds_text(upstream.idle or 0.0)}"

@@ -22,7 +22,7 @@ from flowstone.iproto.row import Row
 from flowstone.observation.report import printable
 from flowstone.text.row_table import data_text
 from flowstone.text.yaml_rows import yaml_value
-from flowstone.xlog.transactions import Transaction
+from flowstone.xlog.transactions import LogTransaction
 
 ROWS_MAX: Final = 20
 DATA_LENGTH_MAX: Final = 500
@@ -33,7 +33,7 @@ BODY_SIZE_MAX: Final = 64 * 1024
 """Bytes of a row above which it is not decoded: its text would be cut anyway."""
 
 
-class Status(StrEnum):
+class TransactionStatus(StrEnum):
     """Whether a transaction is settled, still waits for its quorum, or was rolled back."""
 
     SETTLED = "settled"
@@ -61,7 +61,7 @@ class LiveTransaction(msgspec.Struct, kw_only=True):
     at: float
     """Time of the write in seconds since 1970, by the clock of the sender."""
 
-    status: Status
+    status: TransactionStatus
     rows: tuple[LiveRow, ...]
     more_rows: int = 0
 
@@ -75,7 +75,7 @@ class WaitingRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def described(
-    transaction: Transaction, schema: Schema, status: Status, *, replicaset_uuid: str = ""
+    transaction: LogTransaction, schema: Schema, status: TransactionStatus, *, replicaset_uuid: str = ""
 ) -> LiveTransaction:
     """Return `transaction` for display, with names from `schema`."""
     return LiveTransaction(
@@ -90,7 +90,7 @@ def described(
     )
 
 
-def waiting_rows(transaction: Transaction, schema: Schema) -> tuple[WaitingRow, ...]:
+def waiting_rows(transaction: LogTransaction, schema: Schema) -> tuple[WaitingRow, ...]:
     """Return the space and the key of each row of a pending transaction, at most ROWS_MAX."""
     return tuple(_waiting_row(row, schema) for row in transaction.rows[:ROWS_MAX])
 

@@ -19,7 +19,7 @@ from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.box.system import SCHEMA_ID, SCHEMA_SPACE_IDS
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.history.files import NoSuchLog
-from flowstone.history.log_reading import Reading, Report
+from flowstone.history.log_reading import Reading, ReadReport
 from flowstone.history.selection import Selection
 from flowstone.history.settled_rows import CONTROL
 from flowstone.iproto import scan
@@ -35,7 +35,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import XlogError
 from flowstone.xlog.reader import EndingKind, LogFile
-from flowstone.xlog.transactions import Transaction, TransactionError, group
+from flowstone.xlog.transactions import LogTransaction, TransactionError, group
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Directory:
     end_of_logs: VClock
     """Position of the last row in any log; the newest snapshot may be newer."""
 
-    report: Report
+    report: ReadReport
     failure: FlowstoneError | None
     """The error that ended the reading although `force` was set."""
 
@@ -153,7 +153,7 @@ def look_into(outside: Outside, path: str) -> Directory:
 class _Health:
     """Collects what a complete reading encounters: damage, gaps, and who owned the queue last."""
 
-    report: Report = field(default_factory=Report)
+    report: ReadReport = field(default_factory=ReadReport)
     failure: FlowstoneError | None = None
     term: int = 0
     owner_id: int = 0
@@ -209,10 +209,10 @@ def digests_of(outside: Outside, directory: Directory, *, after: VClock | None =
 
 def transactions_behind(
     outside: Outside, directory: Directory, point: VClock, limit: int
-) -> tuple[tuple[Transaction, ...], Schema, bool]:
+) -> tuple[tuple[LogTransaction, ...], Schema, bool]:
     """Return at most `limit` transactions after `point`, the schema at the end, and whether these are all of them."""
     tracker = SchemaTracker()
-    found: list[Transaction] = []
+    found: list[LogTransaction] = []
     is_whole = True
     for snapshot in _bases(directory):
         _learn(outside.disk, snapshot, tracker)
@@ -236,7 +236,7 @@ def _bases(directory: Directory) -> Iterator[ListedFile]:
         yield from snapshots[-1:]
 
 
-def _transactions(disk: Disk, logs: Iterable[ListedFile]) -> Iterator[Transaction]:
+def _transactions(disk: Disk, logs: Iterable[ListedFile]) -> Iterator[LogTransaction]:
     for log in logs:
         with LogFile.open(disk, log.path, force=True) as file:
             for slab in file.slabs():

@@ -22,7 +22,7 @@ from flowstone.observation.anonymous_sink import AnonymousSink, schema_of, versi
 from flowstone.outside import Outside
 from flowstone.replication.applier.states import FAILED, ApplierState
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.transactions import Transaction, group
+from flowstone.xlog.transactions import LogTransaction, group
 
 TRANSACTIONS_MAX: Final = 1000
 SECONDS_MAX: Final = 3.0
@@ -36,7 +36,7 @@ class SectionUnread(FlowstoneError):
 class LogSection:
     """Transactions in log order, and the schema for their names."""
 
-    transactions: tuple[Transaction, ...]
+    transactions: tuple[LogTransaction, ...]
     schema: Schema
     is_whole: bool
     """True if the section reaches the requested end; False if a limit was reached first."""
@@ -100,7 +100,7 @@ class _SectionSink(AnonymousSink):
         self.version_id = from_greeting(version_of(facts)).version_id
         self.vclock = after.without_zero()
         self.done = asyncio.Event()
-        self.transactions: list[Transaction] = []
+        self.transactions: list[LogTransaction] = []
         self._until = until.without_zero()
         self._reached = self.vclock
         self._transactions_max = transactions_max

@@ -13,7 +13,15 @@ from typing import Any, Final
 import msgspec
 
 from flowstone.observation.places import place_of, seen_from
-from flowstone.observation.report import Downstream, Peer, Queue, Report, Unreachable, Upstream, VClock
+from flowstone.observation.report import (
+    Report,
+    ReportedDownstream,
+    ReportedPeer,
+    ReportedQueue,
+    ReportedUpstream,
+    Unreachable,
+    VClock,
+)
 
 FOLLOWING = ("follow", "sync")
 """States of a link in which rows arrive."""
@@ -97,7 +105,7 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
     leader: int = 0
     """Replica id of the elected leader; 0 if there is none, if it is gone, or without elections."""
 
-    queue: Queue | None = None
+    queue: ReportedQueue | None = None
     """The queue of synchronous transactions as its owner reports it."""
 
     vclock: VClock = {}
@@ -316,7 +324,7 @@ def _leader(reports: Sequence[Report], term: int | None) -> int:
     return next((election.leader for election in elections if election.term == term and election.leader), 0)
 
 
-def _queue(reports: Sequence[Report]) -> Queue | None:
+def _queue(reports: Sequence[Report]) -> ReportedQueue | None:
     """Return the queue that its owner reports, or else the one with the newest term and the most transactions."""
     shown = [(report.id, report.queue) for report in reports if report.queue is not None]
     owners = [queue for replica_id, queue in shown if queue.owner == replica_id]
@@ -338,7 +346,7 @@ def _members(
     registered = {
         peer.uuid for report in reports if report.uuid not in outsiders for peer in report.replication if peer.id
     }
-    seen: dict[str, list[Peer]] = {report.uuid: [] for report in reports}
+    seen: dict[str, list[ReportedPeer]] = {report.uuid: [] for report in reports}
     for report in reports:
         for peer in (*report.replication, *report.anonymous):
             seen.setdefault(peer.uuid, []).append(peer)
@@ -360,7 +368,7 @@ def _members(
 
 
 def _silent(
-    seen: dict[str, list[Peer]], own: dict[str, Report], reports: Sequence[Report], lost: Sequence[Unreachable]
+    seen: dict[str, list[ReportedPeer]], own: dict[str, Report], reports: Sequence[Report], lost: Sequence[Unreachable]
 ) -> tuple[dict[str, Unreachable], list[Unreachable]]:
     """Assign addresses that did not answer to members; return the assignments and the addresses left over.
 
@@ -381,7 +389,9 @@ def _silent(
     return places, strays
 
 
-def _answered(report: Report, peers: Sequence[Peer], copy: str | None, leader: int, *, is_expelled: bool) -> Member:
+def _answered(
+    report: Report, peers: Sequence[ReportedPeer], copy: str | None, leader: int, *, is_expelled: bool
+) -> Member:
     replica_id = 0 if is_expelled else report.id
     return Member(
         uuid=report.uuid,
@@ -397,7 +407,7 @@ def _answered(report: Report, peers: Sequence[Peer], copy: str | None, leader: i
 
 def _unheard(
     uuid: str,
-    peers: Sequence[Peer],
+    peers: Sequence[ReportedPeer],
     unreachable: Unreachable | None,
     address: str | None,
     leader: int,
@@ -422,7 +432,7 @@ def _unheard(
     )
 
 
-def _name(peers: Iterable[Peer]) -> str | None:
+def _name(peers: Iterable[ReportedPeer]) -> str | None:
     """Return the member's name as reported by others; 3.x reports names."""
     return next((peer.name for peer in peers if peer.name), None)
 
@@ -486,7 +496,11 @@ def _told_links(reports: Sequence[Report], positions: Mapping[str, VClock]) -> I
 
 
 def _link(
-    follower: str, master: str, side: Upstream | Downstream, downstream: Downstream | None, missing: int | None
+    follower: str,
+    master: str,
+    side: ReportedUpstream | ReportedDownstream,
+    downstream: ReportedDownstream | None,
+    missing: int | None,
 ) -> Link:
     return Link(
         follower=follower,
@@ -500,7 +514,7 @@ def _link(
     )
 
 
-def _lag(side: Upstream | Downstream, missing: int | None) -> float | None:
+def _lag(side: ReportedUpstream | ReportedDownstream, missing: int | None) -> float | None:
     """Return the lag: 0 if no rows are missing; otherwise at least the time since the last message."""
     if missing == 0:
         return 0.0

@@ -32,7 +32,7 @@ _PLAIN: Final = (str, bool, int, float)
 _OF_USERS: Final = re.compile(r"""in space ['"]_v?user['"]""")
 
 
-class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedUpstream(msgspec.Struct, frozen=True, kw_only=True):
     """The server as a follower of a peer. `lag` and `idle` are in seconds."""
 
     status: str
@@ -43,7 +43,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     system_message: str | None = None
 
 
-class Downstream(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedDownstream(msgspec.Struct, frozen=True, kw_only=True):
     """A peer as a follower of the server: the position it has acknowledged, and the delay of acknowledgements."""
 
     status: str
@@ -54,15 +54,15 @@ class Downstream(msgspec.Struct, frozen=True, kw_only=True):
     system_message: str | None = None
 
 
-class Peer(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedPeer(msgspec.Struct, frozen=True, kw_only=True):
     """A member of the replica set as the server sees it, including itself. Anonymous replicas have the id 0."""
 
     id: int
     uuid: str
     name: str | None = None
     lsn: int = 0
-    upstream: Upstream | None = None
-    downstream: Downstream | None = None
+    upstream: ReportedUpstream | None = None
+    downstream: ReportedDownstream | None = None
 
 
 class Election(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
     leader_idle: float | None = None
 
 
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedQueue(msgspec.Struct, frozen=True, kw_only=True):
     """Pending synchronous transactions; `age` is that of the oldest one, in seconds, `size` is in bytes."""
 
     len: int = 0
@@ -90,7 +90,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     rollback_count: int | None = None
 
 
-class Consumer(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedConsumer(msgspec.Struct, frozen=True, kw_only=True):
     """A consumer of the log, usually a replica: logs from `vclock` on are kept for it."""
 
     name: str
@@ -111,22 +111,22 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     is_paused: bool = False
     checkpoint_is_in_progress: bool = False
     checkpoints: tuple[VClock, ...] = ()
-    consumers: tuple[Consumer, ...] = ()
+    consumers: tuple[ReportedConsumer, ...] = ()
 
     @property
-    def slowest(self) -> Consumer | None:
+    def slowest(self) -> ReportedConsumer | None:
         """The consumer that needs the oldest log; None if there are no consumers."""
         return min(self.consumers, key=lambda consumer: consumer.signature, default=None)
 
 
-class Wal(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedWal(msgspec.Struct, frozen=True, kw_only=True):
     """Failed log writes of a node whose last write failed: the reason, and the number of failures since the start."""
 
     failure: str
     failures: int = 1
 
 
-class Disk(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedDisk(msgspec.Struct, frozen=True, kw_only=True):
     """Free bytes of the file systems of a node's directories; `failure` if they cannot be determined."""
 
     wal_free_bytes: int | None = None
@@ -155,10 +155,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     uptime: float = 0
     lsn: int = 0
     vclock: VClock = {}
-    replication: tuple[Peer, ...] = ()
-    anonymous: tuple[Peer, ...] = ()
+    replication: tuple[ReportedPeer, ...] = ()
+    anonymous: tuple[ReportedPeer, ...] = ()
     election: Election | None = None
-    queue: Queue | None = None
+    queue: ReportedQueue | None = None
     gc: Retention | None = None
     cfg: dict[str, Any] | None = None
     """Options of `box.cfg` that cannot contain a secret; None if the user may not read them."""
@@ -166,10 +166,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     upstreams_configured: int | None = None
     """Number of servers in `replication`, without the server itself if `listen` identifies it; None if unknown."""
 
-    wal: Wal | None = None
+    wal: ReportedWal | None = None
     """Set for a node whose last write to the log failed; real servers do not show it."""
 
-    disk: Disk | None = None
+    disk: ReportedDisk | None = None
     """Set for a node, if the user may query it."""
 
     @property
@@ -259,20 +259,22 @@ def vclock_of(value: Any) -> VClock:
     return dict(sorted((replica_id, lsn) for replica_id, lsn in found.items() if replica_id and lsn is not None))
 
 
-def _peers(value: Any) -> tuple[Peer, ...]:
+def _peers(value: Any) -> tuple[ReportedPeer, ...]:
     peers = [_peer(row) for row in _rows(value) if isinstance(row, Mapping)]
     return tuple(sorted(peers, key=lambda peer: (peer.id, peer.uuid)))
 
 
-def _peer(row: Mapping[str, Any]) -> Peer:
+def _peer(row: Mapping[str, Any]) -> ReportedPeer:
     upstream, downstream = _table(row.get("upstream")), _table(row.get("downstream"))
-    return Peer(
+    return ReportedPeer(
         id=_integer(row.get("id")),
         uuid=_text(row.get("uuid")) or "",
         name=_text(row.get("name")),
         lsn=_integer(row.get("lsn")),
-        upstream=Upstream(peer=_text(upstream.get("peer")), **_link(upstream)) if upstream else None,
-        downstream=Downstream(vclock=vclock_of(downstream.get("vclock")), **_link(downstream)) if downstream else None,
+        upstream=ReportedUpstream(peer=_text(upstream.get("peer")), **_link(upstream)) if upstream else None,
+        downstream=ReportedDownstream(vclock=vclock_of(downstream.get("vclock")), **_link(downstream))
+        if downstream
+        else None,
     )
 
 
@@ -299,11 +301,11 @@ def _election(table: Mapping[str, Any]) -> Election | None:
     )
 
 
-def _queue(synchro: Mapping[str, Any]) -> Queue | None:
+def _queue(synchro: Mapping[str, Any]) -> ReportedQueue | None:
     table = _table(synchro.get("queue"))
     if not table:
         return None
-    return Queue(
+    return ReportedQueue(
         len=_integer(table.get("len")),
         owner=_integer(table.get("owner")),
         term=_integer(table.get("term")),
@@ -320,7 +322,7 @@ def _retention(table: Mapping[str, Any]) -> Retention | None:
     if not table:
         return None
     consumers = [
-        Consumer(
+        ReportedConsumer(
             name=_text(row.get("name")) or "",
             vclock=vclock_of(row.get("vclock")),
             signature=_integer(row.get("signature")),
@@ -337,15 +339,15 @@ def _retention(table: Mapping[str, Any]) -> Retention | None:
     )
 
 
-def _wal(table: Mapping[str, Any]) -> Wal | None:
+def _wal(table: Mapping[str, Any]) -> ReportedWal | None:
     failure = _text(table.get("failure"))
-    return Wal(failure=failure, failures=_integer(table.get("failures"))) if failure is not None else None
+    return ReportedWal(failure=failure, failures=_integer(table.get("failures"))) if failure is not None else None
 
 
-def _disk(table: Mapping[str, Any]) -> Disk | None:
+def _disk(table: Mapping[str, Any]) -> ReportedDisk | None:
     if not table:
         return None
-    return Disk(
+    return ReportedDisk(
         wal_free_bytes=_count(table.get("wal_free_bytes")),
         memtx_free_bytes=_count(table.get("memtx_free_bytes")),
         failure=_text(table.get("failure")),

@@ -61,7 +61,7 @@ class TailStatus(StrEnum):
     LOST = "lost"
 
 
-class Tail:
+class LiveTail:
     """Follows a log from `start` to `stop`. `members` returns the members to try, best first, before each round."""
 
     def __init__(

@@ -29,13 +29,19 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.scan import Cells
 from flowstone.iproto.slab import Slab
 from flowstone.observation.anonymous_sink import AnonymousSink
-from flowstone.observation.live_transaction import LiveTransaction, Status, WaitingRow, described, waiting_rows
+from flowstone.observation.live_transaction import (
+    LiveTransaction,
+    TransactionStatus,
+    WaitingRow,
+    described,
+    waiting_rows,
+)
 from flowstone.outside import Clock
 from flowstone.replication.applier.states import ConnectionLost
 from flowstone.replication.limbo.control_rows import Demote, Promote, decode_control
 from flowstone.replication.settled import Decision, SettledTracker, Tracked, is_nop
 from flowstone.replication.vclock import VClock, VClockBuilder
-from flowstone.xlog.transactions import CONTROL_TYPES, Transaction, group
+from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction, group
 
 KEPT_MAX: Final = 5000
 """Limit of transactions in the ring."""
@@ -68,7 +74,7 @@ class _Seen(Tracked):
     touches_synchronous: bool
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+class PendingTransaction(msgspec.Struct, frozen=True, kw_only=True):
     """A pending transaction; `age` is in seconds."""
 
     replica_id: int
@@ -159,14 +165,14 @@ class TailSink(AnonymousSink):
         self._tracker = SettledTracker(is_synchronous=None if self._has_flags else _touches_synchronous)
         self._tracker.start(vclock)
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[PendingTransaction]:
         """Return the pending transactions in log order, at most WAITING_MAX."""
         if self._tracker is None or self._tracker.is_quiet:
             return []
         schema, now = self._schema.schema, self._clock.wall()
         pending = [seen for seen in self._tracker.pending if seen.rows[0].type not in CONTROL_TYPES]
         return [
-            Waiting(
+            PendingTransaction(
                 replica_id=seen.replica_id,
                 lsn=seen.lsn,
                 age=max(0.0, now - seen.transaction.timestamp),
@@ -232,8 +238,8 @@ class TailSink(AnonymousSink):
         self.skipped += int(self._later_than(slab, self._live_from)[passed_by].sum())
         starts = np.concatenate(([0], ends[:-1]))
         for first, end in zip(starts[-count:].tolist(), ends[-count:].tolist(), strict=True) if count else ():
-            transaction = Transaction(tuple(slab.rows(np.arange(first, end))))
-            self._add(self._described(transaction, Status.SETTLED))
+            transaction = LogTransaction(tuple(slab.rows(np.arange(first, end))))
+            self._add(self._described(transaction, TransactionStatus.SETTLED))
 
     async def _each(self, tracker: SettledTracker[_Seen], slab: Slab) -> None:
         """Process the transactions one by one, as some are pending or change the schema."""
@@ -256,17 +262,17 @@ class TailSink(AnonymousSink):
             if transaction.rows[0].type in _PROMOTE:
                 self._change_leader(tracker, transaction.rows[0])
 
-    def _shown(self, transaction: Transaction) -> LiveTransaction | None:
+    def _shown(self, transaction: LogTransaction) -> LiveTransaction | None:
         """Return the entry in the ring: the existing one if a server sends the transaction again; None if skipped."""
         shown = self._undecided.get((transaction.replica_id, transaction.lsn))
         if shown is None and self._budget.take(1):
-            shown = self._described(transaction, Status.WAITING)
+            shown = self._described(transaction, TransactionStatus.WAITING)
             self.ring.append(shown)
         elif shown is None and transaction.lsn > self._live_from.get(transaction.replica_id):
             self.skipped += 1
         return shown
 
-    def _described(self, transaction: Transaction, status: Status) -> LiveTransaction:
+    def _described(self, transaction: LogTransaction, status: TransactionStatus) -> LiveTransaction:
         return described(transaction, self._schema.schema, status, replicaset_uuid=str(self._replicaset_uuid))
 
     def _wait(self, shown: LiveTransaction) -> None:
@@ -276,13 +282,16 @@ class TailSink(AnonymousSink):
         self._on_shown(shown)
 
     def _settle(self, decision: Decision[_Seen]) -> None:
-        seen, status = decision.transaction, Status.SETTLED if decision.kept else Status.ROLLED_BACK
+        seen, status = (
+            decision.transaction,
+            TransactionStatus.SETTLED if decision.kept else TransactionStatus.ROLLED_BACK,
+        )
         self._undecided.pop((seen.replica_id, seen.lsn), None)
         if seen.shown is not None:
             # A new leader replaces rolled back rows with NOPs that have the same LSNs.
-            seen.shown.status = Status.ROLLED_BACK if is_nop(seen) and not _has_nop(seen.shown) else status
+            seen.shown.status = TransactionStatus.ROLLED_BACK if is_nop(seen) and not _has_nop(seen.shown) else status
             self._on_shown(seen.shown)
-        elif status is Status.ROLLED_BACK and self._budget.take(1):
+        elif status is TransactionStatus.ROLLED_BACK and self._budget.take(1):
             # A rollback is always of interest, even if the transaction was skipped before.
             self._add(self._described(seen.transaction, status))
 
@@ -297,7 +306,7 @@ class TailSink(AnonymousSink):
         pending = {(seen.replica_id, seen.lsn) for seen in tracker.pending}
         for place in [place for place in self._undecided if place not in pending]:
             lost = self._undecided.pop(place)
-            lost.status = Status.ROLLED_BACK
+            lost.status = TransactionStatus.ROLLED_BACK
             self._on_shown(lost)
 
     def _add(self, transaction: LiveTransaction) -> None:

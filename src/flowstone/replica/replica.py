@@ -17,7 +17,7 @@ from uuid import UUID
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect, from_greeting
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.client import rights
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
@@ -29,7 +29,7 @@ from flowstone.node.spaces import Space
 from flowstone.node.upstream.applier import Applier
 from flowstone.node.wal.recovery import FLAGS_SINCE, replicaset_uuid_of
 from flowstone.outside import Outside
-from flowstone.replica.settled_box import Choice, RowsNeeded, SettledBox, Snapshot, warm_up
+from flowstone.replica.settled_box import FollowedSpaces, RowsNeeded, SettledBox, SnapshotBox, warm_up
 from flowstone.replication.applier.states import ENDED, ApplierState, ConnectionLost, code_of
 from flowstone.replication.messages import Ballot
 from flowstone.replication.vclock import VClock, VClockError
@@ -63,10 +63,10 @@ class NotReached(FlowstoneError):
     """The replica did not reach a position in time."""
 
 
-class Follower:
+class ReplicaSink:
     """The sink of the replica's applier; see `node.sink.Sink`."""
 
-    def __init__(self, uri: Uri, uuid: UUID, choice: Choice, guard: AbstractContextManager[Any] | None) -> None:
+    def __init__(self, uri: Uri, uuid: UUID, choice: FollowedSpaces, guard: AbstractContextManager[Any] | None) -> None:
         self.on_written: list[Callable[[], None]] = []
         self.on_snapshot: Callable[[], None] = lambda: None
         """Called when rows of a snapshot arrive."""
@@ -84,7 +84,7 @@ class Follower:
         self._uri = uri
         self._choice = choice
         self._guard = guard
-        self._snapshot: Snapshot | None = None
+        self._snapshot: SnapshotBox | None = None
         self._is_fresh = False
         self._replicaset_uuid: UUID | None = None
         self._version: tuple[int, int, int] = (0, 0, 0)
@@ -139,7 +139,7 @@ class Follower:
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
         if (lost := self.tail_lost(vclock)) is not None:
             raise lost
-        self._snapshot = Snapshot(self._dialect, vclock, self._choice)
+        self._snapshot = SnapshotBox(self._dialect, vclock, self._choice)
 
     async def meta(self, row: Row) -> None:
         assert self._snapshot is not None
@@ -237,7 +237,9 @@ class Replica:
         self._on_change = list(on_change)
         self._on_resync = list(on_resync)
         self._wanted = tuple(spaces or ())
-        self._follower = Follower(uri, outside.random.uuid(), Choice(spaces if spaces is None else self._wanted), guard)
+        self._follower = ReplicaSink(
+            uri, outside.random.uuid(), FollowedSpaces(spaces if spaces is None else self._wanted), guard
+        )
         self._follower.on_resync = self._resynced
         self._applier = Applier(
             outside, uri, self._follower, replication_timeout=replication_timeout, on_state=self._state_changed
@@ -336,7 +338,7 @@ class Replica:
             raise errors.NoSuchSpace(f"Space '{space}' is not followed", hint="add it to spaces=[…]")
         return Space(self, found.id)
 
-    async def write(self, statement: Callable[[Transaction], T]) -> T:
+    async def write(self, statement: Callable[[BoxTransaction], T]) -> T:
         """Raise error 7 (ER_READONLY): only the upstream can be written to."""
         raise read_only(self._uri)
 

@@ -22,8 +22,8 @@ from flowstone.box.dialect import Dialect
 from flowstone.box.engine import bulk
 from flowstone.box.engine.bulk import Lane
 from flowstone.box.engine.keys import Key as IndexKey
-from flowstone.box.engine.space import Space, Values
-from flowstone.box.engine.transaction import Statement, Transaction
+from flowstone.box.engine.space import EngineSpace, Values
+from flowstone.box.engine.transaction import BoxTransaction, Statement
 from flowstone.box.system import FIRST_USER_SPACE_ID, INDEX_ID, SPACE_ID, TRUNCATE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
@@ -41,7 +41,7 @@ from flowstone.replication.row_stream import RowStream
 from flowstone.replication.settled import SettledTracker, Tracked
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.transactions import CONTROL_TYPES
-from flowstone.xlog.transactions import Transaction as Rows
+from flowstone.xlog.transactions import LogTransaction as Rows
 
 Listener = Callable[[list[SettledChange]], None]
 """Called with the changes of each transaction, after they are in the box."""
@@ -63,18 +63,18 @@ class RowsNeeded(FlowstoneError):
     """A renamed space is now followed, but its earlier tuples were skipped: a snapshot is needed."""
 
 
-class Choice:
+class FollowedSpaces:
     """The spaces to follow, by name or id; None: all. System spaces are always kept."""
 
     def __init__(self, spaces: Collection[str | int] | None = None) -> None:
         self.is_everything = spaces is None
         self._spaces: frozenset[str | int] = frozenset(spaces or ())
 
-    def names(self, space: Space) -> bool:
+    def names(self, space: EngineSpace) -> bool:
         """True if the space was chosen. Only then are changes of a system space reported."""
         return self.is_everything or space.name in self._spaces or space.id in self._spaces
 
-    def keeps(self, space: Space) -> bool:
+    def keeps(self, space: EngineSpace) -> bool:
         """True if the tuples of the space are kept."""
         return space.id < FIRST_USER_SPACE_ID or self.names(space)
 
@@ -88,7 +88,7 @@ class _Arrived(Tracked):
     touches_synchronous: bool = False
 
 
-class _Seen(Transaction):
+class _Seen(BoxTransaction):
     """A transaction that records the old and the new tuple of each change."""
 
     def __init__(self, box: Box) -> None:
@@ -96,16 +96,21 @@ class _Seen(Transaction):
         self.images: list[tuple[bytes | None, bytes | None]] = []
 
     def write(
-        self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
+        self,
+        space: EngineSpace,
+        old: bytes | None,
+        new: bytes | None,
+        old_values: Values | None,
+        new_values: Values | None,
     ) -> None:
         super().write(space, old, new, old_values, new_values)
         self.images.append((old, new))
 
 
-class Snapshot:
+class SnapshotBox:
     """A snapshot that is being received into its own box, which is not visible before it is complete."""
 
-    def __init__(self, dialect: Dialect, vclock: VClock, choice: Choice) -> None:
+    def __init__(self, dialect: Dialect, vclock: VClock, choice: FollowedSpaces) -> None:
         self.box = Box(dialect)
         self.box.is_recovering = True
         self.vclock = vclock.without_zero()
@@ -144,7 +149,9 @@ class Snapshot:
 class SettledBox:
     """A box that is always at a settled position. `guard` is held while a transaction is applied."""
 
-    def __init__(self, snapshot: Snapshot, choice: Choice, *, guard: AbstractContextManager[Any] | None = None) -> None:
+    def __init__(
+        self, snapshot: SnapshotBox, choice: FollowedSpaces, *, guard: AbstractContextManager[Any] | None = None
+    ) -> None:
         self.on_transaction: list[Listener] = []
         self.box = snapshot.box
         self.box.is_read_only = True
@@ -153,7 +160,7 @@ class SettledBox:
         self._by_schema = False
         self._begin(snapshot)
 
-    def _begin(self, snapshot: Snapshot) -> None:
+    def _begin(self, snapshot: SnapshotBox) -> None:
         self._vclock = VClockBuilder(snapshot.vclock)
         self._seen = VClockBuilder(snapshot.vclock)
         self._kept = self._find_kept()
@@ -161,7 +168,7 @@ class SettledBox:
         self._tracker: SettledTracker[_Arrived] = SettledTracker()
         self._tracker.start(snapshot.vclock, snapshot.synchro.promote())
 
-    def replace(self, snapshot: Snapshot) -> None:
+    def replace(self, snapshot: SnapshotBox) -> None:
         """Replace the data with another snapshot at once. Handles of spaces remain valid."""
         with self._guard:
             self.box.take_over(snapshot.box)
@@ -178,7 +185,7 @@ class SettledBox:
         """The number of transactions that are pending or wait for a pending one."""
         return len(self._tracker.pending)
 
-    def follows(self, space: Space) -> bool:
+    def follows(self, space: EngineSpace) -> bool:
         """True if the tuples of the space are kept."""
         return self._choice.keeps(space)
 
@@ -350,7 +357,7 @@ class SettledBox:
 
     # --- definitions ---
 
-    def _find_kept(self) -> dict[int, Space]:
+    def _find_kept(self) -> dict[int, EngineSpace]:
         """Return the spaces that are kept, by id."""
         return {space.id: space for space in self.box.spaces.values() if self._choice.keeps(space)}
 
@@ -374,7 +381,9 @@ class SettledBox:
             return []
         return [SettledChange(Statement(row.type, was_kept, row.body), row, type=emptied)]
 
-    def _change_kept(self, effect: _Seen, about: int, was_kept: Space | None, kept: dict[int, Space]) -> None:
+    def _change_kept(
+        self, effect: _Seen, about: int, was_kept: EngineSpace | None, kept: dict[int, EngineSpace]
+    ) -> None:
         """Handle a space that a rename adds to, or removes from, the kept spaces."""
         space = self.box.spaces.get(about)
         if space is None or (about in kept) == (was_kept is not None):
@@ -406,7 +415,7 @@ class _Plain(NamedTuple):
             bulk.replace_many(self.lane, self.keys, [raw for raw in self.tuples if raw is not None], written)
 
 
-def _plain(space: Space, slab: Slab, cells: Cells) -> _Plain | None:
+def _plain(space: EngineSpace, slab: Slab, cells: Cells) -> _Plain | None:
     """Return the rows as entries; None if they must be applied one by one, such as if one of them is invalid."""
     kind, lane = int(cells[scan.TYPE, 0]), bulk.lane_of(space)
     if kind not in (_INSERT, _REPLACE, _DELETE) or lane is None:
@@ -439,11 +448,11 @@ def _codes(cells: Cells) -> Cells:
 def warm_up() -> None:
     """Load the kernels that rows pass through, and compile them if needed, before the first rows arrive."""
     number, count = FIRST_USER_SPACE_ID, 2 * BULK_MIN
-    snapshot = Snapshot(Dialect.V2_11, VClock(), Choice())
+    snapshot = SnapshotBox(Dialect.V2_11, VClock(), FollowedSpaces())
     definition: tuple[Any, ...] = (number, 1, "warm_up", "memtx", 0, {}, ())
     index = (number, 0, "primary", "tree", {"unique": True}, ((0, "unsigned"),))
     snapshot.push(_slab(_INSERT, [(SPACE_ID, {Key.TUPLE: definition}), (INDEX_ID, {Key.TUPLE: index})]))
-    box = SettledBox(snapshot, Choice())
+    box = SettledBox(snapshot, FollowedSpaces())
     box.push(_slab(_REPLACE, [(number, {Key.TUPLE: (key, "text")}) for key in range(count)]))
     box.push(_slab(_DELETE, [(number, {Key.KEY: (key,)}) for key in range(count)], first_lsn=count + 1))
 

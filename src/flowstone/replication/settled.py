@@ -57,8 +57,7 @@ from flowstone.replication.limbo.control_rows import (
     decode_control,
 )
 from flowstone.replication.vclock import VClock, VClockBuilder
-from flowstone.xlog.transactions import CONTROL_TYPES
-from flowstone.xlog.transactions import Transaction as LogTransaction
+from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction
 
 _COMMIT: Final = Flag.COMMIT.value
 _WAIT_ACK: Final = Flag.WAIT_ACK.value
@@ -68,8 +67,8 @@ _NOP: Final = RequestType.NOP.value
 _CONTROL: Final = frozenset(int(row_type) for row_type in CONTROL_TYPES)
 
 
-class Transaction(Protocol):
-    """The attributes of a transaction that the tracker uses; `flowstone.xlog.transactions.Transaction` has them."""
+class TrackedTransaction(Protocol):
+    """The attributes of a transaction that the tracker uses; `flowstone.xlog.transactions.LogTransaction` has them."""
 
     @property
     def rows(self) -> tuple[Row, ...]: ...
@@ -109,7 +108,7 @@ class Tracked:
         return self.transaction.flags
 
 
-T = TypeVar("T", bound=Transaction)
+T = TypeVar("T", bound=TrackedTransaction)
 
 
 class Decision(NamedTuple, Generic[T]):
@@ -146,12 +145,12 @@ class Tenure:
     def copy(self) -> Tenure:
         return Tenure(self.owner_id, self.term, self._voids)
 
-    def is_late(self, transaction: Transaction) -> bool:
+    def is_late(self, transaction: TrackedTransaction) -> bool:
         """Return True if the transaction has limbo flags, but its originator does not own the queue (any longer)."""
         has_owner = self.term and transaction.replica_id and transaction.replica_id != self.owner_id
         return bool(has_owner) and bool(transaction.flags & _WAIT)
 
-    def is_void(self, transaction: Transaction) -> bool:
+    def is_void(self, transaction: TrackedTransaction) -> bool:
         """Return True if the transaction is late and was rolled back; remember its originator.
 
         A late asynchronous transaction shares the fate of the synchronous ones of its originator before it.
@@ -265,7 +264,7 @@ class SettledTracker(Generic[T]):
         """The highest confirmed LSN of the owner."""
         return self._confirmed.get(self.owner_id)
 
-    def is_void(self, transaction: Transaction) -> bool:
+    def is_void(self, transaction: TrackedTransaction) -> bool:
         """Return True if the transaction, which is pushed next, is rolled back already: see `Tenure.is_void`."""
         return bool(transaction.flags & _WAIT) and self._tenure.is_void(transaction)
 
@@ -414,7 +413,7 @@ class SettledTracker(Generic[T]):
             follow(row.replica_id, row.lsn)
 
 
-def is_nop(transaction: Transaction) -> bool:
+def is_nop(transaction: TrackedTransaction) -> bool:
     """Return True if all rows are NOPs, so that the transaction only advances the vclock.
 
     Such a transaction does not enter the limbo; servers write one in place of a late transaction of a former owner. Its

@@ -1,8 +1,9 @@
 """A lake: a directory of Delta tables, one per space, and the mirrored position of each replica set.
 
-`Lake` finds, creates, loads and renames tables. `Progress` is the state that a mirror needs to resume, kept in a small
-table of its own (`_flowstone`). Each table stores its own position, so a crash between the commits of the tables and of
-the progress neither loses nor duplicates rows: a resumed mirror skips, table by table, the rows that are already there.
+`Lake` finds, creates, loads and renames tables. `LakeProgress` is the state that a mirror needs to resume, kept in a
+small table of its own (`_flowstone`). Each table stores its own position, so a crash between the commits of the tables
+and of the progress neither loses nor duplicates rows: a resumed mirror skips, table by table, the rows that are already
+there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from deltalake.transaction import CommitProperties, Transaction
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.columns.arrow_columns import ColumnOptions
 from flowstone.lake.embedded_table import EmbeddedTable
-from flowstone.lake.row_changes import Changes, States
+from flowstone.lake.row_changes import RowChanges, RowStates
 from flowstone.lake.table import KEEP_HOURS, AnotherWriter, Merged, Moment, application, is_replay
 from flowstone.lake.table_files import (
     FileEntry,
@@ -73,7 +74,7 @@ _PROGRESS_SCHEMA: Final = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LakeProgress:
     """The mirrored position of one replica set, and what is needed to resume from there.
 
     All tables contain everything up to `position`; single tables may be ahead (`LakeTable.positions`). `definitions`
@@ -223,9 +224,9 @@ class Lake:
         files = TableFiles(self._path_of(schema.space.name), self.storage_options)
         files.make_directory()
         if schema.history:
-            new = States(states, schema.prefix(uuid))
+            new = RowStates(states, schema.prefix(uuid))
             return [*files.write_split(new.current(schema), True), *files.write_split(new.former(schema), False)]
-        return files.write_split(Changes.of(states, schema.prefix(uuid)).upserts(schema, 0, states.num_rows))
+        return files.write_split(RowChanges.of(states, schema.prefix(uuid)).upserts(schema, 0, states.num_rows))
 
     def _schema(
         self,
@@ -378,12 +379,12 @@ class Lake:
             return None
 
     @property
-    def progress(self) -> dict[str, Progress]:
+    def progress(self) -> dict[str, LakeProgress]:
         """The progress by replica set; {} for a new lake. Read again on each access."""
         table = self._progress_table()
         return {} if table is None else _progress_in(table)
 
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: LakeProgress) -> None:
         """Replace the progress of the replica set.
 
         Raises AnotherWriter if the stored position is not at or before the new one.
@@ -404,7 +405,7 @@ class Lake:
             return
         raise AnotherWriter(f"{self.path}/{PROGRESS} is changed by others all the time", hint="try again later")
 
-    def _write_progress(self, table: DeltaTable | None, known: Mapping[str, Progress], moved: Progress) -> None:
+    def _write_progress(self, table: DeltaTable | None, known: Mapping[str, LakeProgress], moved: LakeProgress) -> None:
         signature = Transaction(application(moved.replicaset_uuid), moved.position.signature)
         write_deltalake(
             table or f"{self.path}/{PROGRESS}",
@@ -496,11 +497,11 @@ def _file_copied(source: TableFiles, target: TableFiles, entry: FileEntry) -> Wr
         return WrittenFile(entry, statistics_json(file.metadata, file.schema_arrow))
 
 
-def _progress_in(table: DeltaTable) -> dict[str, Progress]:
+def _progress_in(table: DeltaTable) -> dict[str, LakeProgress]:
     return {row["replicaset_uuid"]: _progress_of(row) for row in table.to_pyarrow_table().to_pylist()}
 
 
-def _row_of(progress: Progress) -> dict[str, Any]:
+def _row_of(progress: LakeProgress) -> dict[str, Any]:
     return {
         "replicaset_uuid": progress.replicaset_uuid,
         "position": json.dumps({str(number): lsn for number, lsn in progress.position}),
@@ -511,8 +512,8 @@ def _row_of(progress: Progress) -> dict[str, Any]:
     }
 
 
-def _progress_of(row: Mapping[str, Any]) -> Progress:
-    return Progress(
+def _progress_of(row: Mapping[str, Any]) -> LakeProgress:
+    return LakeProgress(
         row["replicaset_uuid"],
         VClock({int(number): lsn for number, lsn in json.loads(row["position"]).items()}),
         row["stamp"],

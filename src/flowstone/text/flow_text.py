@@ -50,7 +50,7 @@ HAS_INDEX_ID, HAS_INDEX_BASE, STRANGE = 1, 2, 4
 """Flags set by `body_marks`. STRANGE: the body is malformed or has keys that a data change does not have."""
 
 
-class Names(NamedTuple):
+class FieldNames(NamedTuple):
     """Name i is texts[offsets[i]:offsets[i + 1]]."""
 
     offsets: Integers
@@ -170,7 +170,7 @@ def _write_value(buf: Bytes, at: int, end: int, out: Bytes, to: int, stack: Inte
 
 
 @inlined
-def _write_name(names: Names, at: int, out: Bytes, to: int) -> int:
+def _write_name(names: FieldNames, at: int, out: Bytes, to: int) -> int:
     """Write name number `at`, or the number of a field without a name; return the end offset, -1 if `out` is full."""
     if at + 1 >= names.offsets.size:
         return put(out, write_unsigned(word(at + 1), out, to), ": ")
@@ -182,7 +182,7 @@ def _write_name(names: Names, at: int, out: Bytes, to: int) -> int:
 
 @inlined
 def _write_items(
-    buf: Bytes, at: int, end: int, shape: int, names: Names, out: Bytes, to: int, stack: Integers
+    buf: Bytes, at: int, end: int, shape: int, names: FieldNames, out: Bytes, to: int, stack: Integers
 ) -> tuple[int, int]:
     """Write the items of the array at `at` in the brackets of `shape`; return (end offset of the text, status)."""
     at, items, is_map = container(buf, at, end)
@@ -209,7 +209,7 @@ def _write_items(
 
 @kernel
 def _write_operation(
-    buf: Bytes, at: int, end: int, base: int, names: Names, out: Bytes, to: int, stack: Integers
+    buf: Bytes, at: int, end: int, base: int, names: FieldNames, out: Bytes, to: int, stack: Integers
 ) -> tuple[int, int, int]:
     """Write one operation, with the name of its field if known; return (its end offset, end of the text, status)."""
     at, items, is_map = container(buf, at, end)
@@ -241,7 +241,7 @@ def _write_operation(
 
 @inlined
 def _write_operations(
-    buf: Bytes, at: int, end: int, base: int, names: Names, out: Bytes, to: int, stack: Integers
+    buf: Bytes, at: int, end: int, base: int, names: FieldNames, out: Bytes, to: int, stack: Integers
 ) -> tuple[int, int]:
     at, items, is_map = container(buf, at, end)
     if at < 0 or is_map:
@@ -279,7 +279,7 @@ def _write_texts(
     bases: Integers,
     first: int,
     shape: int,
-    names: Names,
+    names: FieldNames,
     out: Bytes,
     to: int,
     stack: Integers,
@@ -317,7 +317,7 @@ def flow_texts(
     encoded = [name.encode() for name in names]
     offsets = np.zeros(len(encoded) + 1, np.int64)
     offsets[1:] = np.cumsum([len(name) for name in encoded])
-    known = Names(offsets, np.frombuffer(b"".join(encoded) or b"\0", np.uint8))
+    known = FieldNames(offsets, np.frombuffer(b"".join(encoded) or b"\0", np.uint8))
     size = int(np.sum(ends - starts))
     out: Bytes = np.empty(2 * size + (int(offsets[-1]) + 8) * starts.size + 2 * ROOM, np.uint8)
     stack: Integers = np.empty(NESTING_MAX, np.int64)

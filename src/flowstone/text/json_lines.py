@@ -15,7 +15,7 @@ from flowstone.history.log_reading import Piece
 from flowstone.history.records import name_fields
 from flowstone.iproto import scan as rows_of
 from flowstone.text.json_rows import json_lines
-from flowstone.xlog.errors import DamagedFile
+from flowstone.xlog.errors import DamagedLog
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -29,7 +29,7 @@ def json_text(piece: Piece, *, names: bool = False) -> memoryview:
         block = piece.slab.cells[rows_of.SPAN, piece.rows[0]]
         # The kernel does not say which row failed; the offset is that of the first block of the piece.
         what = f"in this block or a later one: {error}"
-        raise DamagedFile(piece.slab.path, int(piece.slab.offsets[block]), what) from error
+        raise DamagedLog(piece.slab.path, int(piece.slab.offsets[block]), what) from error
     if not names:
         return lines
     text = str(lines, "utf-8")

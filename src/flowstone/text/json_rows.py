@@ -69,7 +69,7 @@ class Lines(NamedTuple):
     row_end: Integers
 
 
-class Names(NamedTuple):
+class SpaceNames(NamedTuple):
     """Known spaces: ids in ascending order, and where `,"space":"…"` of each stands in `texts`."""
 
     space_ids: Integers
@@ -114,7 +114,7 @@ def _write_header(lines: Lines, row: int, out: Bytes, to: int) -> int:
 
 
 @kernel
-def _write_space(names: Names, space_id: int, out: Bytes, to: int) -> int:
+def _write_space(names: SpaceNames, space_id: int, out: Bytes, to: int) -> int:
     """The space's name, where it is known; -1 where `out` is full."""
     low, high = 0, names.space_ids.size
     while low < high:
@@ -151,7 +151,7 @@ def _write_state(state: int, out: Bytes, to: int) -> int:
 
 @inlined
 def _write_body(
-    buf: Bytes, lines: Lines, row: int, names: Names, out: Bytes, to: int, stack: Integers
+    buf: Bytes, lines: Lines, row: int, names: SpaceNames, out: Bytes, to: int, stack: Integers
 ) -> tuple[int, int]:
     """The body map with named keys: (offset behind the text, status)."""
     at, end = lines.body_at[row], lines.row_end[row]
@@ -188,7 +188,7 @@ def _write_body(
 
 @kernel
 def write_rows(
-    buf: Bytes, lines: Lines, selected: Integers, first: int, names: Names, out: Bytes, to: int, stack: Integers
+    buf: Bytes, lines: Lines, selected: Integers, first: int, names: SpaceNames, out: Bytes, to: int, stack: Integers
 ) -> tuple[int, int, int]:
     """Lines of the rows selected[first:]: (rows done, offset behind them, status of the next row)."""
     stamp, stamp_at, stamp_size = np.int64(0), 0, 0
@@ -252,14 +252,14 @@ def _plain_fields(body: bytes, kind: int, space: str | None) -> list[str]:
     return fields
 
 
-def _names(names: Mapping[int, str]) -> Names:
+def _names(names: Mapping[int, str]) -> SpaceNames:
     # A row holds its space's id as a signed number; a larger id can be defined, but no row can be of that space.
     ids = sorted(space_id for space_id in names if space_id < 1 << 63)
     texts = [f',"space":{json_string(names[i].encode("utf-8", "surrogateescape"))}'.encode() for i in ids]
     offsets = np.zeros(len(ids) + 1, np.int64)
     np.cumsum([len(text) for text in texts], out=offsets[1:])
     joined = np.frombuffer(b"".join(texts) or b"\0", np.uint8)
-    return Names(
+    return SpaceNames(
         np.ascontiguousarray(np.array(ids, np.int64)), np.ascontiguousarray(offsets), np.ascontiguousarray(joined)
     )
 

@@ -127,7 +127,7 @@ def _stamp(timestamp: float) -> str:
     return f"  timestamp: {yaml_value(timestamp)}{_when(timestamp)}\n" if timestamp else ""
 
 
-def _bodies(strip: Piece, cells: Cells, parts: Parts, names: bool) -> list[str]:
+def _bodies(strip: Piece, cells: Cells, parts: YamlParts, names: bool) -> list[str]:
     marks, indexes, bases = parts.marks.tolist(), cells[rows_of.INDEX_ID].tolist(), cells[rows_of.INDEX_BASE].tolist()
     heads = {space_id: _body_head(space_id, strip.schema.get(space_id)) for space_id in parts.space_ids}
     texts = []
@@ -153,7 +153,7 @@ def _body_head(space_id: int, space: SpaceDefinition | None) -> str:
 
 
 @dataclass
-class Parts:
+class YamlParts:
     """The texts of the bodies in a strip, one entry per row; "" if a row lacks the part, or is rare."""
 
     key: list[str]
@@ -165,7 +165,7 @@ class Parts:
     """Numbers of the rows that must be formatted from their record instead."""
 
 
-def body_parts(strip: Piece, cells: Cells, shape: Shape) -> Parts:
+def body_parts(strip: Piece, cells: Cells, shape: Shape) -> YamlParts:
     """Return the texts of keys, tuples (in `shape`) and operations, with field names unless `shape` is LIST."""
     count, buf = cells.shape[1], strip.slab.buf
     marks: Cells = np.empty(count, np.int64)
@@ -184,7 +184,7 @@ def body_parts(strip: Piece, cells: Cells, shape: Shape) -> Parts:
         updates = kinds == RequestType.UPDATE
         operations[:, updates], tuples[:, updates] = tuples[:, updates], -1
     known = np.unique(space_ids[usual]).tolist()
-    parts = Parts([""] * count, [""] * count, [""] * count, marks, known, np.empty(0, np.int64))
+    parts = YamlParts([""] * count, [""] * count, [""] * count, marks, known, np.empty(0, np.int64))
     bases = cells[rows_of.INDEX_BASE]
     for space_id in known:
         space = strip.schema.get(space_id) if shape is not Shape.LIST else None

@@ -18,7 +18,7 @@ class ArchiveMetrics:
         self._is_connected = False
         self._snapshots = self._snapshot_failures = self._gaps = self._missing_rows = self._disconnects = 0
 
-    def note(self, event: events.Event) -> None:
+    def note(self, event: events.ArchiveEvent) -> None:
         match event:
             case events.Progress():
                 self._progress = event

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from flowstone.errors import FlowstoneError
-from flowstone.web.feed import Feed, Wanted
+from flowstone.web.feed import Feed, TransactionFilter
 from flowstone.web.feed_metrics import FeedMonitored
 from flowstone.web.feed_state import to_json
 from flowstone.web.monitoring import monitoring
@@ -129,17 +129,17 @@ def _query(request: Request, allowed: tuple[str, ...]) -> Mapping[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
-def _wanted(query: Mapping[str, str]) -> Wanted:
+def _wanted(query: Mapping[str, str]) -> TransactionFilter:
     limit = _number(query, "limit")
     if limit is not None and not 1 <= limit <= LIMIT_MAX:
         raise BadParameter(f"limit must be a number from 1 to {LIMIT_MAX}")
-    return Wanted(
+    return TransactionFilter(
         set=query.get("set"),
         space=query.get("space"),
         type=query.get("type"),
         replica=_number(query, "replica"),
         text=query.get("text"),
-        limit=limit or Wanted.limit,
+        limit=limit or TransactionFilter.limit,
     )
 
 

@@ -23,7 +23,7 @@ from flowstone.outside import Outside
 from flowstone.web.deep_findings import DeepFindings
 from flowstone.web.event_stream import EventStream
 from flowstone.web.feed_set import WatchedSet
-from flowstone.web.feed_state import History, PipelineTable, State, TransactionList, to_json
+from flowstone.web.feed_state import FeedState, LagHistory, PipelineTable, TransactionList, to_json
 
 if TYPE_CHECKING:
     from flowstone.web.pipeline import Pipeline
@@ -63,7 +63,7 @@ class Observed(Protocol):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TransactionFilter:
     """A filter on transactions; None matches everything. `text` is searched in the rows' data, ignoring case."""
 
     set: str | None = None
@@ -207,8 +207,8 @@ class Feed:
         """The replica sets of the last poll."""
         return self._sets
 
-    def state(self) -> State:
-        return State(
+    def state(self) -> FeedState:
+        return FeedState(
             now=self._outside.clock.wall(),
             version=self._version,
             sets=tuple(self._watched[uuid].state() for uuid in self._shown),
@@ -219,12 +219,12 @@ class Feed:
     def watches(self, uuid: str) -> bool:
         return uuid in self._watched
 
-    def history(self, uuid: str | None) -> History:
+    def history(self, uuid: str | None) -> LagHistory:
         """Return the history of one set; without a UUID, of the first set."""
         uuid = uuid if uuid is not None else next(iter(self._shown), None)
-        return self._watched[uuid].history() if uuid in self._watched else History(points=())
+        return self._watched[uuid].history() if uuid in self._watched else LagHistory(points=())
 
-    async def transactions(self, wanted: Wanted) -> TransactionList:
+    async def transactions(self, wanted: TransactionFilter) -> TransactionList:
         """Return the kept transactions that match, newest first. Searches run one at a time, to bound their cost."""
         chosen = [one for uuid, one in self._watched.items() if wanted.set is None or uuid == wanted.set]
         sinks = [watched.tail.sink for watched in chosen if watched.tail is not None]
@@ -239,7 +239,7 @@ class Feed:
             seen=sum(sink.transactions_seen for sink in sinks),
         )
 
-    async def _search(self, ring: Sequence[LiveTransaction], wanted: Wanted) -> list[LiveTransaction]:
+    async def _search(self, ring: Sequence[LiveTransaction], wanted: TransactionFilter) -> list[LiveTransaction]:
         found: list[LiveTransaction] = []
         for start in range(0, len(ring), SEARCHED_AT_ONCE):
             found += filter(wanted.fits, ring[start : start + SEARCHED_AT_ONCE])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from flowstone.observation.findings.finding import Severity
 from flowstone.observation.tail import TailStatus
 from flowstone.web.feed import Feed
-from flowstone.web.feed_state import PipelineTable, SetState, State
+from flowstone.web.feed_state import FeedState, PipelineTable, SetState
 from flowstone.web.health import Health
 from flowstone.web.metrics import Families, add_reports
 
@@ -38,7 +38,7 @@ class FeedMonitored:
         return Health(state="watching", is_ready=True)
 
 
-def _add_findings(families: Families, state: State) -> None:
+def _add_findings(families: Families, state: FeedState) -> None:
     for severity in Severity:
         count = sum(finding.severity is severity for finding in state.findings)
         families.gauge("flowstone_findings", "Findings about the watched servers", count, severity=severity.value)

@@ -17,14 +17,14 @@ from flowstone.observation.live_transaction import LiveTransaction
 from flowstone.observation.places import place_of
 from flowstone.observation.replica_set import Link, Member, ReplicaSet
 from flowstone.observation.report import VClock
-from flowstone.observation.tail import Tail, TailStatus
+from flowstone.observation.tail import LiveTail, TailStatus
 from flowstone.outside import Outside
 from flowstone.web.feed_state import (
     ElectionEvent,
     ElectionKind,
-    History,
     HistoryLink,
     HistoryPoint,
+    LagHistory,
     SetState,
     TailState,
     TransactionBatch,
@@ -61,7 +61,7 @@ class WatchedSet:
 
     def __init__(self, outside: Outside, uuid: str | None, on_change: Callable[[], None]) -> None:
         self.uuid = uuid
-        self.tail: Tail | None = None
+        self.tail: LiveTail | None = None
         self._outside = outside
         self._on_change = on_change
         self._members: list[Uri] = []
@@ -78,7 +78,7 @@ class WatchedSet:
 
     def follow(self) -> None:
         """Start following the log of the set."""
-        self.tail = Tail(self._outside, lambda: self._members, on_shown=self._shown, on_leader=self._note_leader)
+        self.tail = LiveTail(self._outside, lambda: self._members, on_shown=self._shown, on_leader=self._note_leader)
         self.tail.start()
 
     async def stop(self) -> None:
@@ -208,8 +208,8 @@ class WatchedSet:
 
     # --- queries ---
 
-    def history(self) -> History:
-        return History(points=tuple(self._points))
+    def history(self) -> LagHistory:
+        return LagHistory(points=tuple(self._points))
 
     def state(self) -> SetState:
         one = self._now

@@ -13,8 +13,8 @@ import msgspec
 from flowstone.observation.findings.finding import Finding
 from flowstone.observation.live_transaction import LiveTransaction
 from flowstone.observation.replica_set import Link, Member
-from flowstone.observation.report import Queue, Report, Unreachable, VClock
-from flowstone.observation.tail_sink import Waiting
+from flowstone.observation.report import Report, ReportedQueue, Unreachable, VClock
+from flowstone.observation.tail_sink import PendingTransaction
 
 
 class MemberState(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class MemberState(msgspec.Struct, frozen=True, kw_only=True):
     report: Report | None
 
 
-class LinkState(msgspec.Struct, frozen=True, kw_only=True):
+class ShownLink(msgspec.Struct, frozen=True, kw_only=True):
     follower: str
     master: str
     status: str
@@ -71,11 +71,11 @@ class SetState(msgspec.Struct, frozen=True, kw_only=True):
     term: int | None
     leader: int
     vclock: VClock
-    queue: Queue | None
+    queue: ReportedQueue | None
     members: tuple[MemberState, ...]
-    links: tuple[LinkState, ...]
+    links: tuple[ShownLink, ...]
     rows_per_second: dict[str, float]
-    waiting: tuple[Waiting, ...]
+    waiting: tuple[PendingTransaction, ...]
     tail: TailState
     elections: tuple[ElectionEvent, ...]
 
@@ -94,7 +94,7 @@ class PipelineTable(msgspec.Struct, frozen=True, kw_only=True):
     status: str
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class FeedState(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     version: str
     sets: tuple[SetState, ...] = ()
@@ -115,7 +115,7 @@ class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, float]
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class LagHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Points are kept as JSON, encoded once: the whole history is requested often, a single point never."""
 
     points: tuple[msgspec.Raw, ...]
@@ -162,8 +162,8 @@ def member_state(member: Member) -> MemberState:
     )
 
 
-def link_state(link: Link, rows_per_second: float | None) -> LinkState:
-    return LinkState(
+def link_state(link: Link, rows_per_second: float | None) -> ShownLink:
+    return ShownLink(
         follower=link.follower,
         master=link.master,
         status=link.status,

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from flowstone.node.statistics import Durations
 from flowstone.observation.replica_set import replica_sets
-from flowstone.observation.report import Peer, Report, Unreachable
+from flowstone.observation.report import Report, ReportedPeer, Unreachable
 
 ELECTION_STATES: Final = {"follower": 0, "candidate": 1, "leader": 2}
 STATUSES: Final = ("loading", "hot_standby", "orphan", "running")
@@ -167,7 +167,7 @@ def _add_replication_lsn(families: Families, alias: str, report: Report) -> None
             families.gauge(name, text, missing, alias=alias, id=peer.id, type="master")
 
 
-def _others(report: Report) -> Iterator[Peer]:
+def _others(report: Report) -> Iterator[ReportedPeer]:
     return (peer for peer in report.replication if peer.id != report.id)
 
 

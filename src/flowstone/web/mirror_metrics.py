@@ -12,17 +12,17 @@ class MirrorMetrics:
 
     def __init__(self, lake: str) -> None:
         self._lake = lake
-        self._progress: events.Progress | None = None
+        self._progress: events.MirrorProgress | None = None
         self._losses = 0
         self._snapshots = 0
 
-    def note(self, event: events.Event) -> None:
+    def note(self, event: events.MirrorEvent) -> None:
         match event:
-            case events.Progress():
+            case events.MirrorProgress():
                 self._progress = event
             case events.Lost():
                 self._losses += 1
-            case events.Snapshot() if event.rows is not None:
+            case events.MirrorSnapshot() if event.rows is not None:
                 self._snapshots += 1
 
     async def metrics(self) -> Families:
@@ -43,7 +43,7 @@ class MirrorMetrics:
         return Health(state="running", is_ready=True)
 
 
-def _add_progress(families: Families, lake: str, progress: events.Progress) -> None:
+def _add_progress(families: Families, lake: str, progress: events.MirrorProgress) -> None:
     for uuid, position in progress.positions.items():
         for replica_id, lsn in position.items():
             text = "LSN up to which settled changes of this replica are in the lake"

@@ -16,7 +16,7 @@ from flowstone.lake.embedded_table import EmbeddedTable
 from flowstone.observation.replica_set import missing_rows
 from flowstone.observation.report import VClock as Lsns
 from flowstone.replication.vclock import VClock
-from flowstone.spark.lake import Lake, Progress, is_living
+from flowstone.spark.lake import Lake, LakeProgress, is_living
 from flowstone.web.feed_state import PipelineTable
 
 TABLES_MAX: Final = 500
@@ -54,7 +54,7 @@ class _WatchedLake:
         return [table for table in found if table is not None]
 
     def _table(
-        self, name: str, progress: Mapping[str, Progress], now: float, positions: Mapping[str, Lsns]
+        self, name: str, progress: Mapping[str, LakeProgress], now: float, positions: Mapping[str, Lsns]
     ) -> PipelineTable | None:
         """Return the state of a table; None if the directory is not a table, or is that of a dropped space."""
         try:
@@ -78,7 +78,7 @@ class _WatchedLake:
         self,
         name: str,
         table: EmbeddedTable,
-        progress: Mapping[str, Progress],
+        progress: Mapping[str, LakeProgress],
         now: float,
         positions: Mapping[str, Lsns],
     ) -> PipelineTable:

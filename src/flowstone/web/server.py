@@ -21,7 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from flowstone.errors import FlowstoneError
+from flowstone.errors import CannotListen
 from flowstone.iproto.uri import Uri
 from flowstone.web.address import check_token, http_address
 from flowstone.web.guard import Guard
@@ -36,10 +36,6 @@ REQUEST_SECONDS: Final = 30.0
 
 STOP_SECONDS: Final = 1
 """Grace period for responses in progress when the server stops; event streams never end by themselves."""
-
-
-class CannotListen(FlowstoneError):
-    """The address is in use, does not belong to this machine, or cannot be resolved."""
 
 
 class WebServer:

@@ -18,7 +18,7 @@ from flowstone.iproto.row import encode_uint
 from flowstone.iproto.scan import read_uint
 from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import Bytes, big32, byte
-from flowstone.xlog.errors import BlockTooLarge, DamagedFile
+from flowstone.xlog.errors import BlockTooLarge, DamagedLog
 
 ROW_MAGIC = b"\xd5\xba\x0b\xab"
 ZROW_MAGIC = b"\xd5\xba\x0b\xba"
@@ -166,7 +166,7 @@ def decompress(
     Raise BlockTooLarge or DamagedFile for the block at `offset` of `path` if it has no readable rows.
     """
     if bound < 0:
-        raise DamagedFile(path, offset, "compressed rows are not one whole zstd frame")
+        raise DamagedLog(path, offset, "compressed rows are not one whole zstd frame")
     try:
         # If the frame states its size, zstandard ignores `max_output_size`.
         if zstandard.frame_content_size(payload) <= size_max:
@@ -175,5 +175,5 @@ def decompress(
             return rows
     except zstandard.ZstdError as error:
         if bound <= size_max:
-            raise DamagedFile(path, offset, f"compressed rows cannot be decompressed ({error})") from error
+            raise DamagedLog(path, offset, f"compressed rows cannot be decompressed ({error})") from error
     raise BlockTooLarge(path, offset, bound, size_max)

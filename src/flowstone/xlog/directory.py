@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from flowstone.outside.disk import Disk
-from flowstone.xlog.errors import DamagedFile, ForeignFile, LogGap, XlogError
+from flowstone.xlog.errors import DamagedLog, ForeignFile, LogGap, XlogError
 from flowstone.xlog.meta import HEADER_READ_SIZE, FileType, Meta, Vclock, parse, signature
 from flowstone.xlog.writer import INPROGRESS
 
@@ -37,9 +37,9 @@ class ListedFile:
         with self.disk.open(self.path) as file:
             meta, _ = parse(file.read_at(0, HEADER_READ_SIZE), self.path)
         if meta.file_type is not self.file_type:
-            raise DamagedFile(self.path, 0, f"file name says {self.file_type.value}, header {meta.file_type.value}")
+            raise DamagedLog(self.path, 0, f"file name says {self.file_type.value}, header {meta.file_type.value}")
         if (total := signature(meta.vclock)) != self.signature:
-            raise DamagedFile(self.path, 0, f"file name says signature {self.signature}, vclock {total}")
+            raise DamagedLog(self.path, 0, f"file name says signature {self.signature}, vclock {total}")
         return meta
 
 

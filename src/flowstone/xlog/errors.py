@@ -23,7 +23,7 @@ class XlogError(FlowstoneError):
         self.offset = offset
 
 
-class DamagedFile(XlogError):
+class DamagedLog(XlogError):
     """Bytes at `offset` that no writer leaves, not even one that was killed; `what` says what is wrong."""
 
     def __init__(self, path: str, offset: int, what: str, *, hint: str = FORCE_HINT) -> None:
@@ -40,7 +40,7 @@ class NotALogFile(XlogError):
         self.what = what
 
 
-class UnsupportedFormat(XlogError):
+class UnsupportedLogFormat(XlogError):
     """The log file has an unknown format version."""
 
     def __init__(self, path: str, format: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from flowstone.iproto.constants import VCLOCK_MAX
-from flowstone.xlog.errors import DamagedFile, NotALogFile, UnsupportedFormat
+from flowstone.xlog.errors import DamagedLog, NotALogFile, UnsupportedLogFormat
 
 HEADER_SIZE_MAX = 2048
 """Limit on written headers. A header with two full vclocks stays below the 1858 bytes that all servers read."""
@@ -124,8 +124,8 @@ def parse(data: bytes, path: str) -> tuple[Meta, int]:
     end = data.find(b"\n\n", 0, HEADER_READ_SIZE)
     if end < 0:
         if len(data) < HEADER_READ_SIZE:
-            raise DamagedFile(path, len(data), "file ends inside its text header")
-        raise DamagedFile(path, 0, f"text header does not end within {HEADER_READ_SIZE} bytes")
+            raise DamagedLog(path, len(data), "file ends inside its text header")
+        raise DamagedLog(path, 0, f"text header does not end within {HEADER_READ_SIZE} bytes")
     known: dict[str, str] = {}
     other: list[tuple[str, str]] = []
     offset = len(file_type.value) + len(format) + 2
@@ -134,7 +134,7 @@ def parse(data: bytes, path: str) -> tuple[Meta, int]:
         if key not in ("Version", "Instance", "Server", "VClock", "PrevVClock"):
             other.append((key, value))
         elif known.setdefault(key, value) != value:
-            raise DamagedFile(path, offset, f"text header has two different {key} lines")
+            raise DamagedLog(path, offset, f"text header has two different {key} lines")
         offset += len(line) + 1
     meta = Meta(
         file_type=file_type,
@@ -158,10 +158,10 @@ def _first_lines(data: bytes, path: str) -> tuple[FileType, str]:
         raise NotALogFile(path, f"the file starts with {first[:16]!r}") from None
     format_line, newline, _ = rest.partition(b"\n")
     if not newline and len(data) < 64:
-        raise DamagedFile(path, len(data), "file ends inside its text header")
+        raise DamagedLog(path, len(data), "file ends inside its text header")
     format = format_line[:16].decode("ascii", "replace")
     if format not in FORMATS:
-        raise UnsupportedFormat(path, format)
+        raise UnsupportedLogFormat(path, format)
     return file_type, format
 
 
@@ -169,25 +169,25 @@ def _split_line(line: bytes, path: str, offset: int) -> tuple[str, str]:
     try:
         key, colon, value = line.decode().partition(":")
     except UnicodeDecodeError:
-        raise DamagedFile(path, offset, "text header is not UTF-8") from None
+        raise DamagedLog(path, offset, "text header is not UTF-8") from None
     if not colon:
-        raise DamagedFile(path, offset, f"line {key[:40]!r} of the text header has no colon")
+        raise DamagedLog(path, offset, f"line {key[:40]!r} of the text header has no colon")
     return key, value.strip()
 
 
 def _instance(known: Mapping[str, str], path: str) -> str:
     text = known.get("Instance", known.get("Server"))
     if text is None:
-        raise DamagedFile(path, 0, "text header has no Instance line")
+        raise DamagedLog(path, 0, "text header has no Instance line")
     if not _UUID.fullmatch(text):
-        raise DamagedFile(path, 0, f"Instance {text[:40]!r} in the text header is not a UUID")
+        raise DamagedLog(path, 0, f"Instance {text[:40]!r} in the text header is not a UUID")
     return text.lower()
 
 
 def _vclock(known: Mapping[str, str], key: str, path: str) -> dict[int, int]:
     if key not in known:
-        raise DamagedFile(path, 0, f"text header has no {key} line")
+        raise DamagedLog(path, 0, f"text header has no {key} line")
     try:
         return parse_vclock(known[key])
     except ValueError as error:
-        raise DamagedFile(path, 0, f"{key} in the text header: {error}") from None
+        raise DamagedLog(path, 0, f"{key} in the text header: {error}") from None

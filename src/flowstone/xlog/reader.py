@@ -25,9 +25,9 @@ from flowstone.iproto.scan import Bytes, Cells
 from flowstone.iproto.slab import Skipped, Slab
 from flowstone.outside.disk import Disk, File
 from flowstone.xlog.block import EOF_MAGIC, FIXHEADER_SIZE, ROW_MAGIC, checksum, decode_fixheader, decompress
-from flowstone.xlog.errors import BlockTooLarge, DamagedFile
+from flowstone.xlog.errors import BlockTooLarge, DamagedLog
 from flowstone.xlog.meta import HEADER_READ_SIZE, FileType, Meta, parse
-from flowstone.xlog.transactions import Transaction, group
+from flowstone.xlog.transactions import LogTransaction, group
 from flowstone.xlog.walk import (
     BLOCK_AT,
     BLOCK_COLUMNS,
@@ -96,7 +96,7 @@ class Chunk:
         found = rowscan.scan(buf, spans, leave_out_wrong=self.force)
         for span, wrong_at in found.wrong:
             why = f"row at byte {wrong_at - int(spans[span, 0])} of the block's rows is malformed"
-            self._skip(DamagedFile(self.path, int(offsets[span]), why), skipped)
+            self._skip(DamagedLog(self.path, int(offsets[span]), why), skipped)
         return Slab(self.path, payload, buf, found.cells, offsets, tuple(skipped))
 
     def _unpack(self, skipped: list[Skipped]) -> tuple[bytes, Cells, Cells]:
@@ -120,13 +120,13 @@ class Chunk:
                 else:
                     raise BlockTooLarge(self.path, offset, bound, self.block_size_max)
                 kept.append(number)
-            except (BlockTooLarge, DamagedFile) as error:
+            except (BlockTooLarge, DamagedLog) as error:
                 self._skip(error, skipped)
         edges = np.zeros(len(parts) + 1, np.int64)
         np.cumsum([len(part) for part in parts], out=edges[1:])
         return b"".join(parts), np.stack([edges[:-1], edges[1:]], axis=1), offsets[kept]
 
-    def _skip(self, error: BlockTooLarge | DamagedFile, skipped: list[Skipped]) -> None:
+    def _skip(self, error: BlockTooLarge | DamagedLog, skipped: list[Skipped]) -> None:
         if not self.force:
             raise error
         assert error.offset is not None
@@ -135,9 +135,9 @@ class Chunk:
         skipped.append(Skipped(self.path, error.offset, end, _reason(error)))
 
 
-def _reason(error: BlockTooLarge | DamagedFile) -> str:
+def _reason(error: BlockTooLarge | DamagedLog) -> str:
     """Return why a block is skipped, without the path and offset that `Skipped` has as fields."""
-    if isinstance(error, DamagedFile):
+    if isinstance(error, DamagedLog):
         return error.what
     return f"block may hold {error.size} bytes: at most {error.limit} are allowed"
 
@@ -235,7 +235,7 @@ class LogFile:
         for slab in self.slabs():
             yield from slab.rows()
 
-    def transactions(self) -> Iterator[Transaction]:
+    def transactions(self) -> Iterator[LogTransaction]:
         """Yield every whole transaction, in order."""
         return group(self.rows())
 
@@ -295,12 +295,12 @@ class LogFile:
         """Accept a log without an end marker, which may be in use or cut by a crash; reject an incomplete snapshot."""
         if self.meta.file_type not in (FileType.XLOG, FileType.VYLOG) and not self.force:
             what = f"no end marker, so the file is not complete ({ending.what or 'the file just ends'})"
-            raise DamagedFile(self.path, ending.offset, what)
+            raise DamagedLog(self.path, ending.offset, what)
         self.ending = ending
 
     def _damage(self, at: int, end: int, what: str) -> None:
         if not self.force:
-            raise DamagedFile(self.path, at, what)
+            raise DamagedLog(self.path, at, what)
         self.skipped.append(Skipped(self.path, at, end, what))
 
     def _problem(self, at: int, head: bytes, size: int) -> str:
@@ -338,7 +338,7 @@ class LogFile:
                 if self._searched > SEARCH_FACTOR * size:
                     if is_next_sound or self.force:
                         return next_at if is_next_sound else None
-                    raise DamagedFile(self.path, damaged, f"{what}, and too much follows to search for a sound block")
+                    raise DamagedLog(self.path, damaged, f"{what}, and too much follows to search for a sound block")
                 found = window.find(MAGIC_PREFIX, found + 1)
             at += CHUNK_SIZE
         if is_next_sound:

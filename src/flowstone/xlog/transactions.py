@@ -49,7 +49,7 @@ class TornTransaction(TransactionError):
         self.rows = rows
 
 
-class Transaction(msgspec.Struct, frozen=True, gc=False):
+class LogTransaction(msgspec.Struct, frozen=True, gc=False):
     """Rows that take effect together. Never empty; only the last row has COMMIT."""
 
     rows: tuple[Row, ...]
@@ -103,14 +103,14 @@ class Grouping:
     def __init__(self) -> None:
         self.pending: list[Row] = []
 
-    def push(self, row: Row) -> Transaction | None:
+    def push(self, row: Row) -> LogTransaction | None:
         """Return the transaction that `row` ends, or None. After an error the grouping must not be used again."""
         if row.replica_id >= VCLOCK_MAX:
             raise TransactionError(row, f"has a replica id above {VCLOCK_MAX - 1}")
         pending = self.pending
         if not pending:
             if row.flags & 1 and row.tsn == row.lsn:
-                return Transaction((row,))
+                return LogTransaction((row,))
         elif row.tsn != pending[0].tsn:
             raise TransactionError(
                 row, f"belongs to transaction {row.tsn}, but transaction {pending[0].tsn} has not ended"
@@ -120,15 +120,15 @@ class Grouping:
         pending.append(row)
         return self._end() if row.flags & 1 else None
 
-    def _end(self) -> Transaction:
+    def _end(self) -> LogTransaction:
         rows, self.pending = tuple(self.pending), []
         origin = first_global(rows)
         if origin.lsn != origin.tsn:
             raise TransactionError(origin, f"is the first global row of a transaction with TSN {origin.tsn}")
-        return Transaction(rows)
+        return LogTransaction(rows)
 
 
-def group(rows: Iterable[Row]) -> Iterator[Transaction]:
+def group(rows: Iterable[Row]) -> Iterator[LogTransaction]:
     """Yield the transactions of `rows`. Raise TornTransaction after the last whole one if the rows end inside one."""
     grouping = Grouping()
     push = grouping.push
@@ -140,7 +140,7 @@ def group(rows: Iterable[Row]) -> Iterator[Transaction]:
         raise TornTransaction(tuple(grouping.pending))
 
 
-def make_transaction(rows: Sequence[Row], flags: int = 0) -> Transaction:
+def make_transaction(rows: Sequence[Row], flags: int = 0) -> LogTransaction:
     """Return `rows`, whose replica ids and LSNs are assigned, as one transaction to be written or sent.
 
     `flags` are the limbo's (WAIT_SYNC, WAIT_ACK), set on the last row. A row that already has the right TSN and flags
@@ -157,9 +157,9 @@ def make_transaction(rows: Sequence[Row], flags: int = 0) -> Transaction:
         raise LocalProtocolError(f"unknown row flags {flags:#x}")
     last = rows[-1]
     if len(rows) == 1:
-        return Transaction((_marked(last, last.lsn, flags | COMMIT),))
+        return LogTransaction((_marked(last, last.lsn, flags | COMMIT),))
     tsn = first_global(rows).lsn
-    return Transaction((*(_marked(row, tsn, 0) for row in rows[:-1]), _marked(last, tsn, flags | COMMIT)))
+    return LogTransaction((*(_marked(row, tsn, 0) for row in rows[:-1]), _marked(last, tsn, flags | COMMIT)))
 
 
 def _marked(row: Row, tsn: int, flags: int) -> Row:

@@ -34,7 +34,7 @@ from flowstone.xlog.block import (
 from flowstone.xlog.errors import LsnUsedTwice, WriteFailed, XlogError
 from flowstone.xlog.meta import HEADER_READ_SIZE, HEADER_SIZE_MAX, FileType, Meta, encode, file_name, parse
 from flowstone.xlog.reader import LogFile
-from flowstone.xlog.transactions import Transaction
+from flowstone.xlog.transactions import LogTransaction
 
 INPROGRESS = ".inprogress"
 
@@ -120,7 +120,7 @@ class LogWriter:
         """Return a copy of the position after the last row."""
         return dict(self._vclock)
 
-    def append(self, transactions: Iterable[Transaction]) -> None:
+    def append(self, transactions: Iterable[LogTransaction]) -> None:
         """Write all transactions with one call to the disk, in as few blocks as a real server would use.
 
         All or nothing: LsnUsedTwice and BlockTooLarge are raised before anything is written, and on WriteFailed the

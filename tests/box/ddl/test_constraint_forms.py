@@ -9,7 +9,7 @@ import pytest
 from flowstone.box.box import Box
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine.constraints import Check, ForeignKey
+from flowstone.box.engine.constraints import CheckConstraint, ForeignKey
 from flowstone.box.engine.function import FunctionDefinition
 from flowstone.iproto import errors
 from tests.node.instances import bootstrapped_box
@@ -27,7 +27,7 @@ def box() -> Box:
     return made
 
 
-def made(box: Box, field: dict[str, Any], **options: Any) -> tuple[tuple[ForeignKey, ...], tuple[Check, ...]]:
+def made(box: Box, field: dict[str, Any], **options: Any) -> tuple[tuple[ForeignKey, ...], tuple[CheckConstraint, ...]]:
     format = [{"name": "id", "type": "unsigned"}, {"name": "n", "type": "unsigned", **field}]
     space, _ = ddl.create_space(box.begin(), "child", format=format, **options)
     return space.definition.foreign_keys, space.definition.checks
@@ -51,7 +51,7 @@ def test_keys_and_checks_of_whole_tuples_are_options_of_a_space(box: Box) -> Non
     options = {"foreign_key": {"k": {"space": "parent", "field": {"n": 1, 1: "id"}}}, "constraint": "positive"}
     keys, checks = made(box, {"constraint": {"above": "positive"}}, **options)
     assert keys == (ForeignKey("k", PARENT, (("n", 0), (0, "id"))),)
-    assert checks == (Check("positive", 66), Check("above", 66, 1))
+    assert checks == (CheckConstraint("positive", 66), CheckConstraint("above", 66, 1))
 
 
 def test_format_of_a_space_takes_constraints_too(box: Box) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flowstone.box.engine.constraints import (
-    Check,
+    CheckConstraint,
     ForeignKey,
     check_field_constraints,
     check_tuple_constraints,
@@ -28,7 +28,7 @@ def test_constraints_of_whole_tuples_come_before_those_of_fields() -> None:
         ForeignKey("p", 515, ((1, "code"),), 1),
         ForeignKey("self", None, ((1, 0),), 1),
     )
-    assert checks == (Check("big", 66), Check("positive", 67, 0))
+    assert checks == (CheckConstraint("big", 66), CheckConstraint("positive", 67, 0))
     assert [key.parent_id(600) for key in keys] == [515, 515, 600]
 
 

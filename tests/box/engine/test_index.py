@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flowstone.box.engine import index as index_module
 from flowstone.box.engine import order as order_module
-from flowstone.box.engine.index import DEBT_MAX, RUN, Index
+from flowstone.box.engine.index import DEBT_MAX, RUN, EngineIndex
 from flowstone.box.engine.keys import Key, Span
 from tests.box.spaces import box_with, definition, on
 
@@ -21,7 +21,7 @@ WRITES = st.tuples(KEYS, st.none() | st.binary(min_size=1, max_size=1))
 BULK = st.lists(KEYS, min_size=1, max_size=5, unique=True)
 
 
-def index_of(type: str = "tree", parts: str = "0:unsigned") -> Index:
+def index_of(type: str = "tree", parts: str = "0:unsigned") -> EngineIndex:
     index = box_with(definition(512, on(parts, type=type))).space(512).primary
     assert index is not None
     return index
@@ -134,7 +134,7 @@ def scattered(count: int, start: int = 0) -> list[Key]:
     return [(number * 7919) % 1_000_003 for number in range(start, start + count)]
 
 
-def put(index: Index, keys: list[Key]) -> None:
+def put(index: EngineIndex, keys: list[Key]) -> None:
     index.map.update(dict.fromkeys(keys, b"x"))
     index.add_fresh(keys)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flowstone.box.engine import order as order_module
 from flowstone.box.engine.keys import Key
-from flowstone.box.engine.order import PIECE, Order, in_order
+from flowstone.box.engine.order import PIECE, OrderedKeys, in_order
 
 NUMBERS = st.integers(0, 60)
 BATCHES = st.lists(st.tuples(st.booleans(), st.sets(NUMBERS)), max_size=12)
@@ -33,7 +33,7 @@ def test_batches_of_any_size_come_and_go(
     def key(number: int) -> Key:
         return number if kind == "ints" else b"%03d" % number
 
-    order, wanted = Order([]), set[Key]()
+    order, wanted = OrderedKeys([]), set[Key]()
     for is_added, numbers in batches:
         keys = {key(number) for number in numbers}
         if is_added:
@@ -69,7 +69,7 @@ def test_many_strings_are_sorted() -> None:
 
 def test_pieces_stay_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    order = Order(list(range(0, 100_000, 2)))
+    order = OrderedKeys(list(range(0, 100_000, 2)))
     order.add(list(range(1, 100_000, 2)))
     order.remove([key for key in range(100_000) if key % 100])
     pieces = [piece for piece, _ in order._by_piece(list(order))]

@@ -12,7 +12,7 @@ from flowstone import Node
 from flowstone.box import system
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import TarantoolError
@@ -287,7 +287,7 @@ async def test_child_that_is_dropped_does_not_keep_its_parents() -> None:
     assert await client.select(space=P) == ((2,),)
 
 
-def alter_child(transaction: Transaction, *format: dict[str, Any]) -> None:
+def alter_child(transaction: BoxTransaction, *format: dict[str, Any]) -> None:
     operations = pack([["=", 6, list(format)]])
     statements.update(transaction, transaction.space(system.SPACE_ID), 0, pack([C]), operations)
 

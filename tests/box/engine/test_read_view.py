@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from flowstone.box.box import Box
 from flowstone.box.engine import statements
-from flowstone.box.engine.index import Index
+from flowstone.box.engine.index import EngineIndex
 from flowstone.box.engine.keys import Key, Span
-from flowstone.box.engine.read_view import Changes, KeyOrder, Layer, ReadViewClosed, Source, Spans, contains, successor
+from flowstone.box.engine.read_view import (
+    Changes,
+    KeyOrder,
+    Layer,
+    ReadViewClosed,
+    Spans,
+    ViewSource,
+    contains,
+    successor,
+)
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.iproto.msgpack import pack
 from tests.box.spaces import box_with, definition, on
@@ -24,12 +33,12 @@ WRITES = st.lists(st.tuples(KEYS, st.none() | st.binary(min_size=1, max_size=1))
 SPANS = st.builds(Span, st.none() | KEYS, st.none() | KEYS, st.booleans())
 
 
-def box_of(type: str = "tree") -> tuple[Box, Index]:
+def box_of(type: str = "tree") -> tuple[Box, EngineIndex]:
     box = box_with(definition(512, on("0:unsigned", type=type)))
     return box, box.space(512).index(0)
 
 
-def layered(base: Source, changes: Changes) -> Layer:
+def layered(base: ViewSource, changes: Changes) -> Layer:
     return Layer(base, changes, KeyOrder(changes))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from flowstone.box.box import Box
 from flowstone.box.engine import statements
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack
 from tests.box.spaces import box_with, definition, on
@@ -24,7 +24,7 @@ def box() -> Box:
     return box
 
 
-def order(space: Space, index_id: int) -> list[Any]:
+def order(space: EngineSpace, index_id: int) -> list[Any]:
     return [unpack(raw)[0] for _, raw in space.index(index_id).scan()]
 
 

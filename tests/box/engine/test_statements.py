@@ -16,7 +16,7 @@ from flowstone.box.access import Privilege
 from flowstone.box.box import Box
 from flowstone.box.engine import statements
 from flowstone.box.engine.statements import ALL, EQ, GE, GT, LE, LT, REQ
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -38,7 +38,7 @@ def box() -> Box:
     return made
 
 
-def rows(transaction: Transaction) -> list[tuple[int, dict[int, Any]]]:
+def rows(transaction: BoxTransaction) -> list[tuple[int, dict[int, Any]]]:
     return [(statement.type, unpack(statement.body)) for statement in transaction.statements]
 
 
@@ -186,7 +186,7 @@ def test_an_index_that_is_not_served_is_refused_in_words() -> None:
 
 # --- checks before anything is done ---------------------------------------------------------------
 
-WRITES: dict[str, Callable[[Transaction, Any], Any]] = {
+WRITES: dict[str, Callable[[BoxTransaction, Any], Any]] = {
     "insert": lambda txn, space: statements.insert(txn, space, pack((9, "x"))),
     "replace": lambda txn, space: statements.replace(txn, space, pack((1, "x"))),
     "update": lambda txn, space: statements.update(txn, space, 0, pack((1,)), pack((("=", 1, "x"),))),

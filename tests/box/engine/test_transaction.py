@@ -13,7 +13,7 @@ from flowstone.box.box import Box
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.engine import statements
 from flowstone.box.engine.index import WHOLE
-from flowstone.box.engine.transaction import ADMIN, InteractiveTransaction, Isolation, Transaction
+from flowstone.box.engine.transaction import ADMIN, BoxTransaction, InteractiveTransaction, Isolation
 from flowstone.box.system import TRUNCATE_ID
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
@@ -43,24 +43,26 @@ def box() -> Box:
     return made
 
 
-def insert(transaction: Transaction, *row: Any, space: int = SPACE) -> None:
+def insert(transaction: BoxTransaction, *row: Any, space: int = SPACE) -> None:
     statements.insert(transaction, transaction.space(space), pack(row))
 
 
-def replace(transaction: Transaction, *row: Any, space: int = SPACE) -> None:
+def replace(transaction: BoxTransaction, *row: Any, space: int = SPACE) -> None:
     statements.replace(transaction, transaction.space(space), pack(row))
 
 
-def delete(transaction: Transaction, key: Any, *, index: int = 0, space: int = SPACE) -> None:
+def delete(transaction: BoxTransaction, key: Any, *, index: int = 0, space: int = SPACE) -> None:
     statements.delete(transaction, transaction.space(space), index, pack((key,)))
 
 
-def get(transaction: Transaction, key: Any, *, index: int = 0, space: int = SPACE) -> Any:
+def get(transaction: BoxTransaction, key: Any, *, index: int = 0, space: int = SPACE) -> Any:
     found = statements.get(transaction, transaction.space(space), index, pack((key,)))
     return None if found is None else unpack(found)
 
 
-def select(transaction: Transaction, *key: Any, iterator: int = statements.GE, limit: int = 100, index: int = 0) -> Any:
+def select(
+    transaction: BoxTransaction, *key: Any, iterator: int = statements.GE, limit: int = 100, index: int = 0
+) -> Any:
     space = transaction.space(SPACE)
     found = statements.select(transaction, space, index, iterator=iterator, limit=limit, key=pack(key))
     return [unpack(raw)[0] for raw in found]
@@ -272,25 +274,25 @@ def test_a_savepoint_restores_what_it_had_written(box: Box, one: InteractiveTran
     assert names(box) == "xce"
 
 
-def taken(transaction: Transaction, *row: Any) -> None:
+def taken(transaction: BoxTransaction, *row: Any) -> None:
     with pytest.raises(errors.TupleFound):
         insert(transaction, *row)
 
 
-def update(transaction: Transaction, key: int) -> None:
+def update(transaction: BoxTransaction, key: int) -> None:
     statements.update(transaction, transaction.space(SPACE), 0, pack((key,)), pack((("=", 2, "new"),)))
 
 
-def truncate(transaction: Transaction) -> None:
+def truncate(transaction: BoxTransaction) -> None:
     statements.replace(transaction, transaction.space(TRUNCATE_ID), pack((SPACE, 1)))
 
 
-def there_and_back(transaction: Transaction) -> None:
+def there_and_back(transaction: BoxTransaction) -> None:
     delete(transaction, 3)
     insert(transaction, 3, "c")
 
 
-Change = Callable[[Transaction], Any]
+Change = Callable[[BoxTransaction], Any]
 
 CONFLICTS: dict[str, tuple[Change, Change]] = {
     "a key it read": (lambda txn: get(txn, 3), lambda txn: delete(txn, 3)),

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from flowstone.cli.demo.board import Board, lake_text
-from flowstone.cli.demo.cluster import Status
+from flowstone.cli.demo.cluster import DemoStatus
 
 PROGRESS = {
     "changes": 12_345,
@@ -23,8 +23,8 @@ PROGRESS = {
 class Nodes:
     members = (SimpleNamespace(name="a", is_running=True), SimpleNamespace(name="b", is_running=False))
 
-    async def statuses(self) -> dict[str, Status | None]:
-        return {"a": Status("leader", 2, {1: 5}, True), "b": None}
+    async def statuses(self) -> dict[str, DemoStatus | None]:
+        return {"a": DemoStatus("leader", 2, {1: 5}, True), "b": None}
 
 
 class Sales:
@@ -60,9 +60,9 @@ class Busy:
     def __init__(self) -> None:
         self.b = SimpleNamespace(name="b", is_running=True)
         self.members = (self.b,)
-        self.answers: list[Status | None] = [None, Status("follower", 2, {1: 5}, False), None]
+        self.answers: list[DemoStatus | None] = [None, DemoStatus("follower", 2, {1: 5}, False), None]
 
-    async def statuses(self) -> dict[str, Status | None]:
+    async def statuses(self) -> dict[str, DemoStatus | None]:
         return {"b": self.answers.pop(0)}
 
 

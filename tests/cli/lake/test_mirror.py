@@ -12,11 +12,18 @@ import pytest
 
 from flowstone.cli import run
 from flowstone.cli.lake import mirror
-from flowstone.spark.mirror.progress import CaughtUp, Opened, Progress, Stopped, Table, TableProgress
+from flowstone.spark.mirror.progress import (
+    MirrorCaughtUp,
+    MirrorOpened,
+    MirrorProgress,
+    MirrorStopped,
+    Table,
+    TableProgress,
+)
 from tests.real_tarantool import free_port
 
 UUID = "aaaaaaaa-0000-4000-8000-000000000001"
-PROGRESS = Progress(
+PROGRESS = MirrorProgress(
     {UUID: {1: 5}}, 1234, 617.0, 0.4, 7, {"orders": TableProgress(1000, 500.0, 12), "users": TableProgress(234, 117.0)}
 )
 
@@ -78,7 +85,7 @@ def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_events_are_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     teller = mirror.Teller(as_json=True)
-    for event in (Opened("lake", {}, []), PROGRESS, CaughtUp({UUID: {1: 5}})):
+    for event in (MirrorOpened("lake", {}, []), PROGRESS, MirrorCaughtUp({UUID: {1: 5}})):
         teller.tell(event)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in lines] == ["opened", "progress", "caught_up"]
@@ -100,7 +107,7 @@ def test_lines_of_progress_come_now_and_then_and_at_the_end(capsys: pytest.Captu
     teller = mirror.Teller(as_json=False, now=lambda: now)
 
     def tell(changes: int, rate: float) -> None:
-        teller.tell(Progress({UUID: {1: changes}}, changes, rate, 0.0, 0, {}))
+        teller.tell(MirrorProgress({UUID: {1: changes}}, changes, rate, 0.0, 0, {}))
 
     for second in range(60):  # of which it is busy for 25 seconds, then at rest
         now = 100.0 + second
@@ -113,7 +120,7 @@ def test_lines_of_progress_come_now_and_then_and_at_the_end(capsys: pytest.Captu
         "25 changes",
     ]
     tell(26, 0.1)
-    teller.tell(Stopped({UUID: {1: 26}}, 26, 3, 61.0))
+    teller.tell(MirrorStopped({UUID: {1: 26}}, 26, 3, 61.0))
     teller.close()
     assert [line.split(" ")[1] for line in capsys.readouterr().err.splitlines()] == ["0", "stopped"]
 

@@ -43,13 +43,13 @@ def test_tasks_are_counted_while_the_block_runs() -> None:
         def getStageInfo(self, number: int) -> Any:  # noqa: N802 - Spark's name
             return SimpleNamespace(numCompletedTasks=number, numTasks=10) if number == 1 else None
 
-    class Told(Line):
+    class OnDone(Line):
         def progress(self, more: str) -> None:
             told.append(more)
             asked.set()
 
     told: list[str] = []
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=Tracker))
-    with tasks_shown(spark, Told(io.StringIO())):
+    with tasks_shown(spark, OnDone(io.StringIO())):
         assert asked.wait(60)
     assert " (1 of 10 tasks)" in told

@@ -11,21 +11,21 @@ from rich.console import Console
 
 from flowstone.cli import run
 from flowstone.cli.lake.verify import show
-from flowstone.spark.verify.report import Report, ShownDifference, SideReport, SpaceResult, WrongRow
+from flowstone.spark.verify.report import ShownDifference, SideReport, SpaceResult, VerifyReport, WrongRow
 from flowstone.spark.verify.tuple_differences import FieldDifference
 
 A = SideReport("node", "127.0.0.1:3301", "uuid", {1: 421, 2: 7})
 B = SideReport("lake", "/lake/[db1]", "uuid", {1: 421, 2: 7})
 
 
-def shown(report: Report) -> str:
+def shown(report: VerifyReport) -> str:
     out = io.StringIO()
     show(report, Console(file=out, width=100, soft_wrap=True, highlight=False))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def report(*spaces: SpaceResult, b: SideReport = B, **more: Any) -> Report:
-    return Report(A, b, spaces, **{"differences": (), "wrong": (), "notes": (), **more}, seconds=4.06)
+def report(*spaces: SpaceResult, b: SideReport = B, **more: Any) -> VerifyReport:
+    return VerifyReport(A, b, spaces, **{"differences": (), "wrong": (), "notes": (), **more}, seconds=4.06)
 
 
 def test_equal_sides_are_told_in_a_table() -> None:

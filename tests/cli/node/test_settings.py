@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from flowstone.cli.console import UsageError, UsageErrors
-from flowstone.cli.node.settings import Settings, read_settings
+from flowstone.cli.node.settings import NodeSettings, read_settings
 
 
 def read(
     arguments: dict[str, Any] | None = None, environment: dict[str, str] | None = None, **defaults: Any
-) -> Settings:
+) -> NodeSettings:
     return read_settings(arguments or {}, environment or {}, defaults)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flowstone.cli.replica_set.status_board import Window, board
+from flowstone.cli.replica_set.status_board import RateWindow, board
 from flowstone.observation.replica_set import replica_sets
 from flowstone.observation.report import Report, Unreachable
 from tests.observation.reports import downstream, report, upstream, uuid
@@ -123,7 +123,7 @@ def test_a_terminal_that_is_too_low_is_told_how_much_is_missing() -> None:
 
     def shown(height: int) -> list[str]:
         console = Console(file=io.StringIO(), width=80, height=height, highlight=False, markup=False)
-        window = Window(board(replica_sets(three()), explained="db1:3301"))
+        window = RateWindow(board(replica_sets(three()), explained="db1:3301"))
         return ["".join(each.text for each in line).rstrip() for line in console.render_lines(window, pad=False)]
 
     assert shown(len(whole)) == whole

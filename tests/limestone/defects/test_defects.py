@@ -24,7 +24,7 @@ from flowstone.limestone.format.messages import (
     Message,
     SessionFlags,
 )
-from flowstone.limestone.format.wire_extensions import ExtensionError, Frame
+from flowstone.limestone.format.wire_extensions import Frame, WireExtensionError
 from flowstone.limestone.replica.log_file_channel import SPILL
 from flowstone.limestone.settings import Settings
 from flowstone.limestone.store import blobs
@@ -283,7 +283,7 @@ async def test_who_has_not_shown_the_secret_can_write_nothing(tmp_path: Path) ->
     async with running(tmp_path, secret="sesame") as replica:
         before = listing(tmp_path)
         peer = await peer_of(replica)
-        assert await peer.refused(LogChannelCreate(0)) == ExtensionError.AUTHENTICATION_FAILED
+        assert await peer.refused(LogChannelCreate(0)) == WireExtensionError.AUTHENTICATION_FAILED
         peer = await peer_of(replica)
         assert await peer.refused(blob_session(1, "k", Blob(7, b"content"))) == ErrorCode.UNEXPECTED_TYPE
         assert blob_files(tmp_path) == []

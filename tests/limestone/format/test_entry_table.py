@@ -17,8 +17,8 @@ from flowstone.limestone.format.entry_table import (
     NEED,
     OTHER,
     TABLE_ROWS,
+    EntryTail,
     Table,
-    Tail,
     entries_of,
     tables,
     walk_table,
@@ -98,7 +98,7 @@ def test_tables_of_a_file_say_what_the_plain_walk_says(
         patch.setattr(rows, "WINDOW_SIZE", window)
         patch.setattr(rows, "COLUMNS", columns)
         for part in tables(read_at, len(data)):
-            if isinstance(part, Tail):
+            if isinstance(part, EntryTail):
                 said.append(part)
             else:
                 offsets = (part.table[rows.AT] + np.uint64(part.base)).tolist()
@@ -109,7 +109,7 @@ def test_tables_of_a_file_say_what_the_plain_walk_says(
 def test_a_file_that_is_cut_meanwhile_ends_where_it_was_cut() -> None:
     data = (recorded.HERE / "basic" / "master-dir" / "pwal_0000").read_bytes()
     parts = list(tables(lambda at, size: data[at : min(at + size, 30)], len(data)))
-    assert isinstance(parts[-1], Tail)
+    assert isinstance(parts[-1], EntryTail)
     assert isinstance(parts[-1].token, Torn)
     assert len(parts) == 2
 

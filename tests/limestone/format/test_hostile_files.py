@@ -13,8 +13,8 @@ from typing import Final
 from flowstone.errors import FlowstoneError
 from flowstone.limestone.format import names
 from flowstone.limestone.format.epoch_file import EpochWriter
-from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, Mode
-from flowstone.limestone.store.recovery import Recovered, recover
+from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, REPAIR, REPAIR_CUT, STARTUP, ScanMode
+from flowstone.limestone.store.recovery import RecoveredDirectory, recover
 from flowstone.outside import Disk
 from tests.limestone import recorded
 from tests.limestone.crashes import DIRECTORY, fresh
@@ -61,7 +61,7 @@ def on_disk(directory: Directory, seed: int) -> Disk:
     return disk
 
 
-def shown(found: Recovered) -> list[tuple[int, bytes, bytes]]:
+def shown(found: RecoveredDirectory) -> list[tuple[int, bytes, bytes]]:
     return [(row.storage_id, row.key, row.value) for row in found.snapshot.rows()]
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_directory_is_recovered_or_refused_and_what_was_recovered_stay
     assert DAMAGED // 10 < refused < DAMAGED * 9 // 10
 
 
-def attempt(disk: Disk, mode: Mode, *, repairs: bool = False) -> Recovered | None:
+def attempt(disk: Disk, mode: ScanMode, *, repairs: bool = False) -> RecoveredDirectory | None:
     try:
         return recover(disk, DIRECTORY, mode, repairs=repairs)
     except FlowstoneError:

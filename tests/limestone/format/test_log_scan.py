@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from flowstone.limestone.format import entry_table
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, Token, WriteVersion, decode, encode, put, walk
-from flowstone.limestone.format.entry_table import Tail, tables
+from flowstone.limestone.format.entry_table import EntryTail, tables
 from flowstone.limestone.format.log_scan import (
     INSPECT,
     RECOVERY,
     REPAIR,
     REPAIR_CUT,
     STARTUP,
-    Changes,
-    Mode,
-    Scan,
+    FileRepair,
+    LogScan,
+    ScanMode,
     Verdict,
 )
 from tests.limestone import recorded
@@ -54,22 +54,24 @@ SIZE = len(CLEAN)
 ENTRY = an_entry()
 
 
-def scanned(data: bytes, mode: Mode, *, is_detached: bool = False, durable: int = DURABLE) -> tuple[Scan, list[Entry]]:
+def scanned(
+    data: bytes, mode: ScanMode, *, is_detached: bool = False, durable: int = DURABLE
+) -> tuple[LogScan, list[Entry]]:
     """Entry by entry, and by tables of a few, which must say the same."""
-    scan = Scan(walk(lambda at, size: data[at : at + size], len(data)), durable, mode, is_detached=is_detached)
+    scan = LogScan(walk(lambda at, size: data[at : at + size], len(data)), durable, mode, is_detached=is_detached)
     found = list(scan)
-    by_tables = Scan((), durable, mode, is_detached=is_detached)
+    by_tables = LogScan((), durable, mode, is_detached=is_detached)
     assert list(tabled(data, by_tables)) == found
     for name in ("verdict", "changes", "findings", "max_epoch", "counted"):
         assert getattr(by_tables, name) == getattr(scan, name)
     return scan, found
 
 
-def tabled(data: bytes, scan: Scan) -> Iterator[Token]:
+def tabled(data: bytes, scan: LogScan) -> Iterator[Token]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry_table, "COLUMNS", 3)
         for part in tables(lambda at, size: data[at : at + size], len(data)):
-            if isinstance(part, Tail):
+            if isinstance(part, EntryTail):
                 scan.take_end(*part)
                 return
             takes = np.full(part.table.shape[1], 7, np.uint8)
@@ -121,15 +123,15 @@ MATRIX = [
 every_case = pytest.mark.parametrize("case", MATRIX, ids=[case.name for case in MATRIX])
 
 
-def outcome(scan: Scan) -> str:
+def outcome(scan: LogScan) -> str:
     if scan.verdict > Verdict.REPAIRED:
         return "lost"
     assert bool(scan.changes) == (scan.verdict is Verdict.REPAIRED)
     if scan.changes.cut is not None:
-        assert scan.changes == Changes(cut=SIZE)
+        assert scan.changes == FileRepair(cut=SIZE)
         return "cut"
     if scan.changes.marks:
-        assert scan.changes == Changes(marks=(SIZE,))
+        assert scan.changes == FileRepair(marks=(SIZE,))
         return "mark"
     return "ok"
 
@@ -169,7 +171,7 @@ def test_ours_starts_where_nothing_durable_is_lost_and_leaves_a_file_that_can_be
         assert after == [*found, put(1, b"new", b"value", WriteVersion(7, 1))]
 
 
-def changed(data: bytes, changes: Changes) -> bytes:
+def changed(data: bytes, changes: FileRepair) -> bytes:
     found = bytearray(data)
     for mark in changes.marks:
         found[mark] = 6
@@ -191,7 +193,7 @@ def test_the_largest_epoch_of_any_marker_is_known() -> None:
 def test_sessions_of_formats_before_6_have_no_end() -> None:
     data = begin(4) + an_entry(b"a", 4) + begin(5) + an_entry(b"b", 5) + begin(6) + an_entry(b"c", 6)
     scan, found = scanned(data, RECOVERY)
-    assert ([entry.key for entry in found], scan.changes) == ([b"a", b"b"], Changes(marks=(len(data) * 2 // 3,)))
+    assert ([entry.key for entry in found], scan.changes) == ([b"a", b"b"], FileRepair(marks=(len(data) * 2 // 3,)))
 
 
 sessions = st.lists(st.tuples(st.integers(0, 3), st.lists(recorded.entries, max_size=3)), max_size=5)

@@ -14,8 +14,8 @@ from flowstone.errors import LocalProtocolError
 from flowstone.limestone.errors import BadMessage
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, decode_all, put
 from flowstone.limestone.format.messages import (
-    Ack,
     Blob,
+    CommonAck,
     Error,
     GcBoundarySwitch,
     GroupCommit,
@@ -52,7 +52,7 @@ GOLDEN: list[tuple[str, Message]] = [
     ("1100000000000000010000000001", LogEntries(1, (), SessionFlags.BEGIN)),
     ("1100000000000000010000000006", LogEntries(1, (), SessionFlags.END | SessionFlags.FLUSH)),
     (ONE_PUT, LogEntries(1, (wire_entry(put(1, b"k1", b"v1", WriteVersion(1, 1))),))),
-    ("2100", Ack()),
+    ("2100", CommonAck()),
     ("2201000d00000002c3a4", Error(13, "ä")),
     ("3000000010", RdmaInit(16)),
     ("310000000000000010", RdmaInitAck(16)),
@@ -74,7 +74,7 @@ messages = st.one_of(
     st.builds(GcBoundarySwitch, st.integers(0, 2**16 - 1)),
     st.builds(LogChannelCreate, recorded.ids, texts, st.integers(0, 255)),
     st.builds(LogEntries, recorded.ids, st.lists(wire_entries, max_size=3).map(tuple), st.integers(0, 255)),
-    st.just(Ack()),
+    st.just(CommonAck()),
     st.builds(Error, st.integers(0, 2**16 - 1), texts.map(lambda text: text.decode("utf-8", "surrogateescape"))),
     st.builds(RdmaInit, st.integers(0, 2**32 - 1)),
     st.builds(RdmaInitAck, recorded.ids),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone.errors import BadMessage
 from flowstone.limestone.format import messages
-from flowstone.limestone.format.messages import Ack, Error, GroupCommit, Message, SessionBegin, SessionBeginAck
+from flowstone.limestone.format.messages import CommonAck, Error, GroupCommit, Message, SessionBegin, SessionBeginAck
 from flowstone.limestone.format.wire_extensions import (
     FRAME_SIZE_MAX,
     NONCE_SIZE,
@@ -49,7 +49,7 @@ frames = st.one_of(
     st.builds(HelloAck, uuids, st.none() | uuids, recorded.ids, keys, st.none() | keys),
     st.builds(Prepare, st.sampled_from(Action), recorded.ids),
 )
-control_messages = st.sampled_from([SessionBegin(), SessionBeginAck(), GroupCommit(9), Ack(), Error(200, "no")])
+control_messages = st.sampled_from([SessionBegin(), SessionBeginAck(), GroupCommit(9), CommonAck(), Error(200, "no")])
 
 
 def encoded(message: Message | Frame) -> bytes:

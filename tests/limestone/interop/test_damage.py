@@ -12,7 +12,7 @@ import pytest
 from flowstone.limestone.format import names
 from flowstone.limestone.format.entries import walk
 from flowstone.limestone.format.epoch_file import read as read_epochs
-from flowstone.limestone.format.log_scan import INSPECT, REPAIR, REPAIR_CUT, Mode, Scan, Verdict
+from flowstone.limestone.format.log_scan import INSPECT, REPAIR, REPAIR_CUT, LogScan, ScanMode, Verdict
 from flowstone.limestone.store.recovery import apply
 from flowstone.outside import production
 from tests.conftest import FULL
@@ -41,9 +41,9 @@ def logs(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if names.is_pwal(path.name))
 
 
-def scanned(path: Path, mode: Mode, durable_epoch: int, *, is_detached: bool) -> Scan:
+def scanned(path: Path, mode: ScanMode, durable_epoch: int, *, is_detached: bool) -> LogScan:
     data = path.read_bytes()
-    scan = Scan(walk(lambda at, size: data[at : at + size], len(data)), durable_epoch, mode, is_detached=is_detached)
+    scan = LogScan(walk(lambda at, size: data[at : at + size], len(data)), durable_epoch, mode, is_detached=is_detached)
     assert len(list(scan)) == scan.counted
     return scan
 

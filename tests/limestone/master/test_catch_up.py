@@ -16,7 +16,7 @@ from flowstone.limestone.format import catalog, entries, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, decode_all, put
 from flowstone.limestone.format.wire_extensions import Action, HelloAck, Prepare
-from flowstone.limestone.master.catch_up import WINDOW, LogFiles, Survey, decide, open_files
+from flowstone.limestone.master.catch_up import WINDOW, LogFiles, LogSurvey, decide, open_files
 from flowstone.outside import production
 
 MASTER = "0e1f2a3b-0000-4000-8000-00000000000a"
@@ -95,21 +95,21 @@ def test_where_a_replica_goes_on(
     """Of the epochs up to 12 all that are not marked have a session."""
     ack = HelloAck(OTHER, follows, durable, bytes(32))
     valid = [epoch for epoch in range(1, 13) if epoch not in marked]
-    survey = Survey(np.array(valid, np.uint64), np.array(marked, np.uint64), 12)
+    survey = LogSurvey(np.array(valid, np.uint64), np.array(marked, np.uint64), 12)
     assert decide(ack, MASTER, ours, horizon_epoch, survey) == expected
 
 
 def test_an_epoch_without_sessions_is_settled_unless_something_before_it_is_in_doubt() -> None:
     none = np.empty(0, np.uint64)
-    survey = Survey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 10)
+    survey = LogSurvey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 10)
     assert [survey.settled(epoch, 0) for epoch in range(2, 12)] == [2, 3, 4, 3, 3, 3, 3, 9, 10, 11]
-    assert Survey(none, np.array([5], np.uint64), 5).settled(5, 0) == 0
-    assert Survey(none, none, 5).settled(5, 0) == 5
+    assert LogSurvey(none, np.array([5], np.uint64), 5).settled(5, 0) == 0
+    assert LogSurvey(none, none, 5).settled(5, 0) == 5
 
 
 def test_what_the_store_wrote_itself_is_never_in_doubt() -> None:
     """Even when a session of a later epoch was there first, and that of this one only after the survey."""
-    survey = Survey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 6)
+    survey = LogSurvey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 6)
     assert [survey.settled(epoch, 0) for epoch in (6, 7, 8, 9)] == [3, 7, 8, 9]
 
 

@@ -15,7 +15,7 @@ from flowstone.limestone.format.entries import WriteVersion, put
 from flowstone.limestone.format.messages import (
     ACK,
     PLACEHOLDER_SECRET,
-    Ack,
+    CommonAck,
     Error,
     GroupCommit,
     LogChannelCreate,
@@ -25,7 +25,7 @@ from flowstone.limestone.format.messages import (
 from flowstone.limestone.format.wire_extensions import Action, Prepare
 from flowstone.limestone.master import conversation as module
 from flowstone.limestone.master import ended_session
-from flowstone.limestone.master.conversation import AuthenticationFailed, Conversation, Peer, ReplicaLost
+from flowstone.limestone.master.conversation import AuthenticationFailed, Conversation, ReplicaAddress, ReplicaLost
 from flowstone.limestone.master.ended_session import KEPT_MAX, EndedSession, WireForm
 from flowstone.outside import production
 from tests.limestone.scripted_replica import ScriptedReplica, eventually, scripted
@@ -40,7 +40,7 @@ def session(key: bytes, epoch: int = 1, value: bytes = b"v") -> EndedSession:
 
 @asynccontextmanager
 async def talking(replica: ScriptedReplica) -> AsyncIterator[Conversation]:
-    conversation = Conversation(production(), Peer(replica.endpoint))
+    conversation = Conversation(production(), ReplicaAddress(replica.endpoint))
     try:
         yield conversation
     finally:
@@ -169,7 +169,7 @@ async def test_an_error_of_authentication_is_told_as_such() -> None:
 async def test_frames_are_answered() -> None:
     async with scripted(is_ours=True) as replica, talking(replica) as conversation:
         await conversation.begin()
-        assert await conversation.exchange(Prepare(Action.RESUME, 1)) == Ack()
+        assert await conversation.exchange(Prepare(Action.RESUME, 1)) == CommonAck()
 
 
 async def test_no_answer_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ async def test_ipv6() -> None:
     except OSError:
         pytest.skip("no IPv6 here")
     port = server.sockets[0].getsockname()[1]
-    conversation = Conversation(production(), Peer(Endpoint.parse(f"tcp://[::1]:{port}")))
+    conversation = Conversation(production(), ReplicaAddress(Endpoint.parse(f"tcp://[::1]:{port}")))
     assert await conversation.begin() == PLACEHOLDER_SECRET
     await conversation.close()
     server.close()

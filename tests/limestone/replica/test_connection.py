@@ -8,7 +8,7 @@ import pytest
 
 from flowstone.limestone.errors import BadMessage
 from flowstone.limestone.format.messages import Error, LogChannelCreate, SessionBegin, encode
-from flowstone.limestone.replica.connection import OPENER_SIZE_MAX, READ_AHEAD_MAX, Connection, Refusal
+from flowstone.limestone.replica.connection import OPENER_SIZE_MAX, READ_AHEAD_MAX, Refusal, ReplicaConnection
 
 
 class FakeClient:
@@ -37,7 +37,7 @@ class FakeClient:
 
 
 async def opened(data: bytes, size: int = 1 << 20) -> object:
-    connection = Connection(FakeClient())
+    connection = ReplicaConnection(FakeClient())
     for at in range(0, len(data), size):
         connection.received(data[at : at + size])
     connection.closed()
@@ -47,7 +47,7 @@ async def opened(data: bytes, size: int = 1 << 20) -> object:
 @pytest.mark.parametrize("message", [SessionBegin(2, b"id", 7), LogChannelCreate(9, b"s" * 32)])
 async def test_an_opener_and_what_is_behind_it(message: SessionBegin | LogChannelCreate) -> None:
     assert await opened(encode(message) + b"behind") == (message, b"behind")
-    connection = Connection(FakeClient())
+    connection = ReplicaConnection(FakeClient())
     for byte in encode(message):
         connection.received(bytes([byte]))
     assert await connection.opener() == (message, b"")
@@ -73,7 +73,7 @@ async def test_no_message_at_all_or_a_long_one(data: bytes) -> None:
 
 async def test_a_peer_that_is_ahead_is_held_back() -> None:
     client = FakeClient()
-    connection = Connection(client)
+    connection = ReplicaConnection(client)
     connection.received(bytes(READ_AHEAD_MAX))
     assert client.calls == []
     connection.received(b"x")
@@ -85,7 +85,7 @@ async def test_a_peer_that_is_ahead_is_held_back() -> None:
 
 async def test_a_peer_that_takes_no_answers_is_asked_for_no_more() -> None:
     client = FakeClient()
-    connection = Connection(client)
+    connection = ReplicaConnection(client)
     connection.congested()
     connection.drained()
     assert client.calls == ["pause", "resume"]
@@ -93,7 +93,7 @@ async def test_a_peer_that_takes_no_answers_is_asked_for_no_more() -> None:
 
 async def test_a_refused_peer_is_told_why_and_may_end_its_sentence() -> None:
     client = FakeClient()
-    connection = Connection(client)
+    connection = ReplicaConnection(client)
     refusing = asyncio.get_running_loop().create_task(connection.refuse(Refusal(13, "no")))
     await asyncio.sleep(0)
     assert client.sent == encode(Error(13, "no"))
@@ -107,7 +107,7 @@ async def test_a_refused_peer_is_told_why_and_may_end_its_sentence() -> None:
 
 async def test_a_refused_peer_that_stays_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.limestone.replica.connection.LINGER_SECONDS", 0.01)
-    await Connection(FakeClient()).refuse(Refusal(13, "no"))
+    await ReplicaConnection(FakeClient()).refuse(Refusal(13, "no"))
 
 
 def test_a_token_fits_an_opener() -> None:

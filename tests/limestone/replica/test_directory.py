@@ -15,7 +15,7 @@ from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import Marker, WriteVersion, decode_all, encode, put, remove
 from flowstone.limestone.format.messages import Blob
 from flowstone.limestone.replica.directory import HIDING_MAX, CannotSetBack, ReplicaDirectory
-from flowstone.limestone.replica.log_file_channel import ReplicaChannel, Session
+from flowstone.limestone.replica.log_file_channel import ReceivedSession, ReplicaChannel
 from flowstone.limestone.store.recovery import recover
 from flowstone.outside import AlreadyLocked, production
 from tests.limestone.peer import MASTER, content, row
@@ -141,7 +141,7 @@ async def test_hide_unfinished_raises_the_first_error_when_no_worker_is_left(
         spill_unfinished_session(directory, number, 1)
     hide = ReplicaChannel.hide
 
-    def hide_two(self: ReplicaChannel, sessions: list[Session]) -> None:
+    def hide_two(self: ReplicaChannel, sessions: list[ReceivedSession]) -> None:
         if self.name in (names.pwal(1), names.pwal(2)):
             raise OSError(f"cannot sync {self.name}")
         hide(self, sessions)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from flowstone.limestone.replica.epoch_commits import Commits
+from flowstone.limestone.replica.epoch_commits import EpochCommits
 
 
 def test_new_master_has_nothing_under_way() -> None:
-    commits = Commits()
+    commits = EpochCommits()
     assert commits.is_idle
     assert not commits.is_syncing(5)
     assert not commits.has_lost(5)
 
 
 def test_open_session_is_not_waited_for() -> None:
-    commits = Commits()
+    commits = EpochCommits()
     commits.begun(0, 3)
     assert not commits.is_idle
     assert not commits.is_syncing(3)
@@ -21,7 +21,7 @@ def test_open_session_is_not_waited_for() -> None:
 
 
 def test_ended_session_is_waited_for_until_it_is_synced() -> None:
-    commits = Commits()
+    commits = EpochCommits()
     commits.begun(0, 3)
     commits.ended(0)
     commits.begun(0, 4)
@@ -35,7 +35,7 @@ def test_ended_session_is_waited_for_until_it_is_synced() -> None:
 
 
 def test_epoch_of_a_dropped_session_and_later_ones_are_lost() -> None:
-    commits = Commits()
+    commits = EpochCommits()
     commits.begun(0, 3)
     commits.begun(1, 2)
     commits.ended(1)
@@ -53,7 +53,7 @@ def test_epoch_of_a_dropped_session_and_later_ones_are_lost() -> None:
 
 
 def test_drop_of_an_idle_channel_loses_nothing() -> None:
-    commits = Commits()
+    commits = EpochCommits()
     commits.begun(0, 3)
     commits.ended(0)
     commits.synced(0)

@@ -9,19 +9,19 @@ from flowstone.limestone.replica import events as events
 
 EVERY = [
     events.Listening("data", "tcp://127.0.0.1:1", "u", 3, True),
-    events.Connected("10.0.0.1:5"),
+    events.MasterConnected("10.0.0.1:5"),
     events.Identified("10.0.0.1:5", "u", 7),
-    events.Disconnected("10.0.0.1:5", 8),
+    events.MasterDisconnected("10.0.0.1:5", 8),
     events.Resumed("u", 8),
     events.Seeding("u", 8),
     events.Seeded("u", 9),
-    events.Restored(2),
-    events.Withdrawn(2, 8),
-    events.Refused("10.0.0.1:5", 22, "no session"),
-    events.Refused("10.0.0.1:5", None, "no message"),
-    events.Compacted(8, 2),
+    events.ReplicaRestored(2),
+    events.EpochsWithdrawn(2, 8),
+    events.MasterRefused("10.0.0.1:5", 22, "no session"),
+    events.MasterRefused("10.0.0.1:5", None, "no message"),
+    events.ReplicaCompacted(8, 2),
     events.Failed("no space"),
-    events.Stopped(8),
+    events.ReplicaStopped(8),
 ]
 
 

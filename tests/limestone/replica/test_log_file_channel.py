@@ -6,7 +6,7 @@ import pytest
 
 from flowstone.limestone.format.entries import Marker, decode_all, encode, put, walk
 from flowstone.limestone.format.entries import WriteVersion as Version
-from flowstone.limestone.format.log_scan import REPAIR, STARTUP, Scan
+from flowstone.limestone.format.log_scan import REPAIR, STARTUP, LogScan
 from flowstone.limestone.replica.log_file_channel import ReplicaChannel
 from flowstone.outside import Disk
 from tests.limestone.crashes import DIRECTORY, crashed, fresh
@@ -138,12 +138,12 @@ DURABLE = 5
 def counted(data: bytes, durable_epoch: int) -> list[bytes]:
     """Keys that count by the original's own rules: its repair, which detaches the file, then its start."""
     repaired = bytearray(data)
-    scan = Scan(tokens(data), durable_epoch, REPAIR)
+    scan = LogScan(tokens(data), durable_epoch, REPAIR)
     list(scan)
     assert scan.verdict.is_repairable, scan.findings
     for mark in scan.changes.marks:
         repaired[mark] = 6
-    scan = Scan(tokens(bytes(repaired)), durable_epoch, STARTUP, is_detached=True)
+    scan = LogScan(tokens(bytes(repaired)), durable_epoch, STARTUP, is_detached=True)
     found = [entry.key for entry in scan]
     assert scan.verdict.is_clean, scan.findings
     return found

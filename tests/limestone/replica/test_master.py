@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from flowstone.limestone.replica.connection import Connection
+from flowstone.limestone.replica.connection import ReplicaConnection
 from flowstone.limestone.replica.master import Master
 from tests.limestone.replica.test_connection import FakeClient
 
 
 async def test_is_over_with_its_control_channel_or_its_last_connection() -> None:
-    control, log = Connection(FakeClient()), Connection(FakeClient())
+    control, log = ReplicaConnection(FakeClient()), ReplicaConnection(FakeClient())
     master = Master("10.0.0.1:5")
     assert master.is_over
     master.channels[0] = log

@@ -16,9 +16,9 @@ import pytest
 from flowstone.limestone.format import epoch_file, files, names
 from flowstone.limestone.format.endpoint import Endpoint
 from flowstone.limestone.format.entries import Entry, WriteVersion, decode_all, put, walk
-from flowstone.limestone.format.log_scan import REPAIR, STARTUP, Scan
+from flowstone.limestone.format.log_scan import REPAIR, STARTUP, LogScan
 from flowstone.limestone.format.messages import Blob, Error, GroupCommit, LogEntries, wire_entry
-from flowstone.limestone.format.wire_extensions import Action, ExtensionError
+from flowstone.limestone.format.wire_extensions import Action, WireExtensionError
 from flowstone.limestone.replica.replica import Replica
 from flowstone.limestone.store.recovery import input_files, recover
 from flowstone.limestone.store.upkeep import CONTROL, LOOK_SECONDS, START_COMPACTION
@@ -40,7 +40,7 @@ def content(blob_id: int) -> bytes:
     return bytes([blob_id % 256]) * 300
 
 
-class Told:
+class OnDone:
     """What the master knows: sessions by epoch, the last epoch that was acknowledged, and the last it asked for."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ async def started(outside: Outside) -> Replica:
     return replica
 
 
-async def write_epochs(master: Master, told: Told, epochs: Iterator[int], rng: random.Random) -> None:
+async def write_epochs(master: Master, told: OnDone, epochs: Iterator[int], rng: random.Random) -> None:
     for epoch in epochs:
         for channel in rng.sample([0, 1], k=rng.randint(1, 2)):
             keys = [f"{epoch}.{channel}.{number}" for number in range(rng.randint(0, 3))]
@@ -83,14 +83,14 @@ async def write_epochs(master: Master, told: Told, epochs: Iterator[int], rng: r
     master.channels[0].send(session(LAST_EPOCH + 50, row("never", "v", 1), flags=1))
 
 
-async def of_the_original(master: Master, told: Told, rng: random.Random) -> None:
+async def of_the_original(master: Master, told: OnDone, rng: random.Random) -> None:
     await master.open(0)
     await master.open(1)
     await master.begin()
     await write_epochs(master, told, iter(range(1, LAST_EPOCH + 1)), rng)
 
 
-async def that_resumes(master: Master, told: Told, rng: random.Random) -> None:
+async def that_resumes(master: Master, told: OnDone, rng: random.Random) -> None:
     """The replica is ahead: what is beyond epoch 2 was never durable at the master."""
     await of_ours(master, 0)
     await write_epochs(master, told, iter(range(1, 4)), rng)
@@ -102,7 +102,7 @@ async def that_resumes(master: Master, told: Told, rng: random.Random) -> None:
     await write_epochs(master, told, iter(range(3, LAST_EPOCH + 1)), rng)
 
 
-async def that_seeds(master: Master, told: Told, rng: random.Random) -> None:
+async def that_seeds(master: Master, told: OnDone, rng: random.Random) -> None:
     await of_ours(master, 0)
     await write_epochs(master, told, iter(range(1, 3)), rng)
     await master.close()
@@ -111,7 +111,7 @@ async def that_seeds(master: Master, told: Told, rng: random.Random) -> None:
     await write_epochs(master, told, iter(range(3, LAST_EPOCH + 1)), rng)
 
 
-async def that_compacts(master: Master, told: Told, rng: random.Random) -> None:
+async def that_compacts(master: Master, told: OnDone, rng: random.Random) -> None:
     """While a session is open, whose end has to be waited for."""
     await of_ours(master, 0)
     await write_epochs(master, told, iter(range(1, 4)), rng)
@@ -135,7 +135,7 @@ async def of_ours(master: Master, epoch: int, action: Action = Action.RESUME) ->
     await master.open(1)
 
 
-Scenario = Callable[[Master, Told, random.Random], Coroutine[Any, Any, None]]
+Scenario = Callable[[Master, OnDone, random.Random], Coroutine[Any, Any, None]]
 
 
 def by_the_originals_rules(disk: Disk, durable_epoch: int) -> Keys:
@@ -146,12 +146,12 @@ def by_the_originals_rules(disk: Disk, durable_epoch: int) -> Keys:
     for name in input_files(disk, PATH, listed):
         with disk.open(f"{PATH}/{name}") as file:
             data = bytearray(file.read_at(0, file.size()))
-        scan = Scan(tokens(bytes(data)), durable_epoch, REPAIR, is_detached=names.is_detached(name))
+        scan = LogScan(tokens(bytes(data)), durable_epoch, REPAIR, is_detached=names.is_detached(name))
         list(scan)
         assert scan.verdict.is_repairable, (name, scan.findings)
         for mark in scan.changes.marks:
             data[mark] = 6
-        again = Scan(tokens(bytes(data)), durable_epoch, STARTUP, is_detached=True)
+        again = LogScan(tokens(bytes(data)), durable_epoch, STARTUP, is_detached=True)
         for entry in again:
             found.add(entry.key)
             for blob_id in entry.blob_ids:
@@ -164,7 +164,7 @@ def tokens(data: bytes) -> list[Any]:
     return list(walk(lambda at, size: data[at : at + size], len(data)))
 
 
-def check(disk: Disk, told: Told, *, is_settled: bool) -> int:
+def check(disk: Disk, told: OnDone, *, is_settled: bool) -> int:
     durable = epoch_file.read(disk, PATH).durable
     if told.old_keys is not None and told.committed == 0:
         # New data is not known to be durable: only the next start says which of both is there.
@@ -189,7 +189,7 @@ def test_a_crash_at_any_moment(scenario: Scenario, loss: Loss) -> None:
 
 async def crash(stage: Simulation, scenario: Scenario, operations: int, loss: Loss) -> bool:
     """Whether the scenario came to its end before the crash."""
-    rng, told = random.Random(f"{stage.seed}"), Told()
+    rng, told = random.Random(f"{stage.seed}"), OnDone()
     stage.build("replica")
     await stage.launch("replica", started)
     stage.crash_after("replica", operations, loss)
@@ -252,7 +252,7 @@ async def fail(stage: Simulation, operation: str) -> None:
     blob = LogEntries(2, (wire_entry(put(1, b"b", b"", WriteVersion(2, 0), (7,)), (Blob(7, b"content"),)),), 7)
     answer = await other.ask(blob)  # which needs a directory, a file and its name, and another file
     assert isinstance(answer, Error)
-    assert answer.code == ExtensionError.REFUSED
+    assert answer.code == WireExtensionError.REFUSED
     broken.clear()
     await log.acknowledged(session(2, row("k2", "v", 2)))
     refused = await master.control.ask(GroupCommit(2))  # of which a session is lost

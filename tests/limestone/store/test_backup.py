@@ -223,7 +223,7 @@ def test_data_that_is_aside_because_a_master_sends_it_anew_is_not_lost_by_a_slip
     backup.restore(OUTSIDE, str(directory), str(target), replaces=True)
     assert shown(target) == shown(directory) != []
     assert [path for path in (target / replica_seeding.ASIDE).rglob("*") if path.is_file()] == []
-    assert replica_seeding.read(DISK, str(target)) == replica_seeding.State()
+    assert replica_seeding.read(DISK, str(target)) == replica_seeding.SeedingState()
 
 
 def test_a_crash_while_restoring_leaves_the_old_directory_the_new_one_or_none() -> None:

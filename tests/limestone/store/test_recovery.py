@@ -14,8 +14,8 @@ from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import names
 from flowstone.limestone.format.entries import EntryType, Marker, WriteVersion, encode, put
 from flowstone.limestone.format.epoch_file import EpochWriter, record
-from flowstone.limestone.format.log_scan import INSPECT, STARTUP, Changes
-from flowstone.limestone.store.recovery import Recovered, recover, recover_live
+from flowstone.limestone.format.log_scan import INSPECT, STARTUP, FileRepair
+from flowstone.limestone.store.recovery import RecoveredDirectory, recover, recover_live
 from flowstone.outside import Disk, production
 from tests.limestone import recorded
 from tests.limestone.crashes import DIRECTORY, crashed, fresh
@@ -30,7 +30,7 @@ def copied(tmp_path: Path, *parts: str) -> Path:
     return Path(shutil.copytree(HERE.joinpath(*parts), tmp_path / "copy"))
 
 
-def shown(found: Recovered) -> list[tuple[int, bytes, bytes]]:
+def shown(found: RecoveredDirectory) -> list[tuple[int, bytes, bytes]]:
     return [(row.storage_id, row.key, row.value) for row in found.snapshot.rows()]
 
 
@@ -177,7 +177,7 @@ def test_a_crash_at_any_moment_leaves_the_epochs_that_were_reported_and_no_half_
         EpochWriter.open(disk, DIRECTORY).write(found.last_epoch)
         again = recover(disk, DIRECTORY)
         assert shown(again) == shown(found)
-        assert [report.changes for report in again.files] == [Changes()]
+        assert [report.changes for report in again.files] == [FileRepair()]
 
 
 def test_an_empty_directory_is_an_empty_state(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.files import write_whole
 from flowstone.limestone.store import seeding as replica_seeding
 from flowstone.limestone.store.blobs import make_directory
-from flowstone.limestone.store.seeding import ASIDE, FILE, Phase, State
+from flowstone.limestone.store.seeding import ASIDE, FILE, Phase, SeedingState
 from flowstone.outside import Disk
 from tests.limestone.crashes import DIRECTORY, crashed, fresh
 
@@ -40,7 +40,7 @@ def born(disk: Disk) -> None:
     write_whole(disk, f"{DIRECTORY}/{names.MANIFEST}", b"manifest")
     disk.sync_directory(DIRECTORY)
     fill(disk, OLD_DATA)
-    replica_seeding.write(disk, DIRECTORY, State(OLD))
+    replica_seeding.write(disk, DIRECTORY, SeedingState(OLD))
 
 
 def seed(disk: Disk) -> None:
@@ -57,8 +57,8 @@ def found(disk: Disk) -> dict[str, bytes]:
 
 def test_a_new_directory_follows_nobody() -> None:
     _, disk = fresh()
-    assert replica_seeding.read(disk, DIRECTORY) == State(None, Phase.SETTLED)
-    assert replica_seeding.bring_back(disk, DIRECTORY) == (State(), False)
+    assert replica_seeding.read(disk, DIRECTORY) == SeedingState(None, Phase.SETTLED)
+    assert replica_seeding.bring_back(disk, DIRECTORY) == (SeedingState(), False)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_is_put_aside_comes_back() -> None:
     born(disk)
     seed(disk)
     assert {name: found(disk)[name] for name in NEW_DATA} == NEW_DATA
-    assert replica_seeding.bring_back(disk, DIRECTORY) == (State(OLD), True)
+    assert replica_seeding.bring_back(disk, DIRECTORY) == (SeedingState(OLD), True)
     assert found(disk) == OLD_DATA
     assert files.read_whole(disk, f"{DIRECTORY}/{names.MANIFEST}") == b"manifest"
 
@@ -100,7 +100,7 @@ def test_new_data_that_is_kept_stays() -> None:
     seed(disk)
     state = replica_seeding.keep(disk, DIRECTORY, NEW)
     assert state.phase is Phase.DISCARDING
-    assert replica_seeding.bring_back(disk, DIRECTORY) == (State(NEW), False)
+    assert replica_seeding.bring_back(disk, DIRECTORY) == (SeedingState(NEW), False)
     assert {name: found(disk)[name] for name in NEW_DATA} == NEW_DATA
     assert [name for name in disk.list_directory(f"{DIRECTORY}/{ASIDE}") if name != "blob"] == []
     assert disk.list_directory(f"{DIRECTORY}/{ASIDE}/blob/dir_07") == []
@@ -134,7 +134,7 @@ def test_a_crash_at_any_moment_of_bringing_back_is_put_right_by_the_next() -> No
 
     for disk, _ in crashed(prepare, lambda disk: void(replica_seeding.bring_back(disk, DIRECTORY))):
         catalog.read(disk, DIRECTORY)
-        assert replica_seeding.bring_back(disk, DIRECTORY)[0] == State(OLD)
+        assert replica_seeding.bring_back(disk, DIRECTORY)[0] == SeedingState(OLD)
         assert found(disk) == OLD_DATA
 
 
@@ -150,7 +150,7 @@ def test_a_crash_at_any_moment_of_a_promotion_is_put_right_by_the_next() -> None
     for disk, is_done in crashed(prepare, lambda disk: void(replica_seeding.promote(disk, DIRECTORY))):
         assert is_done or replica_seeding.read(disk, DIRECTORY).follows in (OLD, None)
         replica_seeding.promote(disk, DIRECTORY)
-        assert replica_seeding.read(disk, DIRECTORY) == State(None)
+        assert replica_seeding.read(disk, DIRECTORY) == SeedingState(None)
         assert lineage.read(disk, DIRECTORY) == (OLD,)
         assert not replica_seeding.promote(disk, DIRECTORY)
         assert found(disk) == OLD_DATA

@@ -13,14 +13,14 @@ from flowstone.limestone.format.entries import EntryType
 from flowstone.limestone.format.log_scan import Verdict
 from flowstone.limestone.format.manifest import Manifest
 from flowstone.limestone.tools import inspection
-from flowstone.limestone.tools.inspection import Inspection, Status, inspect
+from flowstone.limestone.tools.inspection import Inspection, InspectionStatus, inspect
 from flowstone.outside import production
 from tests.limestone import damage, recorded
 from tests.limestone.damage import MATRIX, Damage
 
 DISK = production().disk
 OURS = Manifest(damage.UUID)
-CODES = [Status.OK, Status.AUTO_REPAIRABLE, Status.UNREPAIRABLE]
+CODES = [InspectionStatus.OK, InspectionStatus.AUTO_REPAIRABLE, InspectionStatus.UNREPAIRABLE]
 
 
 def inspected(directory: Path, epoch: int | None = None) -> Inspection:
@@ -65,7 +65,7 @@ def test_files_that_a_compaction_has_replaced_are_looked_at_and_told_apart(tmp_p
     found = inspected(directory)
     assert [(file.is_detached, file.is_superfluous) for file in found.files] == [(False, False), (True, True)]
     assert found.files[1].verdict is Verdict.UNEXPECTED
-    assert found.status is Status.UNREPAIRABLE
+    assert found.status is InspectionStatus.UNREPAIRABLE
 
 
 def test_blobs_that_rows_name_and_nobody_has_are_told(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_blobs_that_rows_name_and_nobody_has_are_told(tmp_path: Path) -> None:
 
 def test_another_epoch_can_be_taken_for_the_durable_one(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.SIX)
-    assert inspected(directory, epoch=6).status is Status.OK
+    assert inspected(directory, epoch=6).status is InspectionStatus.OK
     assert inspected(directory, epoch=4).counts == {EntryType.NORMAL: 1}
 
 
@@ -88,17 +88,21 @@ RECORDS = epoch_file.record(4) + epoch_file.record(5)
 @pytest.mark.parametrize(
     ("data", "durable", "status"),
     [
-        (RECORDS + b"\x04\x05", 5, Status.AUTO_REPAIRABLE),  # torn
-        (RECORDS + bytes(20), 5, Status.AUTO_REPAIRABLE),
-        (epoch_file.record(4) + b"garbage!!" + epoch_file.record(5), 5, Status.AUTO_REPAIRABLE),
-        (epoch_file.record(4) + b"garbage!!" + epoch_file.record(1 << 60), 4, Status.AUTO_REPAIRABLE),  # cannot be
-        (b"garbage!!" + epoch_file.record(5), 5, Status.AUTO_REPAIRABLE),
-        (b"garbage!!", None, Status.UNREPAIRABLE),
-        (b"", None, Status.UNREPAIRABLE),  # there were several epochs
+        (RECORDS + b"\x04\x05", 5, InspectionStatus.AUTO_REPAIRABLE),  # torn
+        (RECORDS + bytes(20), 5, InspectionStatus.AUTO_REPAIRABLE),
+        (epoch_file.record(4) + b"garbage!!" + epoch_file.record(5), 5, InspectionStatus.AUTO_REPAIRABLE),
+        (
+            epoch_file.record(4) + b"garbage!!" + epoch_file.record(1 << 60),
+            4,
+            InspectionStatus.AUTO_REPAIRABLE,
+        ),  # cannot be
+        (b"garbage!!" + epoch_file.record(5), 5, InspectionStatus.AUTO_REPAIRABLE),
+        (b"garbage!!", None, InspectionStatus.UNREPAIRABLE),
+        (b"", None, InspectionStatus.UNREPAIRABLE),  # there were several epochs
     ],
 )
 def test_epoch_files_that_the_real_tool_does_not_read(
-    tmp_path: Path, data: bytes, durable: int | None, status: Status
+    tmp_path: Path, data: bytes, durable: int | None, status: InspectionStatus
 ) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / names.EPOCH).write_bytes(data)
@@ -119,7 +123,7 @@ def test_a_catalog_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (directory / names.CATALOG).write_bytes(b"?")
     found = inspected(directory)
     assert found.catalog_problem is not None
-    assert found.status is Status.UNREPAIRABLE
+    assert found.status is InspectionStatus.UNREPAIRABLE
 
 
 def test_progress_is_told_in_bytes(tmp_path: Path) -> None:

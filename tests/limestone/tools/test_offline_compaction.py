@@ -150,10 +150,10 @@ def test_what_is_compacted_already_may_have_work_all_the_same(directory: Path, w
 @pytest.mark.parametrize("tool", ["compact", "repair"])
 def test_a_replica_whose_durable_epoch_was_said_by_hand_is_not_resumed(directory: Path, tool: str) -> None:
     """It holds another epoch than its master has sent it; by what is durable anyway it stays a replica."""
-    path, follows = str(directory), replica_seeding.State("11111111-1111-4111-8111-111111111111")
+    path, follows = str(directory), replica_seeding.SeedingState("11111111-1111-4111-8111-111111111111")
     replica_seeding.write(DISK, path, follows)
     durable = epoch_file.read(DISK, path).durable
-    for epoch, left in ((durable, follows), (durable - 1, replica_seeding.State())):
+    for epoch, left in ((durable, follows), (durable - 1, replica_seeding.SeedingState())):
         if tool == "compact":
             compact_offline(OUTSIDE, path, epoch=epoch, keeps_backup=False)
         else:
@@ -208,7 +208,7 @@ def test_links_damage_and_directories_in_use_are_refused_before_anything_changes
 def test_looking_at_the_plan_changes_nothing(directory: Path) -> None:
     before = sorted(directory.rglob("*"))
     planned = offline_compaction.plan(DISK, str(directory))
-    assert planned == offline_compaction.Plan(5, ("pwal_0000", "pwal_0001"), (), 788)
+    assert planned == offline_compaction.CompactionPlan(5, ("pwal_0000", "pwal_0001"), (), 788)
     assert offline_compaction.check(DISK, str(directory), planned) == 7
     assert sorted(directory.rglob("*")) == before
 

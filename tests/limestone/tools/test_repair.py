@@ -12,7 +12,7 @@ from flowstone.limestone.format.entries import EntryType, Marker, encode
 from flowstone.limestone.format.manifest import Manifest
 from flowstone.limestone.store.recovery import recover
 from flowstone.limestone.tools import repair
-from flowstone.limestone.tools.repair import Plan, Status
+from flowstone.limestone.tools.repair import RepairPlan, RepairStatus
 from flowstone.outside import Disk, Outside, production
 from tests.limestone import damage, original
 from tests.limestone.crashes import DIRECTORY, crashed
@@ -26,7 +26,7 @@ MS = 1_794_772_615_522
 ASIDE = f"pwal_0000.{MS:014d}.0"
 
 
-def repaired(directory: Path, *, epoch: int | None = None, cuts: bool = False) -> tuple[Plan, str | None]:
+def repaired(directory: Path, *, epoch: int | None = None, cuts: bool = False) -> tuple[RepairPlan, str | None]:
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     planned = repair.plan(DISK, str(directory), MS, epoch=epoch, cuts=cuts)
     assert {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()} == before
@@ -45,7 +45,7 @@ def test_damage_is_repaired_as_the_real_tool_does(case: Damage, cuts: bool, tmp_
     directory = damage.write(tmp_path / "data", case.appended)
     planned, _ = repaired(directory, cuts=cuts)
     assert planned.status.value == (case.cut if cuts else case.repair)
-    if planned.status is Status.UNREPAIRABLE:
+    if planned.status is RepairStatus.UNREPAIRABLE:
         assert (directory / "pwal_0000").read_bytes() == CLEAN + case.appended
         return
     assert not (directory / "pwal_0000").exists()
@@ -53,7 +53,7 @@ def test_damage_is_repaired_as_the_real_tool_does(case: Damage, cuts: bool, tmp_
     ours = recover(DISK, str(directory), repairs=False)
     assert ours.snapshot.rows() == original.rows(DISK, str(directory))
     assert ours.last_epoch <= 6
-    assert repair.plan(DISK, str(directory), MS).status is Status.OK
+    assert repair.plan(DISK, str(directory), MS).status is RepairStatus.OK
 
 
 def test_bytes_that_would_pass_for_an_epoch_and_sessions_behind_it_are_cut_off(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_bytes_that_would_pass_for_an_epoch_and_sessions_behind_it_are_cut_off(t
     garbage = b"\x55" * 9 + session(5, set_key(b"ghost", b"", 5))
     directory = damage.write(tmp_path / "data", SIX + garbage)
     planned, _ = repaired(directory)
-    assert planned.status is Status.REPAIRED
+    assert planned.status is RepairStatus.REPAIRED
     assert (directory / ASIDE).read_bytes() == CLEAN + b"\x06" + SIX[1:]
     assert recover(DISK, str(directory), repairs=False).last_epoch == 6
 
@@ -71,7 +71,7 @@ def test_healthy_files_are_put_aside_too_and_empty_ones_not(tmp_path: Path) -> N
     (directory / "pwal_0001").write_bytes(b"")
     (directory / ASIDE).write_bytes(session(4, set_key(b"x", b"", 4)))
     planned, backup = repaired(directory)
-    assert planned.status is Status.OK
+    assert planned.status is RepairStatus.OK
     assert backup is not None
     assert planned.renames == (("pwal_0000", f"pwal_0000.{MS:014d}.1"),)
     assert (directory / "pwal_0001").exists()
@@ -88,16 +88,16 @@ def test_another_epoch_can_be_taken_for_the_durable_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "epoch", "status", "record"),
     [
-        (epoch_file.record(5) + b"\x04", None, Status.REPAIRED, 5),
-        (epoch_file.record(4) + b"garbage!!" + epoch_file.record(5), None, Status.REPAIRED, 5),
-        (epoch_file.record(5) + b"garbage!!" + epoch_file.record(99), None, Status.REPAIRED, 5),
-        (b"garbage!!", None, Status.UNREPAIRABLE, None),
-        (b"garbage!!", 5, Status.REPAIRED, 5),
-        (b"garbage!!", 6, Status.REPAIRED, 6),
+        (epoch_file.record(5) + b"\x04", None, RepairStatus.REPAIRED, 5),
+        (epoch_file.record(4) + b"garbage!!" + epoch_file.record(5), None, RepairStatus.REPAIRED, 5),
+        (epoch_file.record(5) + b"garbage!!" + epoch_file.record(99), None, RepairStatus.REPAIRED, 5),
+        (b"garbage!!", None, RepairStatus.UNREPAIRABLE, None),
+        (b"garbage!!", 5, RepairStatus.REPAIRED, 5),
+        (b"garbage!!", 6, RepairStatus.REPAIRED, 6),
     ],
 )
 def test_an_epoch_file_is_repaired_which_the_real_tool_cannot(
-    tmp_path: Path, data: bytes, epoch: int | None, status: Status, record: int | None
+    tmp_path: Path, data: bytes, epoch: int | None, status: RepairStatus, record: int | None
 ) -> None:
     directory = damage.write(tmp_path / "data", SIX)
     (directory / names.EPOCH).write_bytes(data)
@@ -149,7 +149,7 @@ def test_after_a_crash_at_any_moment_it_can_be_done_again() -> None:
     for disk, is_done in crashed(prepare, work):
         if not is_done:
             work(disk)
-        assert repair.plan(disk, DIRECTORY, MS).status is Status.OK
+        assert repair.plan(disk, DIRECTORY, MS).status is RepairStatus.OK
         assert [row.key for row in original.rows(disk, DIRECTORY)] == [b"a", b"b"]
 
 
@@ -163,11 +163,11 @@ def test_an_epoch_file_that_tells_nothing_is_made_by_whoever_knows(content: byte
     else:
         (directory / "epoch").write_bytes(content)
     planned, backup = repaired(directory)
-    assert planned.status is Status.UNREPAIRABLE
+    assert planned.status is RepairStatus.UNREPAIRABLE
     assert planned.durable_epoch is None
     assert backup is None
     planned, backup = repaired(directory, epoch=5)
-    assert planned.status is Status.REPAIRED
+    assert planned.status is RepairStatus.REPAIRED
     assert backup is not None
     assert epoch_file.read(DISK, str(directory)).durable == 5
     assert recover(DISK, str(directory), repairs=False).snapshot.rows()
@@ -179,4 +179,4 @@ def test_a_record_that_damage_made_is_not_believed(tmp_path: Path) -> None:
     (directory / "epoch").write_bytes(b"".join(records) + b"\x55" * 20)
     planned, _ = repaired(directory)
     assert planned.durable_epoch == 5
-    assert planned.status is Status.REPAIRED
+    assert planned.status is RepairStatus.REPAIRED

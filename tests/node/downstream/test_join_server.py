@@ -22,7 +22,7 @@ from flowstone.node.downstream.join_server import raft_row, snapshot_packets
 from flowstone.node.info import members
 from flowstone.node.synchro.limbo_driver import Received
 from flowstone.replication.limbo.control_rows import Promote, RaftState, Rollback, decode_control
-from flowstone.replication.limbo.split_brain import Request
+from flowstone.replication.limbo.split_brain import SettlingRequest
 from flowstone.replication.messages import FetchSnapshot, decode_vclock_reply
 from flowstone.replication.vclock import VClock
 from tests.node.masters import REPLICA, VERSION_2_6, VERSION_2_11, Connection, Master, kinds, lose_logs, settle
@@ -240,7 +240,7 @@ async def test_a_join_fails_with_what_it_waits_for(master: Master) -> None:
     writing = await waiting(master)
     task = asyncio.create_task(master.join())
     await asyncio.sleep(0)
-    rollback = Request(1, Rollback(1, master.instance.vclock.get(1)))
+    rollback = SettlingRequest(1, Rollback(1, master.instance.vclock.get(1)))
     lsn = master.instance.vclock.get(1) + 1
     row = Row(RequestType.RAFT_ROLLBACK.value, 1, lsn=lsn, timestamp=1.0, tsn=lsn, body=rollback.body.encode())
     master.instance.queue.decide(rollback, Received(row.encode(), lambda: b"", {1: lsn}, lambda error: None))

@@ -13,7 +13,7 @@ import pytest_asyncio
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -169,7 +169,7 @@ async def test_local_rows_are_kept_to_ourselves_and_the_transaction_ends_all_the
     connection = await newer.subscribe(newer.instance.vclock)
     connection.take()
 
-    def work(transaction: Transaction) -> None:
+    def work(transaction: BoxTransaction) -> None:
         for number, name in enumerate(("numbers", "numbers", "own")):
             statements.insert(transaction, box.space(name), pack((number,)))
 

@@ -23,7 +23,7 @@ from flowstone.node.downstream.relays import Relays
 from flowstone.node.wal.gc import GarbageCollector
 from flowstone.replication.limbo.control_rows import RaftState
 from flowstone.replication.messages import Ack, encode_ack
-from flowstone.replication.raft.election import Config, Mode
+from flowstone.replication.raft.election import Config, ElectionMode
 from flowstone.replication.vclock import VClock
 from tests.node.instances import UUID as OWN
 from tests.node.instances import make_instance
@@ -459,7 +459,7 @@ async def test_an_election_that_a_replica_brings_about_is_told_behind_the_answer
     elections.start(RaftState(term=1), 1)
     elections.set_quorum(2, (1, 2))
     elections.connection(2, upstream=True)
-    elections.configure(Config(mode=Mode.CANDIDATE))
+    elections.configure(Config(mode=ElectionMode.CANDIDATE))
     connection = await newer.subscribe(newer.instance.vclock)
     elections.heard_term(2, 7)
     await newer.instance.journal.drain()

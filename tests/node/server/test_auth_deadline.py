@@ -11,7 +11,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import encode_request
 from flowstone.iproto.requests import decode_request
 from flowstone.node.server.auth_deadline import BALLOT_WATCHERS_MAX, AuthDeadline
-from flowstone.node.server.limits import Limits
+from flowstone.node.server.limits import ServerLimits
 from flowstone.node.server.procedures_box import built_in
 from flowstone.node.server.session import Session
 from flowstone.node.server.watchers import Watchers, sources_of
@@ -32,8 +32,8 @@ def session(key: str | None = None, host: str = "10.0.0.1") -> Session:
     return made
 
 
-def deadline(limits: Limits | None = None, *, trusts_guests: bool = False) -> AuthDeadline:
-    return AuthDeadline(limits or Limits(), NOW, trusts_guests=trusts_guests)
+def deadline(limits: ServerLimits | None = None, *, trusts_guests: bool = False) -> AuthDeadline:
+    return AuthDeadline(limits or ServerLimits(), NOW, trusts_guests=trusts_guests)
 
 
 def test_silent_guest_is_closed_after_auth_timeout() -> None:
@@ -42,7 +42,7 @@ def test_silent_guest_is_closed_after_auth_timeout() -> None:
 
 
 def test_nobody_is_closed_without_a_timeout_or_where_guests_have_rights() -> None:
-    assert not deadline(Limits(auth_seconds=None)).has_passed(session(), NOW - 1000)
+    assert not deadline(ServerLimits(auth_seconds=None)).has_passed(session(), NOW - 1000)
     assert not deadline(trusts_guests=True).has_passed(session(), NOW - 1000)
 
 
@@ -71,7 +71,7 @@ def test_ballot_watchers_of_one_address_are_bounded_and_the_oldest_stay() -> Non
 
 
 def test_ballot_watchers_leave_most_connections_to_others_where_few_are_allowed() -> None:
-    one_pass = deadline(Limits(connections_max=40))
+    one_pass = deadline(ServerLimits(connections_max=40))
     closed = [
         one_pass.has_passed(session("internal.ballot", f"10.0.0.{host}"), NOW - 61)
         for host in range(4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowstone.node.server.limits import Limits, limits_of
+from flowstone.node.server.limits import ServerLimits, limits_of
 from tests.node.instances import make_instance
 
 
@@ -19,8 +19,8 @@ def test_every_bound_is_an_option() -> None:
         "slow_reader_timeout": 6.0,
         "auth_timeout": 7.0,
     }
-    assert limits_of(make_instance(**given)) == Limits(1, 2, 3, 4000, 2000, 5000, 6.0, 7.0)
-    assert limits_of(make_instance()) == Limits()
+    assert limits_of(make_instance(**given)) == ServerLimits(1, 2, 3, 4000, 2000, 5000, 6.0, 7.0)
+    assert limits_of(make_instance()) == ServerLimits()
     assert limits_of(make_instance(packet_size_max=2000)).packet_size_max_before_auth == 2000
 
 

@@ -25,13 +25,13 @@ from flowstone.iproto.packet import decode_response, encode_request, split
 from flowstone.iproto.uri import Uri
 from flowstone.node.instance import Instance
 from flowstone.node.server.auth_deadline import AuthDeadline
-from flowstone.node.server.limits import Limits
+from flowstone.node.server.limits import ServerLimits
 from flowstone.node.server.server import Server
 from flowstone.node.wal.journal import WalMode
 from flowstone.outside import Tls, production
 from flowstone.outside.blocking import ThreadBlocking
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Config, Mode
+from flowstone.replication.raft.election import Config, ElectionMode
 from tests.node.fault_disk import FaultDisk
 from tests.node.instances import make_instance
 
@@ -54,7 +54,7 @@ def with_space(instance: Instance) -> Instance:
 
 
 @asynccontextmanager
-async def serving(instance: Instance | None = None, limits: Limits | None = None) -> AsyncIterator[Server]:
+async def serving(instance: Instance | None = None, limits: ServerLimits | None = None) -> AsyncIterator[Server]:
     server = Server(instance or with_space(make_instance()), limits=limits)
     await server.listen(HOST, 0)
     try:
@@ -214,7 +214,7 @@ async def test_who_has_authenticated_may_send_large_ones() -> None:
 
 
 async def test_connections_above_the_limit_are_turned_away() -> None:
-    async with serving(limits=Limits(connections_max=2)) as server:
+    async with serving(limits=ServerLimits(connections_max=2)) as server:
         first, second = await Raw.open(server), await Raw.open(server)
         reader, writer = await asyncio.open_connection(HOST, server.port)
         with suppress(ConnectionResetError):
@@ -231,7 +231,7 @@ async def test_connections_above_the_limit_are_turned_away() -> None:
 
 async def test_a_client_that_reads_nothing_is_held_back_and_served_when_it_reads() -> None:
     """Its 2000 answers of 100 kB would take 200 MB."""
-    async with serving(limits=Limits(output_max=1 << 20)) as server:
+    async with serving(limits=ServerLimits(output_max=1 << 20)) as server:
         transaction = server.instance.box.begin()
         raw = pack((1, "x" * 100_000))
         statements.replace(transaction, server.instance.box.space(512), raw)
@@ -249,7 +249,7 @@ async def test_a_client_that_reads_nothing_is_held_back_and_served_when_it_reads
 
 
 async def test_requests_that_wait_are_overtaken_by_none_of_their_connection() -> None:
-    async with serving(limits=Limits(output_max=1 << 20)) as server:
+    async with serving(limits=ServerLimits(output_max=1 << 20)) as server:
         transaction = server.instance.box.begin()
         statements.replace(transaction, server.instance.box.space(512), pack((1, "x" * 100_000)))
         client = await Raw.open(server)
@@ -261,7 +261,7 @@ async def test_requests_that_wait_are_overtaken_by_none_of_their_connection() ->
 
 
 async def test_a_client_that_reads_nothing_for_too_long_is_disconnected() -> None:
-    async with serving(limits=Limits(output_max=1 << 20, slow_reader_seconds=0.01)) as server:
+    async with serving(limits=ServerLimits(output_max=1 << 20, slow_reader_seconds=0.01)) as server:
         transaction = server.instance.box.begin()
         statements.replace(transaction, server.instance.box.space(512), pack((1, "x" * 1_000_000)))
         slow = await Raw.open(server)
@@ -271,14 +271,14 @@ async def test_a_client_that_reads_nothing_for_too_long_is_disconnected() -> Non
 
 
 async def test_client_that_does_not_authenticate_in_time_is_disconnected() -> None:
-    async with serving(make_instance(), Limits(auth_seconds=0.01)) as server:
+    async with serving(make_instance(), ServerLimits(auth_seconds=0.01)) as server:
         client = await Raw.open(server)
         assert await client.read() == []
         await client.close()
 
 
 async def test_guest_with_rights_outlives_the_authentication_timeout() -> None:
-    async with serving(limits=Limits(auth_seconds=0.01)) as server, await connect(server) as guest:
+    async with serving(limits=ServerLimits(auth_seconds=0.01)) as server, await connect(server) as guest:
         now = production().clock.monotonic() + 1
         for connection in list(server._connections):
             connection.sweep(now, AuthDeadline(server.limits, now, trusts_guests=server.trusts_guests()))
@@ -286,7 +286,7 @@ async def test_guest_with_rights_outlives_the_authentication_timeout() -> None:
 
 
 async def test_guest_that_watches_the_ballot_outlives_the_authentication_timeout() -> None:
-    async with serving(make_instance(), Limits(auth_seconds=0.01)) as server:
+    async with serving(make_instance(), ServerLimits(auth_seconds=0.01)) as server:
         watching, other = await Raw.open(server), await Raw.open(server)
         watching.send(encode_request(RequestType.WATCH, 1, pack({0x57: "internal.ballot"})))
         await watching.read_one()
@@ -301,7 +301,7 @@ async def test_guests_that_watch_ballots_leave_connections_to_clients() -> None:
     instance = make_instance()
     transaction = instance.box.begin()
     ddl_access.create_user(transaction, "app", password="secret")
-    async with serving(instance, Limits(auth_seconds=0.01, connections_max=8)) as server:
+    async with serving(instance, ServerLimits(auth_seconds=0.01, connections_max=8)) as server:
         watching = [await Raw.open(server) for _ in range(8)]
         for each in watching:
             each.send(encode_request(RequestType.WATCH, 1, pack({0x57: "internal.ballot"})))
@@ -362,7 +362,7 @@ async def test_requests_that_take_time_are_bounded_and_all_answered() -> None:
         return number
 
     instance.functions["work"] = work
-    async with serving(instance, Limits(net_msg_max=10)) as server:
+    async with serving(instance, ServerLimits(net_msg_max=10)) as server:
         client = await Raw.open(server)
         client.send(
             b"".join(encode_request(RequestType.CALL, sync, pack({0x22: "work", 0x21: (sync,)})) for sync in range(100))
@@ -411,7 +411,7 @@ async def test_a_watcher_hears_of_an_election_at_once_though_no_client_says_anyt
         for _ in range(2):  # the second time it has heard the value, and waits for the next
             server.watchers.watch(server, packets.append, key, 1)
     packets.clear()
-    instance.elections.configure(Config(mode=Mode.VOTER))
+    instance.elections.configure(Config(mode=ElectionMode.VOTER))
     values = [decode_response(body).values() for body in split(b"".join(packets))[0]]
     assert [value[0x57] for value in values] == ["box.status", "box.election"]
     assert [value[0x58]["is_ro"] for value in values] == [True, True]
@@ -448,7 +448,7 @@ async def test_a_lost_connection_rolls_its_transactions_back() -> None:
 
 async def test_strangers_open_few_transactions_and_trusted_guests_more() -> None:
     for instance, count in ((make_instance(), 2), (with_space(make_instance()), 4)):
-        async with serving(instance, Limits(transactions_max=4, transactions_max_before_auth=2)) as server:
+        async with serving(instance, ServerLimits(transactions_max=4, transactions_max_before_auth=2)) as server:
             client = await Raw.open(server)
             for stream in range(1, 7):
                 client.send(encode_request(RequestType.BEGIN, stream, stream_id=stream))
@@ -526,7 +526,7 @@ async def test_a_slow_disk_holds_writers_back() -> None:
 
     outside = dataclasses.replace(disk.outside(), blocking=Slow())
     instance = with_space(make_instance(Path("data"), outside=outside, mode=WalMode.FSYNC))
-    async with serving(instance, Limits(wal_queue_max_size=10_000)) as server:
+    async with serving(instance, ServerLimits(wal_queue_max_size=10_000)) as server:
         client = await Raw.open(server)
         for first in range(0, 20_000, 1000):
             client.send(b"".join(replace(sync, sync, "x" * 50) for sync in range(first, first + 1000)))
@@ -542,7 +542,7 @@ async def test_a_slow_disk_holds_writers_back() -> None:
 
 async def test_replies_that_wait_for_the_disk_hold_back_the_requests_behind_them(tmp_path: Path) -> None:
     instance = with_space(make_instance(tmp_path, mode=WalMode.FSYNC))
-    async with serving(instance, Limits(output_max=10_000)) as server:
+    async with serving(instance, ServerLimits(output_max=10_000)) as server:
         client = await Raw.open(server)
         client.send(b"".join(replace(sync, sync % 10, "x" * 1000) + select_all(sync) for sync in range(200)))
         syncs = [(await client.read_one()).sync for _ in range(400)]

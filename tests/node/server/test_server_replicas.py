@@ -15,7 +15,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.packet import encode_request
 from flowstone.iproto.row import decode_row
 from flowstone.node.downstream.relays import Relays
-from flowstone.node.server.limits import Limits
+from flowstone.node.server.limits import ServerLimits
 from flowstone.node.server.server import Server
 from flowstone.node.wal.gc import GarbageCollector
 from flowstone.replication.messages import (
@@ -37,7 +37,9 @@ REPLICA = UUID("33333333-3333-4333-8333-333333333333")
 
 
 @asynccontextmanager
-async def master(path: Path, dialect: Dialect = Dialect.V2_6, limits: Limits | None = None) -> AsyncIterator[Server]:
+async def master(
+    path: Path, dialect: Dialect = Dialect.V2_6, limits: ServerLimits | None = None
+) -> AsyncIterator[Server]:
     """A server whose guests may do everything, with a log and relays."""
     instance = with_space(make_instance(path, dialect, replication_timeout=0.2))
     async with serving(instance, limits) as server:
@@ -120,7 +122,7 @@ async def test_a_refused_subscription_ends_the_connection(tmp_path: Path) -> Non
 
 
 async def test_after_a_subscription_the_connection_belongs_to_replication(tmp_path: Path) -> None:
-    async with master(tmp_path, limits=Limits(slow_reader_seconds=0.01, auth_seconds=0.3)) as server:
+    async with master(tmp_path, limits=ServerLimits(slow_reader_seconds=0.01, auth_seconds=0.3)) as server:
         raw = await Raw.open(server)
         raw.send(subscribe(0, VClock({1: 1})) + encode_ack(Ack(VClock({1: 1}))))
         assert (await raw.read_one()).type == RequestType.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowstone.iproto import errors
-from flowstone.node.server.streams import OpenTransactions, Stream
+from flowstone.node.server.streams import OpenTransactions, RequestStream
 
 
 def test_those_of_strangers_are_counted_apart() -> None:
@@ -26,4 +26,4 @@ def test_guests_whom_somebody_trusts_are_clients_like_others() -> None:
 
 
 def test_a_stream_without_a_transaction_has_nothing_to_use() -> None:
-    assert Stream().usable(0.0) is None
+    assert RequestStream().usable(0.0) is None

@@ -7,11 +7,11 @@ from typing import Any, cast
 import numpy as np
 
 from flowstone.iproto import request_scan as scan
-from flowstone.node.server.turn_batch import Batch
+from flowstone.node.server.turn_batch import ScannedBatch
 from tests.node.server.test_turn import INSERT, Served, numbered
 
 
-def scanned(served: Served, *batches: bytes) -> Batch:
+def scanned(served: Served, *batches: bytes) -> ScannedBatch:
     data = b"".join(batches)
     buf = np.frombuffer(data, np.uint8)
     spans = np.zeros((len(batches), scan.SPAN_COLUMNS), np.int64)
@@ -23,7 +23,7 @@ def scanned(served: Served, *batches: bytes) -> Batch:
     cells = np.empty((scan.LINES, 100), np.int64)
     count = scan.scan_requests(buf, spans, cells)
     assert count == 5
-    return Batch(data, buf, cells, cast("Any", served.peers))
+    return ScannedBatch(data, buf, cells, cast("Any", served.peers))
 
 
 def test_a_part_knows_whose_its_requests_are() -> None:

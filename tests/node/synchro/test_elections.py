@@ -11,7 +11,7 @@ import pytest
 from flowstone.iproto import errors
 from flowstone.node.wal.journal import WalMode
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Fencing, Mode, RaftError, State
+from flowstone.replication.raft.election import ElectionMode, ElectionState, Fencing, RaftError
 from flowstone.replication.vclock import VClock
 from tests.node.electorate import Electorate
 from tests.simulation.disk import Loss, SimulatedDisk
@@ -64,7 +64,7 @@ async def test_term_and_vote_are_local_rows_of_the_log_and_on_disk_before_they_a
 
 @simulated()
 async def test_a_vote_that_was_shown_survives_a_loss_of_power_although_other_rows_may_not(sim: Simulation) -> None:
-    them = Electorate(sim, 1, mode=Mode.VOTER, wal_mode=WalMode.WRITE)
+    them = Electorate(sim, 1, mode=ElectionMode.VOTER, wal_mode=WalMode.WRITE)
     member = them.members[1]
     member.set_quorum(2, (1, 2, 3))
     member.start(RaftState(term=1), 1)
@@ -121,7 +121,7 @@ async def test_a_term_that_the_log_refuses_is_written_later_and_not_shown_before
 async def test_it_takes_no_part_before_there_is_data(sim: Simulation) -> None:
     them = Electorate(sim)
     member = them.members[1]
-    assert (member.mode, member.is_read_only, member.term, member.replica_id) == (Mode.OFF, False, 1, 0)
+    assert (member.mode, member.is_read_only, member.term, member.replica_id) == (ElectionMode.OFF, False, 1, 0)
     await sim.sleep(60)
     assert member.raft.deadline is None
     await member.promote()
@@ -129,7 +129,7 @@ async def test_it_takes_no_part_before_there_is_data(sim: Simulation) -> None:
     assert member.term == 1
     member.start(RaftState(term=8, vote=2), 1)
     assert member.persisted == RaftState(term=8, vote=2)
-    assert (member.mode, member.is_read_only, member.replica_id) == (Mode.CANDIDATE, True, 1)
+    assert (member.mode, member.is_read_only, member.replica_id) == (ElectionMode.CANDIDATE, True, 1)
     assert member.info().vote == 2
     await them.close()
 
@@ -294,7 +294,7 @@ async def test_a_row_that_no_member_may_send_is_refused(sim: Simulation) -> None
 
 @simulated()
 async def test_an_anonymous_instance_follows_terms_and_votes_when_it_has_an_id(sim: Simulation) -> None:
-    them = Electorate(sim, mode=Mode.VOTER)
+    them = Electorate(sim, mode=ElectionMode.VOTER)
     member = them.members[1]
     member.start(RaftState(term=1), 0)
     member.message(2, RaftState(term=3, vote=2, state=3, leader_id=2))
@@ -310,7 +310,7 @@ async def test_an_anonymous_instance_follows_terms_and_votes_when_it_has_an_id(s
 @simulated()
 async def test_triggers_hear_of_every_news_and_their_mistakes_are_logged(sim: Simulation) -> None:
     them = Electorate(sim)
-    states: list[State] = []
+    states: list[ElectionState] = []
     member = them.members[1]
 
     def fails() -> None:
@@ -327,7 +327,7 @@ async def test_triggers_hear_of_every_news_and_their_mistakes_are_logged(sim: Si
     member.on_election += [fails, fails_later, never_ends]
     member.start(RaftState(term=1), 1)
     await sim.sleep(1)
-    assert states == [State.FOLLOWER]
+    assert states == [ElectionState.FOLLOWER]
     assert len(sim.failures) == 2
     assert all("on_election trigger failed" in failure for failure in sim.failures)
     sim.failures.clear()
@@ -336,7 +336,7 @@ async def test_triggers_hear_of_every_news_and_their_mistakes_are_logged(sim: Si
 
 @simulated()
 async def test_whoever_waits_for_an_election_hears_when_the_node_stops(sim: Simulation) -> None:
-    them = Electorate(sim, mode=Mode.MANUAL)
+    them = Electorate(sim, mode=ElectionMode.MANUAL)
     them.start()
     them.cut(1)
     waiting = asyncio.ensure_future(them.members[1].promote())
@@ -351,7 +351,7 @@ async def test_whoever_waits_for_an_election_hears_when_the_node_stops(sim: Simu
 @simulated()
 async def test_promotion_under_way_fails_when_the_member_is_expelled(sim: Simulation) -> None:
     """Without elections, the term that it waits for is never written any more."""
-    them = Electorate(sim, mode=Mode.OFF)
+    them = Electorate(sim, mode=ElectionMode.OFF)
     them.start()
     waiting = asyncio.ensure_future(them.members[1].promote())
     await asyncio.sleep(0)

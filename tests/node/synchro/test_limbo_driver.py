@@ -17,7 +17,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
-from flowstone.node.downstream.join_server import Join
+from flowstone.node.downstream.join_server import JoinServer
 from flowstone.node.synchro.limbo_driver import OutcomeUnknown
 from flowstone.outside import production
 from flowstone.replication.limbo.control_rows import Promote
@@ -224,7 +224,7 @@ class TestSnapshotWhileARowIsOnItsWayToTheDisk:
             promoting = asyncio.ensure_future(instance.queue.promote(term))
             await asyncio.sleep(0)
             link = Link()
-            vclock = await Join(instance, str(tmp_path), link, 1, version=2 << 16 | 11 << 8 | 9).send_snapshot()
+            vclock = await JoinServer(instance, str(tmp_path), link, 1, version=2 << 16 | 11 << 8 | 9).send_snapshot()
             await promoting
             assert vclock.get(1) == instance.vclock.get(1)
             assert instance.queue.checkpoint().encode() in link.sent

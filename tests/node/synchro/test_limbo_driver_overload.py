@@ -11,7 +11,7 @@ from flowstone.box.engine import statements
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
-from flowstone.node.synchro.limbo_driver import EXTENSIONS_MAX, SynchroQueue
+from flowstone.node.synchro.limbo_driver import EXTENSIONS_MAX, LimboDriver
 from tests.node.applied_rows import SYNC, Replica, settled
 from tests.standing_clock import StandingClock
 
@@ -21,7 +21,7 @@ TIMEOUT = 5.0
 class LateAlarm:
     """Rings as late as it is told to."""
 
-    def __init__(self, clock: StandingClock, queue: SynchroQueue) -> None:
+    def __init__(self, clock: StandingClock, queue: LimboDriver) -> None:
         self._clock = clock
         self._queue = queue
         self._deadline: float | None = None

@@ -9,14 +9,14 @@ import pytest
 
 from flowstone.iproto import errors
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Mode, State
+from flowstone.replication.raft.election import ElectionMode, ElectionState
 from tests.node.electorate import Electorate
 from tests.simulation.simulation import Simulation, simulated
 
-ELECTING = pytest.mark.parametrize("mode", [Mode.MANUAL, Mode.CANDIDATE])
+ELECTING = pytest.mark.parametrize("mode", [ElectionMode.MANUAL, ElectionMode.CANDIDATE])
 
 
-async def started(sim: Simulation, mode: Mode, count: int = 3) -> Electorate:
+async def started(sim: Simulation, mode: ElectionMode, count: int = 3) -> Electorate:
     them = Electorate(sim, count, mode=mode)
     them.start()
     await sim.sleep(1)
@@ -25,7 +25,7 @@ async def started(sim: Simulation, mode: Mode, count: int = 3) -> Electorate:
 
 @simulated()
 async def test_with_elections_off_a_promotion_begins_a_term_and_takes_the_queue(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     await member.promote()
     assert (member.term, queue.owner_id, queue.term) == (2, 1, 2)
@@ -42,7 +42,7 @@ async def test_with_elections_off_a_promotion_begins_a_term_and_takes_the_queue(
 
 @simulated()
 async def test_with_elections_off_the_owner_of_the_queue_has_time_to_decide_first(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
     queue.waits = 3
@@ -57,7 +57,7 @@ async def test_with_elections_off_the_owner_of_the_queue_has_time_to_decide_firs
 
 @simulated()
 async def test_with_elections_off_a_quorum_that_does_not_come_ends_a_promotion(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
     queue.waits = 3
@@ -74,7 +74,7 @@ async def test_with_elections_off_a_quorum_that_does_not_come_ends_a_promotion(s
 
 @simulated()
 async def test_somebody_who_is_promoted_meanwhile_is_first(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
     queue.waits = 3
@@ -89,7 +89,7 @@ async def test_somebody_who_is_promoted_meanwhile_is_first(sim: Simulation) -> N
 
 @simulated()
 async def test_a_newer_term_interferes_with_a_promotion_that_waits_for_its_quorum(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
     queue.waits = 3
@@ -104,7 +104,7 @@ async def test_a_newer_term_interferes_with_a_promotion_that_waits_for_its_quoru
 
 @simulated()
 async def test_one_promotion_at_a_time(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
     queue.waits = 3
@@ -120,9 +120,9 @@ async def test_one_promotion_at_a_time(sim: Simulation) -> None:
     await them.close()
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", list(ElectionMode))
 @simulated()
-async def test_an_anonymous_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: Mode) -> None:
+async def test_an_anonymous_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: ElectionMode) -> None:
     them = Electorate(sim, mode=mode)
     member = them.members[1]
     member.start(RaftState(term=1), 0)
@@ -132,9 +132,9 @@ async def test_an_anonymous_instance_is_neither_promoted_nor_demoted(sim: Simula
     await them.close()
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", list(ElectionMode))
 @simulated()
-async def test_expelled_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: Mode) -> None:
+async def test_expelled_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: ElectionMode) -> None:
     them = await started(sim, mode)
     member = them.members[1]
     member.expelled()
@@ -146,7 +146,7 @@ async def test_expelled_instance_is_neither_promoted_nor_demoted(sim: Simulation
 
 @simulated()
 async def test_a_voter_is_not_promoted(sim: Simulation) -> None:
-    them = await started(sim, Mode.VOTER)
+    them = await started(sim, ElectionMode.VOTER)
     with pytest.raises(errors.Unsupported, match=r"^election_mode='voter' does not support manual elections \(ER_"):
         await them.members[1].promote()
     await them.members[1].demote()
@@ -155,7 +155,7 @@ async def test_a_voter_is_not_promoted(sim: Simulation) -> None:
 
 @ELECTING
 @simulated()
-async def test_a_promotion_is_an_election(sim: Simulation, mode: Mode) -> None:
+async def test_a_promotion_is_an_election(sim: Simulation, mode: ElectionMode) -> None:
     them = await started(sim, mode)
     await them.members[2].promote()
     assert them.leaders == [2]
@@ -172,7 +172,7 @@ async def test_a_promotion_is_an_election(sim: Simulation, mode: Mode) -> None:
 
 @simulated()
 async def test_a_manual_leader_is_not_replaced_by_itself(sim: Simulation) -> None:
-    them = await started(sim, Mode.MANUAL)
+    them = await started(sim, ElectionMode.MANUAL)
     await them.members[2].promote()
     them.cut(2)
     await them.beat(100)
@@ -182,7 +182,7 @@ async def test_a_manual_leader_is_not_replaced_by_itself(sim: Simulation) -> Non
 
 @simulated()
 async def test_who_is_promoted_without_a_quorum_learns_that(sim: Simulation) -> None:
-    them = await started(sim, Mode.MANUAL)
+    them = await started(sim, ElectionMode.MANUAL)
     them.cut(1)
     with pytest.raises(
         errors.NoElectionQuorum,
@@ -194,7 +194,7 @@ async def test_who_is_promoted_without_a_quorum_learns_that(sim: Simulation) -> 
 
 @simulated()
 async def test_who_gets_no_answer_from_peers_that_are_there_is_timed_out(sim: Simulation) -> None:
-    them = await started(sim, Mode.MANUAL)
+    them = await started(sim, ElectionMode.MANUAL)
     them.cut_off.add(1)
     with pytest.raises(errors.System, match=r"^timed out \(ER_"):
         await them.members[1].promote()
@@ -203,7 +203,7 @@ async def test_who_gets_no_answer_from_peers_that_are_there_is_timed_out(sim: Si
 
 @simulated()
 async def test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next(sim: Simulation) -> None:
-    them = await started(sim, Mode.MANUAL)
+    them = await started(sim, ElectionMode.MANUAL)
     member = them.members[1]
     them.cut_off.add(1)
     promoting = asyncio.ensure_future(member.promote())
@@ -218,7 +218,7 @@ async def test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next(si
         await promoting
     promoting = asyncio.ensure_future(member.promote())
     await sim.sleep(1)
-    member.configure(replace(them.config, mode=Mode.OFF))
+    member.configure(replace(them.config, mode=ElectionMode.OFF))
     with pytest.raises(errors.ElectionDisabled, match=r"^Elections were turned off \(ER_"):
         await promoting
     await them.close()
@@ -226,7 +226,7 @@ async def test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next(si
 
 @ELECTING
 @simulated()
-async def test_a_leader_that_is_demoted_resigns_and_its_queue_is_fenced(sim: Simulation, mode: Mode) -> None:
+async def test_a_leader_that_is_demoted_resigns_and_its_queue_is_fenced(sim: Simulation, mode: ElectionMode) -> None:
     them = await started(sim, mode)
     await them.members[1].promote()
     await them.elect()
@@ -237,17 +237,17 @@ async def test_a_leader_that_is_demoted_resigns_and_its_queue_is_fenced(sim: Sim
     await them.members[1].demote()
     assert them.leaders == []
     assert them.queues[1].story[-1] == "fence"
-    if mode is Mode.CANDIDATE:
+    if mode is ElectionMode.CANDIDATE:
         assert await them.elect() != 1
     else:
         await them.beat(100)
-        assert {member.raft.state for member in them.members.values()} == {State.FOLLOWER}
+        assert {member.raft.state for member in them.members.values()} == {ElectionState.FOLLOWER}
     await them.close()
 
 
 @simulated()
 async def test_with_elections_off_a_demotion_gives_the_queue_to_nobody(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     await member.demote()
     assert member.term == 1, "there is nothing to give away"
@@ -259,7 +259,7 @@ async def test_with_elections_off_a_demotion_gives_the_queue_to_nobody(sim: Simu
 
 @simulated()
 async def test_with_elections_off_only_an_outdated_queue_of_another_is_given_to_nobody(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     member.heard_term(2, 2)
     queue.take(2, 2)
@@ -275,7 +275,7 @@ async def test_with_elections_off_only_an_outdated_queue_of_another_is_given_to_
 
 @simulated()
 async def test_with_elections_off_nobody_is_demoted_while_another_leads(sim: Simulation) -> None:
-    them = await started(sim, Mode.OFF)
+    them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     await member.promote()
     member.message(3, RaftState(term=5, vote=3, state=3))
@@ -287,13 +287,13 @@ async def test_with_elections_off_nobody_is_demoted_while_another_leads(sim: Sim
 
 @simulated()
 async def test_a_change_of_mode_ends_the_wait_of_a_leader_for_its_queue(sim: Simulation) -> None:
-    them = await started(sim, Mode.MANUAL)
+    them = await started(sim, ElectionMode.MANUAL)
     member, queue = them.members[1], them.queues[1]
     queue.waits = 1
     await member.promote()
     assert them.leaders == [1]
     await sim.sleep(1)
-    member.configure(replace(them.config, mode=Mode.OFF))
+    member.configure(replace(them.config, mode=ElectionMode.OFF))
     assert queue.story[-1] == "226: The instance is not a leader. New leader is 0"
     await sim.sleep(1)
     queue.empty()

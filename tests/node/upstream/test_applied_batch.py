@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowstone.box.engine.bulk import SingleWrite
-from flowstone.node.upstream.applied_batch import Batch, Together
+from flowstone.node.upstream.applied_batch import AppliedBatch, Together
 from flowstone.xlog.transactions import make_transaction
 from tests.node.applied_rows import NOP, PLAIN, REPLACE, Master, Replica, put, slab
 
@@ -11,7 +11,7 @@ from tests.node.applied_rows import NOP, PLAIN, REPLACE, Master, Replica, put, s
 def test_rows_that_became_nops_take_the_places_of_those_that_came() -> None:
     replica, master = Replica(), Master(2)
     rows = slab(*(master.does(put(REPLACE, key)) for key in range(3)))
-    batch = Batch(rows, 0)
+    batch = AppliedBatch(rows, 0)
     index = replica.box.space(PLAIN).primary
     assert index is not None
     instead = b"".join(row.encode() for row in make_transaction(master.does((NOP, None))).rows)

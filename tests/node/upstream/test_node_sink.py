@@ -12,10 +12,10 @@ from flowstone.box.engine import statements
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
 from flowstone.node.instance import Instance
-from flowstone.node.upstream.node_sink import NOBODY, JoinRefused, Member
+from flowstone.node.upstream.node_sink import NOBODY, JoinRefused, NodeSink
 from flowstone.node.upstream.row_applier import Applying
 from flowstone.node.wal.journal import WalMode
-from flowstone.node.wal.recovery import Recovered
+from flowstone.node.wal.recovery import RecoveredBox
 from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
@@ -25,12 +25,12 @@ FROM_2_11 = (2, 11, 9)
 STRANGER = uuid.UUID("33333333-3333-4333-8333-333333333333")
 
 
-async def nobody_joins(recovered: Recovered) -> None:
+async def nobody_joins(recovered: RecoveredBox) -> None:
     raise AssertionError("nobody has joined")
 
 
-def member_of(instance: Instance) -> Member:
-    return Member(instance, nobody_joins)
+def member_of(instance: Instance) -> NodeSink:
+    return NodeSink(instance, nobody_joins)
 
 
 def test_our_own_rows_are_wanted_back_only_by_an_orphan() -> None:
@@ -108,7 +108,7 @@ def new_instance() -> Instance:
     return instance
 
 
-async def join(member: Member) -> None:
+async def join(member: NodeSink) -> None:
     await member.begin_snapshot(VClock({0: 3, 1: 7}), FROM_2_11)
     await member.snapshot_rows(slab_of_rows(snapshot_rows(Dialect.V2_11), "peer"))
     await member.begin_final(VClock({1: 8}))
@@ -117,12 +117,12 @@ async def join(member: Member) -> None:
 
 
 async def test_a_join_brings_data_position_and_number() -> None:
-    joined: list[Recovered] = []
+    joined: list[RecoveredBox] = []
 
-    async def adopt(recovered: Recovered) -> None:
+    async def adopt(recovered: RecoveredBox) -> None:
         joined.append(recovered)
 
-    member = Member(new_instance(), adopt)
+    member = NodeSink(new_instance(), adopt)
     await join(member)
     (recovered,) = joined
     assert (recovered.vclock, recovered.instance_uuid, recovered.replica_id) == (VClock({1: 8}), UUID, 1)

@@ -17,8 +17,8 @@ from flowstone.box.box import Box
 from flowstone.box.definitions import read_index, read_space, with_indexes
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
-from flowstone.box.engine.index import Index
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.index import EngineIndex
+from flowstone.box.engine.space import EngineSpace
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -365,12 +365,12 @@ async def test_a_checkpoint_does_not_hold_the_loop() -> None:
     assert pauses[int(len(pauses) * 0.99)] < 0.02
 
 
-def index_of(box: Box, kind: str) -> Index:
+def index_of(box: Box, kind: str) -> EngineIndex:
     space = with_indexes(
         read_space((512, 1, "t", "memtx", 0, {}, ())),
         [read_index((512, 0, "pk", kind, {"unique": True}, ((0, "unsigned"),)))],
     )
-    index = Space(space, {}, box.views).primary
+    index = EngineSpace(space, {}, box.views).primary
     assert index is not None
     return index
 

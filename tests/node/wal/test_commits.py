@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import Statement, Transaction
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction, Statement
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Flag, RequestType
@@ -54,7 +54,7 @@ class Node:
         self.commits = Commits(self.box, self.journal, outside.clock)
         self.commits.queue.registered(1)
 
-    def transaction(self, *rows: tuple[int, int]) -> Transaction:
+    def transaction(self, *rows: tuple[int, int]) -> BoxTransaction:
         """Replaces of (space, key)."""
         transaction = self.box.begin()
         for space_id, key in rows:
@@ -233,7 +233,7 @@ def test_the_row_of_a_single_statement_is_that_of_the_plain_encoder(
 ) -> None:
     node = Node(WalMode.NONE, vclock={replica_id: lsn})
     node.journal.replica_id = replica_id
-    space: Space = node.box.space(PLAIN)
+    space: EngineSpace = node.box.space(PLAIN)
     transaction = node.box.begin()
     transaction.statements.append(Statement(type, space, body))
     written: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.packet import split
 from flowstone.iproto.row import Row, decode_row
-from flowstone.node.wal.log_tail import Chunk, Tail, packets_of, promoted_term
+from flowstone.node.wal.log_tail import LogTail, TailChunk, packets_of, promoted_term
 from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.relay.relay_logic import RowFilter
 from flowstone.replication.row_stream import slab_of_rows
@@ -22,9 +22,9 @@ def lsns(packets: bytes) -> list[tuple[int, int]]:
     return [(row.replica_id, row.lsn) for row in map(decode_row, split(packets)[0])]
 
 
-def tail_of(count: int, **options: int) -> Tail:
+def tail_of(count: int, **options: int) -> LogTail:
     """One that began at LSN 10, with so many chunks of one row."""
-    tail = Tail(VClock({1: 10}), lambda: None, **options)
+    tail = LogTail(VClock({1: 10}), lambda: None, **options)
     for lsn in range(11, 11 + count):
         tail.append(rows((1, lsn)), VClock({1: lsn}))
         tail.seal()
@@ -33,7 +33,7 @@ def tail_of(count: int, **options: int) -> Tail:
 
 def test_what_gathers_before_a_seal_is_one_chunk_and_told_once() -> None:
     told: list[None] = []
-    tail = Tail(VClock({1: 10}), lambda: told.append(None))
+    tail = LogTail(VClock({1: 10}), lambda: told.append(None))
     tail.append(rows((1, 11)), VClock({1: 11}))
     tail.append(rows((1, 12)), VClock({1: 12}))
     assert (len(told), tail.end) == (1, 0)
@@ -47,13 +47,13 @@ def test_what_gathers_before_a_seal_is_one_chunk_and_told_once() -> None:
 
 
 def test_whoever_takes_all_shares_the_packets() -> None:
-    chunk = Chunk(0, rows((1, 11), (1, 12)), VClock({1: 10}), VClock({1: 12}))
+    chunk = TailChunk(0, rows((1, 11), (1, 12)), VClock({1: 10}), VClock({1: 12}))
     first, second = RowFilter(VClock({1: 10})), RowFilter(VClock({1: 3}), left_out=(2,))
     assert chunk.packets_for(first, 0) is chunk.packets_for(second, 0)
 
 
 def test_whoever_knows_or_refuses_some_rows_gets_the_others() -> None:
-    chunk = Chunk(0, rows((1, 11), (2, 1), (1, 12)), VClock({1: 10}), VClock({1: 12, 2: 1}))
+    chunk = TailChunk(0, rows((1, 11), (2, 1), (1, 12)), VClock({1: 10}), VClock({1: 12, 2: 1}))
     assert lsns(chunk.packets_for(RowFilter(VClock({1: 11})), 0)) == [(2, 1), (1, 12)]
     assert lsns(chunk.packets_for(RowFilter(VClock({1: 10}), left_out=(2,)), 0)) == [(1, 11), (1, 12)]
     assert lsns(chunk.packets_for(RowFilter(VClock({1: 10, 2: 9})), 0)) == [(1, 11), (1, 12)]
@@ -61,13 +61,13 @@ def test_whoever_knows_or_refuses_some_rows_gets_the_others() -> None:
 
 
 def test_a_request_with_a_sync_gets_it_in_every_packet() -> None:
-    chunk = Chunk(0, rows((1, 11), (1, 12)), VClock({1: 10}), VClock({1: 12}))
+    chunk = TailChunk(0, rows((1, 11), (1, 12)), VClock({1: 10}), VClock({1: 12}))
     packets, _ = split(chunk.packets_for(RowFilter(VClock({1: 10})), 7))
     assert [decode_row(packet).sync for packet in packets] == [7, 7]
 
 
 def test_local_rows_go_to_nobody() -> None:
-    chunk = Chunk(0, rows((0, 5), (1, 11)), VClock({0: 4, 1: 10}), VClock({0: 5, 1: 11}))
+    chunk = TailChunk(0, rows((0, 5), (1, 11)), VClock({0: 4, 1: 10}), VClock({0: 5, 1: 11}))
     assert lsns(chunk.packets) == [(1, 11)]
     assert lsns(packets_of(slab_of_rows(rows((0, 5)), "test"))) == []
 
@@ -83,7 +83,7 @@ def test_a_place_is_found_by_what_one_knows() -> None:
 
 
 def test_local_rows_have_no_part_in_finding_a_place() -> None:
-    tail = Tail(VClock({0: 3, 1: 10}), lambda: None)
+    tail = LogTail(VClock({0: 3, 1: 10}), lambda: None)
     tail.append(rows((0, 4)), VClock({0: 4, 1: 10}))
     tail.seal()
     assert tail.find(VClock({1: 10})) == tail.end
@@ -109,18 +109,18 @@ def test_the_oldest_chunks_go_when_there_are_too_many_bytes() -> None:
 
 def test_a_lone_row_is_framed_as_it_is() -> None:
     raw = rows((1, 11))
-    chunk = Chunk(0, raw, VClock({1: 10}), VClock({1: 11}))
+    chunk = TailChunk(0, raw, VClock({1: 10}), VClock({1: 11}))
     assert chunk.packets == b"\xce" + len(raw).to_bytes(4, "big") + raw == packets_of(slab_of_rows(raw, "test"))
-    local = Chunk(0, rows((0, 4)), VClock({0: 3, 1: 10}), VClock({0: 4, 1: 10}))
+    local = TailChunk(0, rows((0, 4)), VClock({0: 3, 1: 10}), VClock({0: 4, 1: 10}))
     assert local.packets == b""
 
 
 def test_a_term_in_which_the_queue_changed_hands_is_known_with_the_packets() -> None:
     promote = Row(RequestType.RAFT_PROMOTE.value, 1, 0, 11, 1.0, 11, body=Promote(0, 0, 4).encode())
-    chunk = Chunk(0, rows((1, 10)) + promote.encode(), VClock({1: 9}), VClock({1: 11}))
+    chunk = TailChunk(0, rows((1, 10)) + promote.encode(), VClock({1: 9}), VClock({1: 11}))
     assert chunk.packets
     assert chunk.promoted_term == 4
     assert promoted_term(slab_of_rows(rows((1, 10)), "test")) == 0
-    lone = Chunk(0, promote.encode(), VClock({1: 10}), VClock({1: 11}))
+    lone = TailChunk(0, promote.encode(), VClock({1: 10}), VClock({1: 11}))
     assert lone.packets
     assert lone.promoted_term == 4

@@ -25,7 +25,7 @@ from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.wal.journal import WalMode
 from flowstone.node.wal.recovery import (
     NothingToRecover,
-    Recovered,
+    RecoveredBox,
     bootstrap,
     dialect_of,
     find_files,
@@ -35,7 +35,7 @@ from flowstone.node.wal.recovery import (
 from flowstone.node.wal.replay import RecoveryError
 from flowstone.outside import AlreadyLocked, production
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.errors import DamagedFile, ForeignFile, LogGap
+from flowstone.xlog.errors import DamagedLog, ForeignFile, LogGap
 from flowstone.xlog.reader import LogFile
 from tests.conftest import FULL
 from tests.node.fault_disk import Died, FaultDisk
@@ -48,7 +48,7 @@ RECORDED = sorted(
 )
 
 
-async def recovered(directory: Path, *, force: bool = False) -> tuple[Box, Recovered]:
+async def recovered(directory: Path, *, force: bool = False) -> tuple[Box, RecoveredBox]:
     found = find_files(OUTSIDE.disk, str(directory), str(directory))
     box = Box(dialect_of(found) or Dialect.V2_11)
     return box, await recover(OUTSIDE, found, box, force=force)
@@ -407,7 +407,7 @@ class TestDamage:
         with LogFile.open(OUTSIDE.disk, str(log)) as file:
             data[file.first_block + 30] ^= 1
         log.write_bytes(data)
-        with pytest.raises(DamagedFile, match=f"{log.name}.* with force_recovery, or copy the file"):
+        with pytest.raises(DamagedLog, match=f"{log.name}.* with force_recovery, or copy the file"):
             await recovered(directory)
         box, found = await recovered(directory, force=True)
         assert [row[0] for row in tuples(box, "t")] == [*range(20), *range(30, 60)]

@@ -11,11 +11,11 @@ from flowstone.observation.findings.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.health import complaints
 from flowstone.observation.replica_set import replica_sets
-from flowstone.observation.report import Disk
+from flowstone.observation.report import ReportedDisk
 from tests.observation.reports import report, upstream
 
 
-def found(disk: Disk | None = None, **info: Any) -> tuple[Finding, ...]:
+def found(disk: ReportedDisk | None = None, **info: Any) -> tuple[Finding, ...]:
     sets = replica_sets([msgspec.structs.replace(report(1, {1: 5}, **info), disk=disk)])
     findings = explain(sets)
     assert complaints(sets[0]) == tuple(finding.what for finding in findings)
@@ -57,13 +57,13 @@ def test_log_that_fails_for_another_reason_has_its_own_kind() -> None:
 
 
 def test_little_room_is_a_warning_and_much_is_none() -> None:
-    (finding,) = found(Disk(wal_free_bytes=FREE_BYTES_MIN - 1, memtx_free_bytes=FREE_BYTES_MIN))
+    (finding,) = found(ReportedDisk(wal_free_bytes=FREE_BYTES_MIN - 1, memtx_free_bytes=FREE_BYTES_MIN))
     assert (finding.kind, finding.severity) == (Kind.DISK_FULL, Severity.WARNING)
     assert "left for wal_dir" in finding.why
-    assert found(Disk(wal_free_bytes=FREE_BYTES_MIN, memtx_free_bytes=FREE_BYTES_MIN)) == ()
-    assert found(Disk()) == ()
+    assert found(ReportedDisk(wal_free_bytes=FREE_BYTES_MIN, memtx_free_bytes=FREE_BYTES_MIN)) == ()
+    assert found(ReportedDisk()) == ()
 
 
 def test_directory_that_cannot_be_read_is_found() -> None:
-    (finding,) = found(Disk(failure="Input/output error"))
+    (finding,) = found(ReportedDisk(failure="Input/output error"))
     assert (finding.kind, finding.severity) == (Kind.LOG_FAILING, Severity.WARNING)

@@ -18,21 +18,21 @@ from flowstone.observation.findings.fork import (
 )
 from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.transactions import Transaction, make_transaction
+from flowstone.xlog.transactions import LogTransaction, make_transaction
 
 SCHEMA = SchemaTracker().schema
 
 
-def _insert(replica_id: int, lsn: int, value: int, *, at: float = 1.0) -> Transaction:
+def _insert(replica_id: int, lsn: int, value: int, *, at: float = 1.0) -> LogTransaction:
     body = pack({Key.SPACE_ID.value: 512, Key.TUPLE.value: [value]})
     return make_transaction([Row(RequestType.INSERT, replica_id, 0, lsn, at, lsn, 0, 0, 0, body)])
 
 
-def _nop(replica_id: int, lsn: int) -> Transaction:
+def _nop(replica_id: int, lsn: int) -> LogTransaction:
     return make_transaction([Row(RequestType.NOP, replica_id, 0, lsn, 1.0, lsn, 0, 0, 0, b"")])
 
 
-def _promote(replica_id: int, lsn: int) -> Transaction:
+def _promote(replica_id: int, lsn: int) -> LogTransaction:
     body = Promote(1, 2, 3).encode()
     return make_transaction([Row(RequestType.RAFT_PROMOTE, replica_id, 0, lsn, 1.0, lsn, 0, 0, 0, body)])
 

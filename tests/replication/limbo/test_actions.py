@@ -7,7 +7,7 @@ import pytest
 from flowstone.errors import LocalProtocolError
 from flowstone.replication.limbo.actions import Reject, Undo, Write, not_the_owner
 from flowstone.replication.limbo.control_rows import Confirm
-from flowstone.replication.limbo.split_brain import Request
+from flowstone.replication.limbo.split_brain import SettlingRequest
 from tests.replication.limbo_stories import Story, control
 
 
@@ -20,12 +20,12 @@ def owner(*lines: str) -> Story:
 
 def test_a_write_is_answered_once_and_nothing_else_is() -> None:
     limbo = owner("sync a", "writes").limbo
-    stranger = Request(1, Confirm(1, 2))
+    stranger = SettlingRequest(1, Confirm(1, 2))
     with pytest.raises(LocalProtocolError, match="unexpected write completion"):
         limbo.request_written(stranger)
     story = owner("sync a", "writes", "ack 2 {1: 2}")
     (request, _, _) = story.journal[0]
-    assert isinstance(request, Request)
+    assert isinstance(request, SettlingRequest)
     story.tell("writes")
     with pytest.raises(LocalProtocolError):
         story.limbo.request_written(request)

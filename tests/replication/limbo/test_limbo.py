@@ -11,7 +11,7 @@ from flowstone.iproto import errors
 from flowstone.replication.limbo.actions import Action, Commit, Proven, TransferFailed, Write
 from flowstone.replication.limbo.control_rows import Confirm, Promote
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.split_brain import Request
+from flowstone.replication.limbo.split_brain import SettlingRequest
 from flowstone.replication.vclock import VClock
 from tests.places import TRANSCRIPTS
 from tests.replication.limbo_stories import Story, replay
@@ -117,7 +117,7 @@ def overtaken_owner() -> tuple[Limbo[str], list[Action[str]]]:
     entry = limbo.submit("a", is_synchronous=True)
     assert entry is not None
     limbo.written(entry, 2, 0.0)
-    request = Request(2, Promote(1, 2, 3), lsn=7)
+    request = SettlingRequest(2, Promote(1, 2, 3), lsn=7)
     assert limbo.request(request) == [Write(request)]
     return limbo, limbo.request_written(request)
 
@@ -141,7 +141,7 @@ def test_a_quorum_of_more_than_there_are_members_is_one_of_all_of_them() -> None
 def test_a_verdict_of_the_new_owner_shows_that_a_quorum_has_read_its_promote() -> None:
     limbo, _ = overtaken_owner()
     limbo.receive("b", origin_id=2, lsn=8, is_synchronous=True)
-    request = Request(2, Confirm(2, 8), lsn=9)
+    request = SettlingRequest(2, Confirm(2, 8), lsn=9)
     limbo.written(limbo.pending[0], 8, 0.0)
     limbo.request(request)
     told = limbo.request_written(request)

@@ -15,12 +15,12 @@ from flowstone.iproto.constants import RequestType
 from flowstone.replication.limbo.actions import Action, Commit, Undo, Write
 from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, RaftState, Rollback, decode_control
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.queue import Entry
-from flowstone.replication.limbo.split_brain import Request
+from flowstone.replication.limbo.queue import LimboEntry
+from flowstone.replication.limbo.split_brain import SettlingRequest
 from flowstone.replication.settled import SettledTracker
 from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.replication.limbo_stories import Story
-from tests.replication.stories import Told
+from tests.replication.stories import OnDone
 from tests.replication.test_settled import STEPS, write_log
 
 # --- the owner --------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ class Follower:
         self.limbo.is_validating = False  # the logs hold what comes too late, which the reader passes over
         self.fates: dict[str, bool] = {}
 
-    def push(self, told: Told) -> None:
+    def push(self, told: OnDone) -> None:
         row = told.rows[-1]
         if row.type in CONTROL_TYPES:
             body = decode_control(row.type, row.body)
@@ -257,7 +257,7 @@ class Follower:
         else:
             self._do(self.limbo.written(entry, told.lsn, 0.0))
 
-    def _enter(self, told: Told) -> Entry[str] | None:
+    def _enter(self, told: OnDone) -> LimboEntry[str] | None:
         if told.replica_id == 0:
             return self.limbo.submit(told.name, is_synchronous=False, is_local=True)
         return self.limbo.receive(
@@ -265,7 +265,7 @@ class Follower:
         )
 
     def _decide(self, origin_id: int, body: Confirm | Rollback | Promote | Demote) -> None:
-        self._do(self.limbo.request(Request(origin_id, body)))
+        self._do(self.limbo.request(SettlingRequest(origin_id, body)))
 
     def _do(self, actions: list[Action[str]]) -> None:
         for action in actions:
@@ -282,7 +282,7 @@ class Follower:
 @given(STEPS)
 def test_a_follower_decides_as_a_reader_of_the_log(steps: list[tuple[str, int]]) -> None:
     log = write_log(steps, has_flags=True)
-    tracker: SettledTracker[Told] = SettledTracker()
+    tracker: SettledTracker[OnDone] = SettledTracker()
     tracker.start(tracker.vclock, Promote(1, 0, 1))
     follower, expected = Follower(), dict[str, bool]()
     for told in log:

@@ -12,8 +12,8 @@ from flowstone.iproto.row import Row
 from flowstone.replication.limbo.actions import Action, Commit, Reject, Undo, Write
 from flowstone.replication.limbo.control_rows import Promote, RaftState, decode_control
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.split_brain import Fate, Request
-from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
+from flowstone.replication.limbo.split_brain import Fate, SettlingRequest
+from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction
 from tests.replication.test_recorded_logs import rows_of, spans, transactions_of
 
 SPANS = [span for span in spans() if "tarantool-2.6" not in str(span[0])]
@@ -38,7 +38,7 @@ class Reader:
         self.committed: list[int] = []
         self.undone: list[int] = []
 
-    def push(self, transaction: Transaction) -> None:
+    def push(self, transaction: LogTransaction) -> None:
         row = transaction.rows[0]
         if row.type in CONTROL_TYPES:
             self._push_control(row)
@@ -56,7 +56,7 @@ class Reader:
     def _push_control(self, row: Row) -> None:
         body = decode_control(row.type, row.body)
         if not isinstance(body, RaftState):
-            self._do(self.limbo.request(Request(row.replica_id, body)))
+            self._do(self.limbo.request(SettlingRequest(row.replica_id, body)))
 
     def _do(self, actions: list[Action[int]]) -> None:
         for action in actions:

@@ -13,8 +13,8 @@ from flowstone.iproto import errors
 from flowstone.replication.limbo.actions import Action, Commit, Undo, Write
 from flowstone.replication.limbo.control_rows import Confirm, Rollback
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.queue import Entry, State
-from flowstone.replication.limbo.split_brain import Request
+from flowstone.replication.limbo.queue import EntryState, LimboEntry
+from flowstone.replication.limbo.split_brain import SettlingRequest
 from flowstone.replication.vclock import VClock
 
 OWNER, REPLICA, TIMEOUT = 1, 2, 5.0
@@ -44,7 +44,7 @@ class Machine:
         self.lsn = 0
         self.outcomes: list[tuple[int, str]] = []
         self.verdicts: list[Any] = []
-        self.entries: list[Entry[Labels]] = []
+        self.entries: list[LimboEntry[Labels]] = []
 
     def put(self, count: int, now: float) -> None:
         """So many transactions, written at once."""
@@ -69,17 +69,17 @@ class Machine:
         self._do(self.limbo.tick(now))
 
     def hear(self, verdict: Confirm | Rollback) -> None:
-        self._do(self.limbo.request(Request(OWNER, verdict)))
+        self._do(self.limbo.request(SettlingRequest(OWNER, verdict)))
 
     def _do(self, actions: list[Action[Labels]]) -> None:
         for action in actions:
             match action:
                 case Commit(entries):
                     self.outcomes += [(lsn, "committed") for entry in entries for lsn in entry.transaction.lsns]
-                    assert all(entry.state is State.COMMITTED for entry in entries)
+                    assert all(entry.state is EntryState.COMMITTED for entry in entries)
                 case Undo(entry, error):
                     self.outcomes += [(lsn, type(error).__name__) for lsn in reversed(entry.transaction.lsns)]
-                    assert entry.state is State.UNDONE
+                    assert entry.state is EntryState.UNDONE
                 case Write(request):
                     self.verdicts.append(request.body)
                     if request.origin_id == self.limbo.instance_id:
@@ -152,7 +152,7 @@ def test_who_waits_for_the_newest_of_a_run_hears_of_its_last_part() -> None:
     for verdict in (Confirm(OWNER, 3), Rollback(OWNER, 5)):
         machine.hear(verdict)
         states.append(newest.state)
-    assert states == [State.WAITING, State.UNDONE]
+    assert states == [EntryState.WAITING, EntryState.UNDONE]
     assert [entry.transaction.lsns for entry in machine.limbo.pending] == [[4]]
 
 

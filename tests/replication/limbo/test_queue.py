@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from flowstone.replication.limbo.queue import Acks, Entry, Queue, State
+from flowstone.replication.limbo.queue import Acks, EntryState, LimboEntry, LimboQueue
 from flowstone.replication.vclock import VClock
 
 
-def queue_of(*entries: str) -> Queue[str]:
+def queue_of(*entries: str) -> LimboQueue[str]:
     """`sync 3` with that LSN, `async` without."""
-    queue: Queue[str] = Queue()
+    queue: LimboQueue[str] = LimboQueue()
     for number, text in enumerate(entries):
         kind, _, lsn = text.partition(" ")
         is_written = bool(lsn)
         name = "abcdefgh"[number]
-        entry = Entry(name, 1, is_synchronous=kind == "sync", lsn=int(lsn or 0), is_written=is_written, size=10)
+        entry = LimboEntry(name, 1, is_synchronous=kind == "sync", lsn=int(lsn or 0), is_written=is_written, size=10)
         queue.append(entry)
     return queue
 
 
-def names(entries: tuple[Entry[str], ...]) -> str:
+def names(entries: tuple[LimboEntry[str], ...]) -> str:
     return "".join(entry.transaction for entry in entries)
 
 
@@ -33,7 +33,7 @@ def test_what_is_not_written_is_released_if_asynchronous_and_stays_if_synchronou
     queue = queue_of("sync 3", "async", "sync", "async")
     _, released, *_ = queue
     assert names(queue.confirm(9)) == "a"
-    assert released.state is State.RELEASED
+    assert released.state is EntryState.RELEASED
     assert names(tuple(queue)) == "cd"
 
 

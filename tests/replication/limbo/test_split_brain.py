@@ -7,7 +7,7 @@ import pytest
 from flowstone.iproto import errors
 from flowstone.replication.limbo.split_brain import (
     Fate,
-    History,
+    QueueHistory,
     filter_request,
     filter_request_of_2_6,
     filter_transaction,
@@ -15,10 +15,10 @@ from flowstone.replication.limbo.split_brain import (
 from flowstone.replication.vclock import VClock
 from tests.replication.limbo_stories import control
 
-OURS = History(owner_id=2, term=4, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 4}, first=12, last=14)
-EMPTY = History(owner_id=2, term=4, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 4})
-UNCLAIMED = History(owner_id=0, term=5, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 5})
-UNPROVEN = History(
+OURS = QueueHistory(owner_id=2, term=4, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 4}, first=12, last=14)
+EMPTY = QueueHistory(owner_id=2, term=4, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 4})
+UNCLAIMED = QueueHistory(owner_id=0, term=5, confirmed=VClock({1: 5, 2: 11}), promote_terms={1: 2, 2: 5})
+UNPROVEN = QueueHistory(
     owner_id=2, term=4, confirmed=VClock({1: 5}), promote_terms={1: 2, 2: 4}, first=12, last=14, former=((0, 0), (1, 5))
 )
 
@@ -44,7 +44,7 @@ UNPROVEN = History(
         ("promote 1:5 term 5 from 3", UNPROVEN, Fate.ACCEPTED),
     ],
 )
-def test_rows_that_fit(words: str, history: History, fate: Fate) -> None:
+def test_rows_that_fit(words: str, history: QueueHistory, fate: Fate) -> None:
     assert filter_request(control(words), history) is fate
 
 
@@ -72,7 +72,7 @@ RANGE = "got a request lsn out of queue range"
         ("promote 2:15 term 5 from 1", OURS, RANGE),
     ],
 )
-def test_rows_that_show_a_split_brain(words: str, history: History, reason: str) -> None:
+def test_rows_that_show_a_split_brain(words: str, history: QueueHistory, reason: str) -> None:
     with pytest.raises(errors.SplitBrain) as caught:
         filter_request(control(words), history)
     assert caught.value.message == f"Split-Brain discovered: {reason}"
@@ -108,10 +108,10 @@ def test_rows_that_no_server_writes(words: str, what: str) -> None:
         ("rollback 2:12 from 1", OURS),
         ("confirm 1:5 from 1", EMPTY),
         ("rollback 1:6 from 1", EMPTY),
-        ("confirm 1:9 from 1", History(owner_id=0, term=0, confirmed=VClock(), promote_terms={})),
+        ("confirm 1:9 from 1", QueueHistory(owner_id=0, term=0, confirmed=VClock(), promote_terms={})),
     ],
 )
-def test_in_2_6_a_verdict_is_about_the_owner_or_says_what_is_so(words: str, history: History) -> None:
+def test_in_2_6_a_verdict_is_about_the_owner_or_says_what_is_so(words: str, history: QueueHistory) -> None:
     assert filter_request_of_2_6(control(words), history) is Fate.ACCEPTED
 
 
@@ -154,7 +154,7 @@ def test_without_validation_only_nops_are_told_apart() -> None:
     ],
 )
 def test_transactions_by_the_term_of_their_originator(
-    origin_id: int, history: History, waits: bool, has_effect: bool, fate: Fate | None
+    origin_id: int, history: QueueHistory, waits: bool, has_effect: bool, fate: Fate | None
 ) -> None:
     if fate is not None:
         assert filter_transaction(origin_id, 9, history, waits_for_verdict=waits, has_effect=has_effect) is fate

@@ -9,7 +9,7 @@ def of_two_owners() -> Tenures:
     """1 owned the queue up to 1:5, then 2 wrote PROMOTE in term 3."""
     tenures = Tenures({}, (), {})
     tenures.hand_over((0, 0), by=1, term=2, first_void=0)
-    tenures.made_fact()
+    tenures.note_async_commit()
     tenures.hand_over((1, 5), by=2, term=3, first_void=0)
     return tenures
 
@@ -26,7 +26,7 @@ def test_so_may_several() -> None:
 
 def test_a_fact_ends_that() -> None:
     tenures = of_two_owners()
-    tenures.made_fact()
+    tenures.note_async_commit()
     assert tenures.former == ()
 
 

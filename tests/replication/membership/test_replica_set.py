@@ -11,8 +11,8 @@ from flowstone.replication.applier.states import ApplierState
 from flowstone.replication.membership.replica_set import (
     UPSTREAMS_MAX,
     DuplicateConnection,
-    Progress,
-    ReplicaSet,
+    MemberSet,
+    SyncProgress,
     Upstream,
     connect_quorum,
     connect_quorum_of_birth,
@@ -21,15 +21,15 @@ from flowstone.replication.membership.replica_set import (
 A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
 
 
-def with_upstreams(count: int, quorum: int) -> ReplicaSet:
-    found = ReplicaSet()
+def with_upstreams(count: int, quorum: int) -> MemberSet:
+    found = MemberSet()
     found.set_upstreams([Upstream(f"host{number}:3301") for number in range(count)])
     found.quorum_max = quorum
     return found
 
 
 def test_members_are_known_by_id_and_by_uuid_and_those_that_leave_are_named() -> None:
-    found = ReplicaSet()
+    found = MemberSet()
     assert found.set_members([(2, B), (1, A)]) == {}
     assert (found.members, found.ids) == ({1: A, 2: B}, {A: 1, B: 2})
     assert found.set_members([(1, A), (3, C)]) == {B: 2}
@@ -45,9 +45,9 @@ def test_an_upstream_has_a_uuid_once_it_has_answered() -> None:
     found = with_upstreams(2, 2)
     first = found.upstreams[0]
     found.follow(first, ApplierState.CONNECT, None)
-    assert (first.uuid, first.progress) == (None, Progress.DISCONNECTED)
+    assert (first.uuid, first.progress) == (None, SyncProgress.DISCONNECTED)
     found.follow(first, ApplierState.CONNECTED, A)
-    assert (first.uuid, first.progress) == (A, Progress.CONNECTED)
+    assert (first.uuid, first.progress) == (A, SyncProgress.CONNECTED)
     assert found.upstream_of(A) is first
     assert found.upstream_of(B) is None
 
@@ -72,7 +72,7 @@ def test_states_between_change_nothing_for_the_quorum(state: ApplierState) -> No
     found = with_upstreams(1, 1)
     found.follow(found.upstreams[0], ApplierState.CONNECTED, A)
     found.follow(found.upstreams[0], state, A)
-    assert found.upstreams[0].progress is Progress.CONNECTED
+    assert found.upstreams[0].progress is SyncProgress.CONNECTED
 
 
 def test_enough_upstreams_must_follow_before_the_instance_is_no_orphan() -> None:

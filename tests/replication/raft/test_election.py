@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Peers, RaftError, Ready, Votes, check
+from flowstone.replication.raft.election import ElectionPeers, RaftError, Ready, Votes, check
 from flowstone.replication.vclock import VClock
 
 
@@ -55,7 +55,7 @@ def test_votes_count_by_first_word_and_quorum() -> None:
 
 
 def test_the_quorum_of_elections_is_never_more_than_there_are() -> None:
-    peers = Peers(1)
+    peers = ElectionPeers(1)
     assert (peers.quorum, peers.member_count, peers.healthy_count) == (1, 1, 1)
     peers.replace(3, [])
     assert peers.quorum == 1

@@ -11,14 +11,14 @@ import pytest
 from flowstone.errors import LocalProtocolError
 from flowstone.iproto import errors
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Config, Fencing, Mode, RaftError, Ready, State
+from flowstone.replication.raft.election import Config, ElectionMode, ElectionState, Fencing, RaftError, Ready
 from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock
 from tests.places import TRANSCRIPTS
 from tests.replication.raft_stories import Story
 
 HERE = VClock({1: 10})
-CANDIDATE = Config(mode=Mode.CANDIDATE)
+CANDIDATE = Config(mode=ElectionMode.CANDIDATE)
 
 
 @pytest.mark.parametrize("path", sorted(TRANSCRIPTS.glob("raft_*.txt")), ids=lambda path: path.stem)
@@ -71,7 +71,7 @@ def leader(members: int = 3, config: Config = CANDIDATE) -> Raft:
     for voter_id in range(2, members // 2 + 2):
         raft.message(voter_id, RaftState(term=2, vote=1, state=1), 4.0)
     settle(raft, 4.0)
-    assert raft.state is State.LEADER
+    assert raft.state is ElectionState.LEADER
     return raft
 
 
@@ -92,7 +92,7 @@ def test_a_message_that_nobody_may_send_changes_nothing() -> None:
 
 
 def test_nothing_is_shown_while_it_is_written() -> None:
-    raft = machine(Config(mode=Mode.VOTER))
+    raft = machine(Config(mode=ElectionMode.VOTER))
     settle(raft)
     raft.message(2, leads(2, 7), 1.0)
     assert raft.ready().write == RaftState(term=7)
@@ -116,7 +116,7 @@ def test_only_what_was_asked_to_be_written_is_written() -> None:
 
 
 def test_a_newer_term_heard_during_a_write_is_written_after_it() -> None:
-    raft = machine(Config(mode=Mode.VOTER))
+    raft = machine(Config(mode=ElectionMode.VOTER))
     settle(raft)
     raft.message(2, asks(2, 2), 1.0)
     assert raft.ready().write == RaftState(term=2)
@@ -163,14 +163,14 @@ def test_own_rows_do_not_revoke_the_vote_for_oneself() -> None:
     ],
 )
 def test_a_vote_goes_to_who_has_at_least_our_rows_local_ones_aside(theirs: dict[int, int], is_granted: bool) -> None:
-    raft = machine(Config(mode=Mode.VOTER), vclock=lambda: VClock({0: 100, 1: 10}))
+    raft = machine(Config(mode=ElectionMode.VOTER), vclock=lambda: VClock({0: 100, 1: 10}))
     raft.message(2, asks(2, 2, VClock(theirs)), 1.0)
     settle(raft)
     assert raft.persisted == RaftState(term=2, vote=2 if is_granted else 0)
 
 
 def test_a_vote_is_given_once_and_not_while_a_leader_is_known() -> None:
-    raft = machine(Config(mode=Mode.VOTER))
+    raft = machine(Config(mode=ElectionMode.VOTER))
     raft.message(2, asks(2, 2), 1.0)
     raft.message(3, asks(3, 2), 1.0)
     settle(raft)
@@ -193,15 +193,15 @@ def test_an_old_vote_does_not_count_in_the_term_that_its_report_begins() -> None
     settle(raft, 8.1)
     raft.message(2, RaftState(term=2, vote=1, state=1, leader_id=3), 8.2)
     settle(raft, 8.2)
-    assert (raft.state, raft.term) == (State.CANDIDATE, 3)
+    assert (raft.state, raft.term) == (ElectionState.CANDIDATE, 3)
     raft.message(4, RaftState(term=3, vote=1, state=1), 8.3)
-    assert raft.state is State.CANDIDATE
+    assert raft.state is ElectionState.CANDIDATE
     raft.message(2, RaftState(term=3, vote=1, state=1), 8.3)
     assert raft.leader == 1
 
 
 def test_a_second_leader_in_a_term_is_only_logged() -> None:
-    raft = machine(Config(mode=Mode.VOTER))
+    raft = machine(Config(mode=ElectionMode.VOTER))
     raft.message(2, leads(2, 2), 1.0)
     settle(raft)
     raft.message(3, leads(3, 2), 1.0)
@@ -210,7 +210,7 @@ def test_a_second_leader_in_a_term_is_only_logged() -> None:
     assert raft.leader == 2
     other = leader()
     other.message(2, leads(2, 2), 5.0)
-    assert (other.state, other.leader) == (State.LEADER, 1)
+    assert (other.state, other.leader) == (ElectionState.LEADER, 1)
 
 
 def test_heartbeats_of_the_leader_alone_put_its_death_off() -> None:
@@ -238,7 +238,7 @@ def test_a_report_that_was_lost_with_its_connection_does_not_silence_candidates(
         raft.connection(3, upstream=False, downstream=False, now=2.0)
         raft.tick(5.0)
         settle(raft, 5.0)
-        assert raft.state is State.CANDIDATE
+        assert raft.state is ElectionState.CANDIDATE
 
 
 def test_a_member_that_is_removed_takes_its_report_with_it() -> None:
@@ -251,7 +251,7 @@ def test_a_member_that_is_removed_takes_its_report_with_it() -> None:
     assert raft.term == 2
     raft.set_quorum(2, [1, 2], 9.0)
     settle(raft, 9.0)
-    assert (raft.term, raft.state) == (3, State.CANDIDATE)
+    assert (raft.term, raft.state) == (3, ElectionState.CANDIDATE)
 
 
 def test_a_quorum_that_shrinks_can_decide_an_election() -> None:
@@ -260,7 +260,7 @@ def test_a_quorum_that_shrinks_can_decide_an_election() -> None:
     raft.tick(4.0)
     settle(raft, 4.0)
     raft.message(2, RaftState(term=2, vote=1, state=1), 4.0)
-    assert raft.state is State.CANDIDATE
+    assert raft.state is ElectionState.CANDIDATE
     raft.set_quorum(2, [1, 2, 3], 4.0)
     assert raft.leader == 1
     assert raft.ready().promote_term == 2
@@ -271,10 +271,10 @@ def test_vote_of_an_expelled_member_does_not_decide_an_election() -> None:
     settle(raft)
     raft.tick(4.0)
     settle(raft, 4.0)
-    raft.message(4, RaftState(term=2, vote=1, state=State.FOLLOWER), 4.1)
+    raft.message(4, RaftState(term=2, vote=1, state=ElectionState.FOLLOWER), 4.1)
     raft.set_quorum(2, [1, 2, 3], 4.2)
     assert raft.leader == 0
-    raft.message(3, RaftState(term=2, vote=1, state=State.FOLLOWER), 4.3)
+    raft.message(3, RaftState(term=2, vote=1, state=ElectionState.FOLLOWER), 4.3)
     assert raft.leader == 1
 
 
@@ -284,7 +284,7 @@ def test_a_leadership_that_ended_before_anybody_looked_asks_for_no_promote() -> 
     raft.tick(4.0)
     assert raft.ready().write == RaftState(term=2, vote=1)
     raft.written(2, 1, 4.0)
-    assert raft.state is State.LEADER
+    assert raft.state is ElectionState.LEADER
     raft.heard_term(2, 9, 4.0)
     assert not any(ready.promote_term == 2 for ready in settle(raft, 4.0))
 
@@ -327,9 +327,9 @@ def test_new_timeouts_move_the_deadline_that_runs() -> None:
 
 def test_manual_keeps_a_leader_that_was_a_candidate() -> None:
     raft = leader()
-    raft.configure(Config(mode=Mode.MANUAL), 5.0)
-    assert raft.state is State.LEADER
-    raft.configure(Config(mode=Mode.OFF), 5.0)
+    raft.configure(Config(mode=ElectionMode.MANUAL), 5.0)
+    assert raft.state is ElectionState.LEADER
+    raft.configure(Config(mode=ElectionMode.OFF), 5.0)
     assert raft.leader == 0
     assert not raft.is_read_only
     assert raft.info(5.0).leader_idle is None
@@ -338,12 +338,12 @@ def test_manual_keeps_a_leader_that_was_a_candidate() -> None:
 
 @pytest.mark.parametrize("fencing", Fencing)
 def test_fencing(fencing: Fencing) -> None:
-    raft = leader(config=Config(mode=Mode.CANDIDATE, fencing=fencing))
+    raft = leader(config=Config(mode=ElectionMode.CANDIDATE, fencing=fencing))
     assert raft.disconnect_timeout == (2.0 if fencing is Fencing.STRICT else 4.0)
     raft.connection(2, upstream=True, downstream=False, now=5.0)
-    assert raft.state is State.LEADER
+    assert raft.state is ElectionState.LEADER
     raft.connection(3, upstream=False, downstream=True, now=5.0)
-    assert (raft.state is State.LEADER) == (fencing is Fencing.OFF)
+    assert (raft.state is ElectionState.LEADER) == (fencing is Fencing.OFF)
     assert raft.ready().fence == (fencing is not Fencing.OFF)
     assert raft.disconnect_timeout == 4.0
 
@@ -354,19 +354,19 @@ def test_who_began_alone_leads_on_until_those_who_join_are_connected(quorum: int
     raft.set_quorum(quorum, (1,), 5.0)
     for count in (2, 3):
         raft.set_quorum(quorum, range(1, count + 1), 5.0)
-        assert raft.state is State.LEADER
+        assert raft.state is ElectionState.LEADER
         raft.connection(count, upstream=True, downstream=True, now=5.0)
     for peer_id in (2, 3):
         raft.connection(peer_id, upstream=False, downstream=False, now=6.0)
-    assert raft.state is State.FOLLOWER
+    assert raft.state is ElectionState.FOLLOWER
 
 
 def test_fencing_that_is_switched_on_looks_at_once() -> None:
-    raft = leader(config=Config(mode=Mode.CANDIDATE, fencing=Fencing.OFF))
+    raft = leader(config=Config(mode=ElectionMode.CANDIDATE, fencing=Fencing.OFF))
     for peer_id in (2, 3):
         raft.connection(peer_id, upstream=False, downstream=False, now=5.0)
     raft.configure(CANDIDATE, 6.0)
-    assert raft.state is State.FOLLOWER
+    assert raft.state is ElectionState.FOLLOWER
 
 
 def test_an_anonymous_instance_follows_terms_until_it_has_an_id() -> None:
@@ -381,14 +381,14 @@ def test_an_anonymous_instance_follows_terms_until_it_has_an_id() -> None:
 
 def test_promotions_fail_in_the_words_of_real_servers() -> None:
     with pytest.raises(errors.Unsupported):
-        machine(Config(mode=Mode.VOTER)).promote(1.0)
-    raft = machine(Config(mode=Mode.MANUAL))
+        machine(Config(mode=ElectionMode.VOTER)).promote(1.0)
+    raft = machine(Config(mode=ElectionMode.MANUAL))
     term = raft.promote(1.0)
     assert not raft.promoted(term)
     raft.heard_term(2, 9, 1.0)
     with pytest.raises(errors.OldTerm, match="old - 2, new - 9"):
         raft.promoted(term)
     term = raft.promote(2.0)
-    raft.configure(Config(mode=Mode.OFF), 2.0)
+    raft.configure(Config(mode=ElectionMode.OFF), 2.0)
     with pytest.raises(errors.ElectionDisabled):
         raft.promoted(term)

@@ -18,7 +18,7 @@ import pytest
 
 from flowstone.errors import FlowstoneError
 from flowstone.replication.limbo.control_rows import RaftState
-from flowstone.replication.raft.election import Config, Fencing, Mode, State
+from flowstone.replication.raft.election import Config, ElectionMode, ElectionState, Fencing
 from flowstone.replication.vclock import VClock
 from tests.conftest import FULL
 from tests.replication.raft_cluster import Checker, Member
@@ -27,7 +27,7 @@ SCHEDULES = 10_000 if FULL else 200
 CHAOS_S, CALM_S, STABLE_S = 10.0, 6.0, 2.0
 HEARTBEAT_S = 0.25
 CONFIG = Config(election_timeout=1.0, death_timeout=4 * HEARTBEAT_S)
-MODES = (Mode.CANDIDATE,) * 4 + (Mode.MANUAL, Mode.VOTER, Mode.OFF)
+MODES = (ElectionMode.CANDIDATE,) * 4 + (ElectionMode.MANUAL, ElectionMode.VOTER, ElectionMode.OFF)
 
 
 class World:
@@ -118,7 +118,7 @@ class World:
         for member, peer_id in itertools.product(self.members.values(), self.ids):
             if not member.is_up or peer_id == member.id:
                 continue
-            if member.raft.state is State.LEADER:
+            if member.raft.state is ElectionState.LEADER:
                 member.vclock = member.vclock.advanced(member.id, member.vclock.get(member.id) + 1)
             self._send_signs(member, peer_id)
         self.later(HEARTBEAT_S, self.beat)
@@ -214,7 +214,7 @@ class World:
     def calm_down(self) -> None:
         self.is_calm = True
         for member in self.members.values():
-            member.config = replace(member.config, mode=Mode.CANDIDATE)
+            member.config = replace(member.config, mode=ElectionMode.CANDIDATE)
             if not member.is_up:
                 self.start(member)
             member.raft.set_quorum(self.majority, self.ids, self.now)

@@ -13,7 +13,7 @@ import pytest
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.row import decode_row
 from flowstone.replication.limbo.control_rows import RaftState, decode_control
-from flowstone.replication.raft.election import Config, Mode, State
+from flowstone.replication.raft.election import Config, ElectionMode, ElectionState
 from flowstone.replication.raft.raft import Raft
 from flowstone.replication.vclock import VClock
 from tests.conversations import recording
@@ -45,7 +45,7 @@ def without_repetitions(states: Iterable[RaftState]) -> list[RaftState]:
 class Player:
     """Our machine in the place of one instance, on a disk that is always done."""
 
-    def __init__(self, instance_id: int, mode: Mode) -> None:
+    def __init__(self, instance_id: int, mode: ElectionMode) -> None:
         self.vclock = IN_TERM_2
         self.raft = Raft(instance_id, vclock=lambda: self.vclock, random=lambda: 0.0, now=0.0)
         self.shown: list[RaftState] = []
@@ -76,12 +76,12 @@ class Player:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_in_the_place_of_the_first_we_say_what_it_said(version: str) -> None:
     heard = {term: list(states) for term, states in groupby(told_by(version, 2), key=lambda state: state.term)}
-    player = Player(1, Mode.CANDIDATE)
+    player = Player(1, ElectionMode.CANDIDATE)
     player.hear(2, heard[1])
     player.raft.tick(4.0)
     player.settle()
     player.hear(2, heard[2])
-    assert player.raft.state is State.LEADER
+    assert player.raft.state is ElectionState.LEADER
     player.vclock = IN_TERM_3
     player.raft.resign(4.0)
     player.settle()
@@ -97,9 +97,9 @@ def test_in_the_place_of_the_first_we_say_what_it_said(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_in_the_place_of_the_second_we_say_what_it_said(version: str) -> None:
-    player = Player(2, Mode.CANDIDATE)
+    player = Player(2, ElectionMode.CANDIDATE)
     for state in told_by(version, 1):
-        if state.term == 2 and player.raft.leader and state.state == State.FOLLOWER:
+        if state.term == 2 and player.raft.leader and state.state == ElectionState.FOLLOWER:
             player.vclock = IN_TERM_3
         elif state.term == 4:
             player.vclock = IN_TERM_4

@@ -16,8 +16,8 @@ from flowstone.replication.messages import NIL_UUID, Ack, FetchSnapshot, Join, R
 from flowstone.replication.relay.relay_logic import (
     TRANSITIONS,
     Acked,
-    Facts,
     Pulse,
+    RelayFacts,
     RelayState,
     RequestOfReplica,
     RowFilter,
@@ -43,16 +43,16 @@ SUBSCRIBE = Subscribe(SET, PEER, VClock(), 1)
 ANONYMOUS = dataclasses.replace(SUBSCRIBE, is_anonymous=True)
 
 
-def facts(**changes: Any) -> Facts:
-    return dataclasses.replace(Facts(True, OWN, SET), **changes)
+def facts(**changes: Any) -> RelayFacts:
+    return dataclasses.replace(RelayFacts(True, OWN, SET), **changes)
 
 
-def new(**changes: Any) -> Facts:
+def new(**changes: Any) -> RelayFacts:
     """Of a master of the newer dialect."""
     return facts(is_2_6=False, **changes)
 
 
-REFUSED: list[tuple[RequestOfReplica, Facts, type[errors.TarantoolError], str]] = [
+REFUSED: list[tuple[RequestOfReplica, RelayFacts, type[errors.TarantoolError], str]] = [
     (JOIN, facts(is_loading=True), errors.Loading, "Instance bootstrap hasn't finished yet"),
     (Join(OWN), facts(no_read=NO_READ), errors.ConnectionToSelf, "Connection to self"),
     (JOIN, facts(no_read=NO_READ, read_only=READ_ONLY), errors.AccessDenied, "no read"),
@@ -115,7 +115,7 @@ REFUSED: list[tuple[RequestOfReplica, Facts, type[errors.TarantoolError], str]] 
 
 @pytest.mark.parametrize(("request_", "known", "kind", "text"), REFUSED)
 def test_the_first_check_that_fails_is_the_answer(
-    request_: RequestOfReplica, known: Facts, kind: type[errors.TarantoolError], text: str
+    request_: RequestOfReplica, known: RelayFacts, kind: type[errors.TarantoolError], text: str
 ) -> None:
     error = refusal(request_, known)
     assert isinstance(error, kind)
@@ -138,7 +138,7 @@ def test_user_without_rights_learns_nothing_else_about_the_replica_set(
         assert refusal(request_, facts(is_2_6=is_2_6, no_read=NO_READ, **changes)) is NO_READ
 
 
-SERVED: list[tuple[RequestOfReplica, Facts]] = [
+SERVED: list[tuple[RequestOfReplica, RelayFacts]] = [
     (JOIN, facts()),
     (JOIN, facts(replica_id=2, read_only=READ_ONLY, no_write=NO_WRITE)),
     (Join(NIL_UUID), facts()),  # 2.6 finds out when it registers it
@@ -153,7 +153,7 @@ SERVED: list[tuple[RequestOfReplica, Facts]] = [
 
 
 @pytest.mark.parametrize(("request_", "known"), SERVED)
-def test_whoever_passes_all_checks_is_served(request_: RequestOfReplica, known: Facts) -> None:
+def test_whoever_passes_all_checks_is_served(request_: RequestOfReplica, known: RelayFacts) -> None:
     assert refusal(request_, known) is None
 
 

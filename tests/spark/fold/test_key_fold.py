@@ -17,7 +17,7 @@ from flowstone.columns.sort_keys import sort_keys
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.spark.fold import key_fold as fold_module
-from flowstone.spark.fold.key_fold import OLD, STATES, CannotFold, Definitions, fold, keys_needing_old, upsert_rules
+from flowstone.spark.fold.key_fold import OLD, STATES, CannotFold, FoldDefinitions, fold, keys_needing_old, upsert_rules
 from tests.box import model
 from tests.box.programs import SPACES, perform, requests
 from tests.box.spaces import box_with, definition, on
@@ -189,7 +189,7 @@ def test_names_are_those_that_held_when_the_row_was_written() -> None:
         indexes=PAIRS.indexes,
     )
     rows = [row(lsn, UPDATE, key=(1,), tuple=(("=", "name", f"at {lsn}"),)) for lsn in (5, 6, 7)]
-    definitions = Definitions((PAIRS, later), ((6, 7),))
+    definitions = FoldDefinitions((PAIRS, later), ((6, 7),))
     changes = table([rows[0], rows[1] | {"_lsn": 6}, rows[2]])
     (folded,) = fold(definitions, changes, old_of(PAIRS, [pack((1, "a", "b"))])).to_pylist()
     assert folded["tuple"] == pack((1, "at 6", "at 7"))

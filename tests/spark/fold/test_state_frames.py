@@ -12,14 +12,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.engine import statements
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.box.schema import SchemaTracker
 from flowstone.box.update.update import UpdateRules
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.iproto.msgpack import pack
 from flowstone.outside.disk import SystemDisk
 from flowstone.replication.vclock import VClock
-from flowstone.spark.fold.key_fold import Definitions
+from flowstone.spark.fold.key_fold import FoldDefinitions
 from flowstone.spark.fold.state_frames import CHANGES, DEFINING, STATE, SpacePlan, fold_sorted, plan_spaces, state_frame
 from flowstone.spark.index.log_index import ArchiveIndex, DataLoss, NotSettled
 from tests.box.spaces import definition, on
@@ -27,7 +27,7 @@ from tests.conftest import FULL
 from tests.spark.box_archive import BoxArchive, Held
 from tests.spark.fold_rows import change, table
 
-Step = Callable[[Transaction], object]
+Step = Callable[[BoxTransaction], object]
 
 
 def step(function: Callable[..., object], *arguments: Any, **options: Any) -> Step:
@@ -137,7 +137,7 @@ def test_keys_are_folded_whole_however_batches_are_cut() -> None:
     ]
     rows += [change(PAIRS, 9, number, 2, pack({0x10: 512, 0x21: (number, "x")})) for number in (2, 3)]
     changes = table(rows).select(list(CHANGES))
-    plans = {512: SpacePlan(Definitions((PAIRS,)))}
+    plans = {512: SpacePlan(FoldDefinitions((PAIRS,)))}
     for size in range(1, len(rows) + 1):
         batches = [batch for start in range(0, len(rows), size) for batch in changes.slice(start, size).to_batches()]
         folded = pa.Table.from_batches(fold_sorted(plans, UpdateRules(), batches, at_once=2))

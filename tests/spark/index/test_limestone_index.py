@@ -12,7 +12,7 @@ from flowstone.limestone.format.entries import put
 from flowstone.outside import production
 from flowstone.spark.index import limestone_pieces
 from flowstone.spark.index.limestone_index import EpochLost, LimestoneIndex, NotALimestone, NotDurable
-from flowstone.spark.index.limestone_pieces import LogFile
+from flowstone.spark.index.limestone_pieces import PieceFile
 from flowstone.spark.sources.limestone.entry_reader import chunks_of, counted
 from tests.spark.limestone_directories import (
     WrittenDirectory,
@@ -126,7 +126,7 @@ def test_a_file_that_gets_another_name_while_it_is_looked_at_is_not_missed(
     index = LimestoneIndex(production().disk, directory.path)
     walked = LimestoneIndex._walked
 
-    def rotated(self: LimestoneIndex, name: str, durable: int) -> LogFile:
+    def rotated(self: LimestoneIndex, name: str, durable: int) -> PieceFile:
         if name == "pwal_0000" and len(os.listdir(directory.path)) == 4:
             directory.rotate(0)
             directory.session(0, 13, put(7, b"new", b"file", version(13)))

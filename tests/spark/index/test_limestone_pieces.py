@@ -6,17 +6,17 @@ import pytest
 
 from flowstone.limestone.format.entries import put
 from flowstone.spark.index import limestone_pieces
-from flowstone.spark.index.limestone_pieces import Clear, LogFile, Piece, Walk
+from flowstone.spark.index.limestone_pieces import Clear, EntryPiece, PieceFile, Walk
 from tests.spark.limestone_directories import clear, random_sessions, snippet, version
 
 
-def walked(data: bytes, durable: int, file: LogFile | None = None) -> LogFile:
-    file = file or LogFile((0, 0), "pwal_0000")
+def walked(data: bytes, durable: int, file: PieceFile | None = None) -> PieceFile:
+    file = file or PieceFile((0, 0), "pwal_0000")
     Walk(file, durable, "pwal_0000").run(lambda at, size: data[at : at + size], len(data))
     return file
 
 
-def covers(file: LogFile) -> list[tuple[int, int]]:
+def covers(file: PieceFile) -> list[tuple[int, int]]:
     return [(piece.start, piece.end) for piece in file.pieces]
 
 
@@ -79,14 +79,14 @@ def test_sessions_of_one_epoch_are_put_together() -> None:
 
 
 def test_a_file_that_grows_is_walked_on() -> None:
-    data, file = b"", LogFile((0, 0), "pwal_0000")
+    data, file = b"", PieceFile((0, 0), "pwal_0000")
     for channel, epoch, entries in random_sessions(51, 20):
         if not channel:
             data += snippet(epoch, *entries)
             walked(data, epoch, file)
     whole = walked(data, 20)
 
-    def total(pieces: list[Piece]) -> int:
+    def total(pieces: list[EntryPiece]) -> int:
         return sum(int(piece.counts.sum()) for piece in pieces)
 
     assert total(file.pieces) == total(whole.pieces)

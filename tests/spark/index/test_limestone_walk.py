@@ -8,14 +8,16 @@ from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, encode, put, remove
 from flowstone.limestone.format.entries import walk as plain_walk
 from flowstone.limestone.format.entry_table import AT, NEED, OTHER, TYPE
-from flowstone.spark.index.limestone_walk import OUTSIDE, VALID, VOID, Session, walk
+from flowstone.spark.index.limestone_walk import OUTSIDE, VALID, VOID, EntrySession, walk
 from tests.spark.limestone_directories import random_sessions, snippet, version
 
-BEFORE = Session()
+BEFORE = EntrySession()
 DATA = b"".join(snippet(epoch, *entries, is_void=epoch % 5 == 0) for _, epoch, entries in random_sessions(1, 40))
 
 
-def walked(data: bytes, *, window: int = 1 << 20, start: int = 0, session: Session = BEFORE) -> list[tuple[int, ...]]:
+def walked(
+    data: bytes, *, window: int = 1 << 20, start: int = 0, session: EntrySession = BEFORE
+) -> list[tuple[int, ...]]:
     """Offset, type, epoch and state of each entry."""
     found: list[tuple[int, ...]] = []
     for chunk in walk(lambda at, size: data[at : at + size], start, len(data), session, "pwal", window=window):
@@ -46,7 +48,7 @@ def test_a_walk_goes_on_in_the_middle_of_a_session() -> None:
     for place in (3, 50, 200):
         at, _, epoch, state = whole[place]
         before = whole[place - 1]
-        assert walked(DATA, start=at, session=Session(before[2], before[3])) == whole[place:], (epoch, state)
+        assert walked(DATA, start=at, session=EntrySession(before[2], before[3])) == whole[place:], (epoch, state)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +58,10 @@ def test_a_walk_goes_on_in_the_middle_of_a_session() -> None:
 )
 def test_a_walk_stops_at_what_is_no_whole_entry(tail: bytes, why: int) -> None:
     data = DATA + encode(Marker(EntryType.MARKER_BEGIN, 99)) + tail
-    chunks = list(walk(lambda at, size: data[at : at + size], 0, len(data), Session(), "pwal", window=128))
+    chunks = list(walk(lambda at, size: data[at : at + size], 0, len(data), EntrySession(), "pwal", window=128))
     assert [chunk.stopped for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
     assert (chunks[-1].stopped, chunks[-1].end) == (why, len(data) - len(tail))
-    assert chunks[-1].session == Session(99, VALID)
+    assert chunks[-1].session == EntrySession(99, VALID)
 
 
 def test_an_entry_that_says_it_is_longer_than_the_file_is_not_asked_for() -> None:
@@ -70,7 +72,7 @@ def test_an_entry_that_says_it_is_longer_than_the_file_is_not_asked_for() -> Non
         sizes.append(size)
         return data[at : at + size]
 
-    list(walk(read_at, 0, len(data), Session(), "pwal", window=256))
+    list(walk(read_at, 0, len(data), EntrySession(), "pwal", window=256))
     assert max(sizes) <= 4096
 
 
@@ -89,10 +91,10 @@ def test_what_stands_in_no_session_is_damage(entry: Entry | Marker) -> None:
 
 
 def test_the_first_entries_of_a_chunk() -> None:
-    (chunk,) = walk(lambda at, size: DATA[at : at + size], 0, len(DATA), Session(), "pwal")
+    (chunk,) = walk(lambda at, size: DATA[at : at + size], 0, len(DATA), EntrySession(), "pwal")
     count = chunk.table.shape[1]
     assert chunk.cut(count) is chunk
-    assert chunk.cut(0).session == Session()
+    assert chunk.cut(0).session == EntrySession()
     part = chunk.cut(5)
     assert (part.table.shape[1], part.end) == (5, int(chunk.table[AT, 5]))
-    assert part.session == Session(int(chunk.epochs[4]), int(chunk.states[4]))
+    assert part.session == EntrySession(int(chunk.epochs[4]), int(chunk.states[4]))

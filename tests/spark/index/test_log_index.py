@@ -13,7 +13,7 @@ from flowstone.spark.index.log_index import ArchiveIndex, DataLoss, EndsEarlier,
 from flowstone.spark.sources.change_batches import read_slice
 from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.options import AsOf
-from flowstone.spark.sources.stream_order import Place
+from flowstone.spark.sources.stream_order import StreamPlace
 from tests.node.archived_rows import SYNC, confirm, new_disk, rollback, slab
 from tests.spark.archives import DIRECTORY, WrittenArchive
 from tests.spark.change_rows import UUID, define, define_key, delete, insert, truncate, whole
@@ -68,8 +68,8 @@ def test_slices_are_ranges_of_blocks_with_what_holds_before_them(archive: Writte
     index = opened(archive)
     parts = index.slices(VClock({1: 3}), VClock({1: 5}), size=1)
     assert [(part.before, part.row_count) for part in parts] == [
-        (Place(VClock({1: 3}), 103_000_000), 1),
-        (Place(VClock({1: 4}), 104_000_000), 1),
+        (StreamPlace(VClock({1: 3}), 103_000_000), 1),
+        (StreamPlace(VClock({1: 4}), 104_000_000), 1),
     ]
     (whole_part,) = index.slices(VClock(), index.settled)
     assert whole_part.row_count == 6
@@ -237,7 +237,7 @@ def test_snapshots_are_read_in_slices_of_whole_blocks(archive: WrittenArchive) -
     assert index.snapshot_at(VClock({1: 6})) == second
     parts = index.snapshot_slices(second, size=1)
     assert len(parts) > 1
-    assert all(part.is_snapshot and part.before == Place(VClock({1: 6}), 106_000_000) for part in parts)
+    assert all(part.is_snapshot and part.before == StreamPlace(VClock({1: 6}), 106_000_000) for part in parts)
     assert [part.end for part in parts[:-1]] == [part.offset for part in parts[1:]]
     assert len(index.snapshot_slices(second)) == 1
     read = [
@@ -256,7 +256,7 @@ def test_a_snapshot_is_never_later_than_what_comes_behind_it() -> None:
     archive.save()
     index = opened(archive)
     (first,) = index.snapshots
-    assert index.snapshot_slices(first)[0].before == Place(VClock(), 101_000_000)
+    assert index.snapshot_slices(first)[0].before == StreamPlace(VClock(), 101_000_000)
 
 
 # --- moments of the past ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowstone.archive.definitions_file import Definitions, write_definitions
+from flowstone.archive.definitions_file import DefinitionsFile, write_definitions
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_runs import ArchiveRuns, BrokenIndex, newest_at
 from tests.node.archived_rows import INSTANCE
@@ -89,7 +89,7 @@ def test_indexes_that_end_before_the_next_log_are_refused(archive: WrittenArchiv
 def test_definitions_come_from_the_newest_file_that_has_them(archive: WrittenArchive) -> None:
     feed = ArchiveRuns(archive.disk, DIRECTORY)
     assert feed.poll().facts.defined_at(VClock({1: 5})) == f"{DIRECTORY}/{0:020d}.snap"
-    alone = write_definitions(archive.disk, DIRECTORY, Definitions({1: 4}, INSTANCE, "2.11.9", ()))
+    alone = write_definitions(archive.disk, DIRECTORY, DefinitionsFile({1: 4}, INSTANCE, "2.11.9", ()))
     facts = feed.poll().facts
     assert facts.defined_at(VClock({1: 5})) == alone
     assert facts.defined_at(VClock({1: 3})) == f"{DIRECTORY}/{0:020d}.snap"

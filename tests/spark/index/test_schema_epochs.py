@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flowstone.archive.definitions_file import Definitions, rows_of, write_definitions
+from flowstone.archive.definitions_file import DefinitionsFile, rows_of, write_definitions
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.schema_epochs import SchemaEpochs, defining, newest
 from flowstone.xlog.reader import LogFile
@@ -69,7 +69,7 @@ def test_only_what_is_settled_counts(epochs: SchemaEpochs) -> None:
 def test_definitions_may_begin_from_a_file_of_their_own(epochs: SchemaEpochs) -> None:
     epochs.settle(VClock({1: 8}), [])
     rows = rows_of(epochs.at(VClock({1: 8})))
-    path = write_definitions(epochs.disk, DIRECTORY, Definitions({1: 8}, INSTANCE, "2.11.9", rows))
+    path = write_definitions(epochs.disk, DIRECTORY, DefinitionsFile({1: 8}, INSTANCE, "2.11.9", rows))
     other = SchemaEpochs(epochs.disk)
     other.begin(VClock({1: 8}), path)
     other.settle(VClock({1: 8}), [])

@@ -24,7 +24,7 @@ from flowstone.spark.index.slice_bytes import NoBytes, SliceServer, Transport
 from flowstone.spark.mirror.batch import (
     SHUFFLE_ROWS,
     BatchJob,
-    Folded,
+    FoldedTable,
     Target,
     by_space,
     fold_partition,
@@ -123,12 +123,12 @@ def changes(index: ArchiveIndex) -> list[pa.RecordBatch]:
     ]
 
 
-def folded(target: Target, *transactions: bytes) -> Folded:
+def folded(target: Target, *transactions: bytes) -> FoldedTable:
     sent = list(fold_partition({512: target}, changes(index_of(*transactions))))
     return by_space(pa.Table.from_batches(sent))[512]
 
 
-def states(found: Folded) -> list[tuple[str, Any]]:
+def states(found: FoldedTable) -> list[tuple[str, Any]]:
     rows = found.states.to_pylist()
     return [(row["operation"], None if row["tuple"] is None else unpack(row["tuple"])) for row in rows]
 

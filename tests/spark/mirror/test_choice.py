@@ -11,7 +11,7 @@ import pytest
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
 from flowstone.box.schema import Schema, UnknownSpace
 from flowstone.errors import FlowstoneError
-from flowstone.spark.mirror.choice import Changes, Choice, WrongChoice, changes_between
+from flowstone.spark.mirror.choice import MirrorChoice, TableChanges, WrongChoice, changes_between
 from flowstone.text.row_table import UnknownColumn
 
 
@@ -27,19 +27,19 @@ VIEW, SYSTEM = space(517, "view", is_view=True), space(300, "_own")
 SCHEMA = Schema({each.id: each for each in (USERS, ORDERS, BARE, LOCAL, TEMPORARY, VIEW, SYSTEM)})
 
 
-def chosen(choice: Choice) -> list[str]:
+def chosen(choice: MirrorChoice) -> list[str]:
     return [each.name for each in choice.spaces_of(SCHEMA, {}).values()]
 
 
 def test_all_spaces_that_keep_rows_in_the_log_are_mirrored() -> None:
-    assert chosen(Choice()) == ["users", "orders"]
+    assert chosen(MirrorChoice()) == ["users", "orders"]
 
 
 def test_spaces_are_chosen_and_left_out_by_name_or_number() -> None:
-    assert chosen(Choice.parse(["users"], [], [])) == ["users"]
-    assert chosen(Choice.parse(["513"], [], [])) == ["orders"]
-    assert chosen(Choice.parse([], ["513"], [])) == ["users"]
-    assert chosen(Choice.parse([], ["users"], [])) == ["orders"]
+    assert chosen(MirrorChoice.parse(["users"], [], [])) == ["users"]
+    assert chosen(MirrorChoice.parse(["513"], [], [])) == ["orders"]
+    assert chosen(MirrorChoice.parse([], ["513"], [])) == ["users"]
+    assert chosen(MirrorChoice.parse([], ["users"], [])) == ["orders"]
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_spaces_are_chosen_and_left_out_by_name_or_number() -> None:
 )
 def test_excluding_a_space_that_does_not_exist_is_an_error(name: str, hint: str) -> None:
     with pytest.raises(WrongChoice, match=rf"--exclude {re.escape(name)}: there is no such space; {hint}"):
-        Choice.parse([], [name], []).check_excluded([SCHEMA])
+        MirrorChoice.parse([], [name], []).check_excluded([SCHEMA])
 
 
 def test_excluding_an_unknown_space_lists_all_spaces_that_can_be_excluded() -> None:
-    choice = Choice.parse([], ["orders", "usres"], [])
+    choice = MirrorChoice.parse([], ["orders", "usres"], [])
     with pytest.raises(WrongChoice, match=r"--exclude usres: there is no such space; name one of: orders, users$"):
         choice.check_excluded([SCHEMA])
 
 
 def test_an_excluded_space_exists_in_some_source_or_did_when_the_lake_was_begun() -> None:
-    choice = Choice.parse([], ["users", "513", "_own"], [])
+    choice = MirrorChoice.parse([], ["users", "513", "_own"], [])
     choice.check_excluded([Schema({512: USERS}), Schema({513: ORDERS, 300: SYSTEM})])
     choice.check_excluded([Schema({300: SYSTEM})], accepted={"users", "513"})
     with pytest.raises(WrongChoice, match="--exclude 513: there is no such space; leave --exclude out"):
@@ -67,31 +67,31 @@ def test_an_excluded_space_exists_in_some_source_or_did_when_the_lake_was_begun(
 
 def test_a_space_with_a_table_keeps_it_under_another_name() -> None:
     people = msgspec.structs.replace(USERS, name="people")
-    after = Choice.parse(["users"], [], []).spaces_of(Schema({512: people}), {512: USERS})
+    after = MirrorChoice.parse(["users"], [], []).spaces_of(Schema({512: people}), {512: USERS})
     assert after == {512: people}
 
 
 def test_columns_are_those_of_the_space() -> None:
-    choice = Choice.parse([], [], ["users=id"])
+    choice = MirrorChoice.parse([], [], ["users=id"])
     assert choice.columns_of(USERS) == ("id",)
     assert choice.columns_of(ORDERS) is None
     with pytest.raises(UnknownColumn, match="space 'users' has no field 'nick'; it has id, name"):
-        Choice.parse([], [], ["users=id,nick"]).columns_of(USERS)
+        MirrorChoice.parse([], [], ["users=id,nick"]).columns_of(USERS)
 
 
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        (Choice.parse(["usres"], [], []), UnknownSpace, "unknown space 'usres'; there are: users"),
-        (Choice.parse([], [], ["usres=id"]), UnknownSpace, "unknown space 'usres'"),
-        (Choice.parse(["bare"], [], []), WrongChoice, "without a primary key"),
-        (Choice.parse(["local"], [], []), WrongChoice, "local to its instance"),
-        (Choice.parse(["temporary"], [], []), WrongChoice, "temporary"),
-        (Choice.parse(["view"], [], []), WrongChoice, "a view"),
-        (Choice.parse(["_own"], [], []), UnknownSpace, "one of the server's own"),
+        (MirrorChoice.parse(["usres"], [], []), UnknownSpace, "unknown space 'usres'; there are: users"),
+        (MirrorChoice.parse([], [], ["usres=id"]), UnknownSpace, "unknown space 'usres'"),
+        (MirrorChoice.parse(["bare"], [], []), WrongChoice, "without a primary key"),
+        (MirrorChoice.parse(["local"], [], []), WrongChoice, "local to its instance"),
+        (MirrorChoice.parse(["temporary"], [], []), WrongChoice, "temporary"),
+        (MirrorChoice.parse(["view"], [], []), WrongChoice, "a view"),
+        (MirrorChoice.parse(["_own"], [], []), UnknownSpace, "one of the server's own"),
     ],
 )
-def test_what_cannot_be_mirrored_is_said(given: Choice, kind: type[FlowstoneError], message: str) -> None:
+def test_what_cannot_be_mirrored_is_said(given: MirrorChoice, kind: type[FlowstoneError], message: str) -> None:
     with pytest.raises(kind) as caught:
         given.check(SCHEMA)
     assert message in str(caught.value)
@@ -109,21 +109,21 @@ def test_what_cannot_be_mirrored_is_said(given: Choice, kind: type[FlowstoneErro
 )
 def test_contradictions_are_said(given: tuple[list[str], list[str], list[str]], message: str) -> None:
     with pytest.raises(WrongChoice, match=message):
-        Choice.parse(*given)
+        MirrorChoice.parse(*given)
 
 
 def test_changes_by_what_they_mean_for_tables() -> None:
     wider = msgspec.structs.replace(ORDERS, fields=(*ORDERS.fields, FieldDefinition("more", "any")))
     people, more = msgspec.structs.replace(wider, name="people"), space(520, "more")
     assert not changes_between({512: USERS}, {512: USERS})
-    assert changes_between({512: USERS, 513: ORDERS}, {513: people, 520: more}) == Changes(
+    assert changes_between({512: USERS, 513: ORDERS}, {513: people, 520: more}) == TableChanges(
         (USERS,), ((ORDERS, people),), ((ORDERS, people),), (more,)
     )
 
 
 def test_a_space_made_again_under_its_name_is_another_one() -> None:
     again = space(600, "users")
-    assert changes_between({512: USERS}, {600: again}) == Changes(dropped=(USERS,), created=(again,))
+    assert changes_between({512: USERS}, {600: again}) == TableChanges(dropped=(USERS,), created=(again,))
 
 
 def test_secondary_indexes_and_flags_change_no_table() -> None:

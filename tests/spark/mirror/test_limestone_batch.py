@@ -14,8 +14,8 @@ from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.lake import Lake
 from flowstone.spark.mirror import limestone_batch as limestone_mirror
 from flowstone.spark.mirror import tables as mirror_tables
-from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
-from flowstone.spark.mirror.progress import Event
+from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
+from flowstone.spark.mirror.progress import MirrorEvent
 from flowstone.spark.mirror.start_checks import OtherSettings, check_start
 from tests.spark.limestone_directories import (
     UUID,
@@ -32,12 +32,16 @@ class Mirrored:
 
     def __init__(self, spark: SparkSession, directory: WrittenDirectory, lake: Path) -> None:
         self.spark, self.directory, self.lake = spark, directory, str(lake)
-        self.events: list[Event] = []
+        self.events: list[MirrorEvent] = []
 
     def run(self, **options: Any) -> None:
         options = {"once": True, "compact_every": None, "vacuum_after": None, **options}
         Mirror(
-            self.spark, [self.directory.path], Place(self.lake), MirrorOptions(**options), on_event=self.events.append
+            self.spark,
+            [self.directory.path],
+            LakePlace(self.lake),
+            MirrorOptions(**options),
+            on_event=self.events.append,
         ).run()
 
     def rows(self) -> list[Row]:

@@ -27,9 +27,9 @@ from flowstone.spark.index.slice_bytes import Transport
 from flowstone.spark.lake import Lake
 from flowstone.spark.mirror import mirror
 from flowstone.spark.mirror.batch import BatchJob
-from flowstone.spark.mirror.choice import Choice
-from flowstone.spark.mirror.mirror import Place
-from flowstone.spark.mirror.progress import CaughtUp, Lost, Stopped
+from flowstone.spark.mirror.choice import MirrorChoice
+from flowstone.spark.mirror.mirror import LakePlace
+from flowstone.spark.mirror.progress import Lost, MirrorCaughtUp, MirrorStopped
 from flowstone.spark.mirror.sources import MirrorBusy
 from flowstone.spark.mirror.start_checks import OtherSettings, WrongPlace
 from flowstone.spark.mirror.tables import MirrorTables
@@ -88,8 +88,8 @@ def test_a_table_is_what_its_space_is(spark: SparkSession, archive: WrittenArchi
     assert tuples_of(lake, "orders") == [(1, "a"), (2, "c")]
     first, _ = rows_of(lake, "orders")
     assert (first["id"], first["name"], first["_extra"]) == (1, "a", None)
-    assert isinstance(told[-2], CaughtUp)
-    assert isinstance(told[-1], Stopped)
+    assert isinstance(told[-2], MirrorCaughtUp)
+    assert isinstance(told[-1], MirrorStopped)
     archive.write(whole(delete(6, 1)), whole(upsert(7, (2, "x"), ("=", 1, "d"))), whole(upsert(8, (3, "new"))))
     archive.save()
     mirror_once(spark, [archive.directory], lake)
@@ -201,7 +201,7 @@ def test_spaces_and_columns_are_chosen(spark: SparkSession, archive: WrittenArch
     archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)), whole(insert(5, 1, "m", space=600)))
     archive.write(whole(insert(6, 1, "a")))
     archive.save()
-    mirror_once(spark, [archive.directory], lake, choice=Choice.parse(["orders"], [], ["orders=name"]))
+    mirror_once(spark, [archive.directory], lake, choice=MirrorChoice.parse(["orders"], [], ["orders=name"]))
     assert names_in(lake) == ["orders"]
     assert sorted(rows_of(lake, "orders")[0]) == ["_extra", "_key", "_tuple", "name"]
     with pytest.raises(OtherSettings, match="begun with other --columns"):
@@ -516,12 +516,12 @@ def kept_house(monkeypatch: pytest.MonkeyPatch, hours: int, **options: Any) -> D
     """What a mirror does that has a batch in its first minute, and none after it."""
     done = Done()
     monkeypatch.setattr("flowstone.spark.mirror.mirror.time.monotonic", lambda: done.now)
-    job = mirror.Mirror(cast(SparkSession, None), [], Place("/lake"), mirror.MirrorOptions(**options))
+    job = mirror.Mirror(cast(SparkSession, None), [], LakePlace("/lake"), mirror.MirrorOptions(**options))
     job._tables = cast(MirrorTables, done)
     job._touched.add("orders")
     for minute in range(hours * 60 + 1):
         done.now = minute * 60.0
-        job._keep_house()
+        job._run_maintenance()
     return done
 
 
@@ -541,7 +541,7 @@ def test_tables_are_vacuumed_where_nobody_compacts(monkeypatch: pytest.MonkeyPat
 
 def test_a_mirror_that_runs_once_keeps_house_at_its_end() -> None:
     done = Done()
-    job = mirror.Mirror(cast(SparkSession, None), [], Place("/lake"), mirror.MirrorOptions(once=True))
+    job = mirror.Mirror(cast(SparkSession, None), [], LakePlace("/lake"), mirror.MirrorOptions(once=True))
     job._tables = cast(MirrorTables, done)
     job._touched.add("orders")
     job._loop()
@@ -568,7 +568,7 @@ def test_executors_get_the_log_where_they_find_the_driver(
     options = mirror.MirrorOptions(transport=asked, transport_address=address)
     spark = cast(SparkSession, SimpleNamespace(sparkContext=context))
     with ExitStack() as stack:
-        job = mirror.Mirror(spark, [], Place("/lake"), options)._batch_job(stack)
+        job = mirror.Mirror(spark, [], LakePlace("/lake"), options)._batch_job(stack)
         assert job.transport == transport
         assert (job.server.address[0] if job.server is not None else None) == listens
 
@@ -584,7 +584,7 @@ def test_executors_get_the_log_where_they_find_the_driver(
     ],
 )
 def test_where_the_spool_is(lake: str, spool: str | None, masked: bool, wanted: str) -> None:
-    assert Place.of(lake, spool, is_masked=masked, has_live=True).spool == wanted
+    assert LakePlace.of(lake, spool, is_masked=masked, has_live=True).spool == wanted
 
 
 @pytest.mark.parametrize(
@@ -598,4 +598,4 @@ def test_where_the_spool_is(lake: str, spool: str | None, masked: bool, wanted: 
 )
 def test_where_the_spool_cannot_be(lake: str, spool: str | None, masked: bool, message: str) -> None:
     with pytest.raises(WrongPlace, match=message):
-        Place.of(lake, spool, is_masked=masked, has_live=True)
+        LakePlace.of(lake, spool, is_masked=masked, has_live=True)

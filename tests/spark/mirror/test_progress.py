@@ -6,7 +6,16 @@ import msgspec
 import pytest
 
 from flowstone.replication.vclock import VClock
-from flowstone.spark.mirror.progress import Event, Meter, Opened, Progress, Snapshot, Stopped, Table, lsns
+from flowstone.spark.mirror.progress import (
+    Meter,
+    MirrorEvent,
+    MirrorOpened,
+    MirrorProgress,
+    MirrorSnapshot,
+    MirrorStopped,
+    Table,
+    lsns,
+)
 
 UUID = "aaaaaaaa-0000-4000-8000-000000000001"
 
@@ -35,7 +44,7 @@ def test_where_nothing_waits_there_is_no_lag() -> None:
 
 
 def test_events_are_json_objects_with_their_kind() -> None:
-    event = Snapshot(UUID, {1: 5}, 10)
+    event = MirrorSnapshot(UUID, {1: 5}, 10)
     assert msgspec.json.decode(msgspec.json.encode(event)) == {
         "event": "snapshot",
         "replicaset_uuid": UUID,
@@ -47,18 +56,18 @@ def test_events_are_json_objects_with_their_kind() -> None:
 @pytest.mark.parametrize(
     ("event", "sentence"),
     [
-        (Opened("lake", {}, []), "new lake in lake"),
-        (Opened("lake", {UUID: {1: 5}}, ["a", "b"]), "lake in lake, 2 tables, at {1: 5}"),
-        (Opened("lake", {UUID: {1: 5}}, ["a"]), "lake in lake, 1 table, at {1: 5}"),
-        (Stopped({UUID: {1: 5}}, 1, 1, 2.0), "stopped at {1: 5}: 1 change in 1 batch, 2.0 s"),
-        (Stopped({}, 2000, 0, 2.0), "stopped at nothing: 2,000 changes in 0 batches, 2.0 s"),
+        (MirrorOpened("lake", {}, []), "new lake in lake"),
+        (MirrorOpened("lake", {UUID: {1: 5}}, ["a", "b"]), "lake in lake, 2 tables, at {1: 5}"),
+        (MirrorOpened("lake", {UUID: {1: 5}}, ["a"]), "lake in lake, 1 table, at {1: 5}"),
+        (MirrorStopped({UUID: {1: 5}}, 1, 1, 2.0), "stopped at {1: 5}: 1 change in 1 batch, 2.0 s"),
+        (MirrorStopped({}, 2000, 0, 2.0), "stopped at nothing: 2,000 changes in 0 batches, 2.0 s"),
         (Table("users", "renamed", "to people"), "table users renamed: to people"),
-        (Snapshot(UUID, {1: 5}, 1234), "loaded the snapshot at {1: 5}: 1,234 rows"),
+        (MirrorSnapshot(UUID, {1: 5}, 1234), "loaded the snapshot at {1: 5}: 1,234 rows"),
         (
-            Progress(lsns({UUID: VClock({1: 5})}), 7, 3.4, None, 0, {}),
+            MirrorProgress(lsns({UUID: VClock({1: 5})}), 7, 3.4, None, 0, {}),
             "3 changes/s, lag ? and 0 rows, at {1: 5}, 7 changes",
         ),
     ],
 )
-def test_events_are_sentences(event: Event, sentence: str) -> None:
+def test_events_are_sentences(event: MirrorEvent, sentence: str) -> None:
     assert str(event) == sentence

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flowstone.lake.row_changes import Changes, States
+from flowstone.lake.row_changes import RowChanges, RowStates
 from flowstone.lake.table_schema import LakeSchema
 from flowstone.spark.mirror.spark_table import history_source, state_source
 from tests.places import ROOT
@@ -16,7 +16,7 @@ from tests.spark.lake_rows_given import ORDERS, UUID, folded, key_of, packed, st
 
 
 def test_keys_that_are_gone_are_rows_without_a_tuple() -> None:
-    source = state_source(LakeSchema(ORDERS, (UUID,)), Changes.of(folded({1: packed(1, "x", 2), 2: None}), b""))
+    source = state_source(LakeSchema(ORDERS, (UUID,)), RowChanges.of(folded({1: packed(1, "x", 2), 2: None}), b""))
     assert [(row["_key"], row["id"], row["_tuple"]) for row in source.to_pylist()] == [
         (key_of(1), 1, packed(1, "x", 2)),
         (key_of(2), None, None),
@@ -26,7 +26,7 @@ def test_keys_that_are_gone_are_rows_without_a_tuple() -> None:
 
 def test_a_history_gets_ends_by_key_and_states_that_match_nothing() -> None:
     given = states((1, packed(1, "a"), 5), (1, packed(1, "b"), 6), (2, None, 7))
-    rows = history_source(LakeSchema(ORDERS, (UUID,), history=True), States(given, b"")).to_pylist()
+    rows = history_source(LakeSchema(ORDERS, (UUID,), history=True), RowStates(given, b"")).to_pylist()
     ends = [(row["_source_key"], row["_end_version"]) for row in rows if row["_tuple"] is None]
     assert ends == [(key_of(1), 5), (key_of(2), 7)]
     added = [row for row in rows if row["_tuple"] is not None]

@@ -19,9 +19,9 @@ from flowstone.lake.masks import Masking, WrongMask
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import DataLoss
-from flowstone.spark.lake import Lake, Progress
-from flowstone.spark.mirror.choice import Choice, WrongChoice
-from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
+from flowstone.spark.lake import Lake, LakeProgress
+from flowstone.spark.mirror.choice import MirrorChoice, WrongChoice
+from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
 from flowstone.spark.mirror.sources import DirectorySource, MirrorBusy
 from flowstone.spark.mirror.spark_table import EXTENSION
 from flowstone.spark.mirror.start_checks import OtherSettings, WrongPlace, check_start, made, origin_of
@@ -36,10 +36,18 @@ REFUSED: list[tuple[MirrorOptions, type[FlowstoneError], str]] = [
     (MirrorOptions(masking=Masking.parse(["orders.nick=null"])), WrongMask, "has no field 'nick' to mask"),
     (MirrorOptions(masking=Masking.parse(["orders.id=null"])), WrongMask, "is part of its primary key"),
     (MirrorOptions(masking=Masking.parse(["order.name=null"])), WrongMask, "there is no space 'order' to mask"),
-    (MirrorOptions(choice=Choice.parse(["users"], [], [])), UnknownSpace, "users"),
-    (MirrorOptions(choice=Choice.parse([], [], ["orders=nick"])), UnknownColumn, "has no field 'nick'"),
-    (MirrorOptions(choice=Choice.parse([], ["ordres"], [])), WrongChoice, "--exclude ordres: there is no such space"),
-    (MirrorOptions(choice=Choice.parse([], ["ord*"], [])), WrongChoice, "patterns are not supported; name one of: "),
+    (MirrorOptions(choice=MirrorChoice.parse(["users"], [], [])), UnknownSpace, "users"),
+    (MirrorOptions(choice=MirrorChoice.parse([], [], ["orders=nick"])), UnknownColumn, "has no field 'nick'"),
+    (
+        MirrorOptions(choice=MirrorChoice.parse([], ["ordres"], [])),
+        WrongChoice,
+        "--exclude ordres: there is no such space",
+    ),
+    (
+        MirrorOptions(choice=MirrorChoice.parse([], ["ord*"], [])),
+        WrongChoice,
+        "patterns are not supported; name one of: ",
+    ),
 ]
 
 
@@ -71,7 +79,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(sources: list[Any], lake: Path, spool: Path, options: MirrorOptions) -> None:
-    Mirror(cast(SparkSession, None), sources, Place(str(lake), str(spool)), options).run()
+    Mirror(cast(SparkSession, None), sources, LakePlace(str(lake), str(spool)), options).run()
 
 
 @pytest.mark.usefixtures("without_spark")
@@ -124,13 +132,13 @@ def test_while_nobody_answers_the_only_replica_set_of_the_lake_is_meant(tmp_path
     lake = str(tmp_path / "lake")
     with nothing_new(tmp_path), pytest.raises(FlowstoneError):
         check_start([nobody], lake, MirrorOptions())
-    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), settings=MirrorOptions().settings))
+    Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), settings=MirrorOptions().settings))
     assert check_start([nobody], lake, MirrorOptions()) == [nobody]
 
 
 def test_what_contradicts_the_lake_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
-    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), settings=MASKED.settings))
+    Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), settings=MASKED.settings))
     (opened,) = check_start([archive.directory], lake, MASKED)
     assert isinstance(opened, DirectorySource)
     with pytest.raises(OtherSettings, match="begun with other --mask"):
@@ -139,19 +147,19 @@ def test_what_contradicts_the_lake_is_refused(archive: WrittenArchive, tmp_path:
         check_start([archive.directory], lake, replace(MASKED, history=True))
     with pytest.raises(WrongPlace, match="of a replica set that another source is of"):
         check_start([archive.directory, archive.directory], lake, MASKED)
-    Lake.open(lake).save(Progress(OTHER_UUID, VClock({1: 3}), settings=MASKED.settings))
+    Lake.open(lake).save(LakeProgress(OTHER_UUID, VClock({1: 3}), settings=MASKED.settings))
     with pytest.raises(OtherSettings, match=f"rows of replica set {OTHER_UUID}"):
         check_start([archive.directory], lake, MASKED)
 
 
 def test_exclude_of_a_space_that_has_a_table_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:
     lake = str(tmp_path / "lake")
-    begun = MirrorOptions(choice=Choice.parse([], ["queue"], []))
-    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=begun.settings))
+    begun = MirrorOptions(choice=MirrorChoice.parse([], ["queue"], []))
+    Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=begun.settings))
     assert check_start([archive.directory], lake, begun), "a space that was excluded and is gone"
     for name in ("orders", "512"):
         with pytest.raises(OtherSettings, match=r"space 'orders' has a table in .* cannot be excluded any more"):
-            check_start([archive.directory], lake, MirrorOptions(choice=Choice.parse([], [name], [])))
+            check_start([archive.directory], lake, MirrorOptions(choice=MirrorChoice.parse([], [name], [])))
 
 
 def test_exclude_of_a_dropped_space_is_accepted_for_a_lake_whose_settings_do_not_name_exclusions(
@@ -159,13 +167,13 @@ def test_exclude_of_a_dropped_space_is_accepted_for_a_lake_whose_settings_do_not
 ) -> None:
     """A lake that was begun before exclusions were saved: the space may have been dropped since."""
     lake = str(tmp_path / "lake")
-    options = MirrorOptions(choice=Choice.parse([], ["queue"], []))
+    options = MirrorOptions(choice=MirrorChoice.parse([], ["queue"], []))
     settings = {name: value for name, value in options.settings.items() if name != "excluded"}
-    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=settings))
+    Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=settings))
     assert check_start([archive.directory], lake, options)
     with pytest.raises(OtherSettings, match="cannot be excluded any more"):
-        check_start([archive.directory], lake, MirrorOptions(choice=Choice.parse([], ["orders"], [])))
-    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), settings=MirrorOptions().settings))
+        check_start([archive.directory], lake, MirrorOptions(choice=MirrorChoice.parse([], ["orders"], [])))
+    Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), settings=MirrorOptions().settings))
     with pytest.raises(WrongChoice, match="there is no such space"):
         check_start([archive.directory], lake, options)
 
@@ -174,10 +182,10 @@ def test_exclude_of_a_new_space_is_not_refused_while_a_known_source_is_away(
     archive: WrittenArchive, tmp_path: Path
 ) -> None:
     nobody, lake = [parse_uri(f"127.0.0.1:{free_port()}")], str(tmp_path / "lake")
-    Lake.open(lake).save(Progress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=MirrorOptions().settings))
-    assert check_start([nobody], lake, MirrorOptions(choice=Choice.parse([], ["created_since"], []))) == [nobody]
+    Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=MirrorOptions().settings))
+    assert check_start([nobody], lake, MirrorOptions(choice=MirrorChoice.parse([], ["created_since"], []))) == [nobody]
     with pytest.raises(OtherSettings, match="cannot be excluded any more"):
-        check_start([nobody], lake, MirrorOptions(choice=Choice.parse([], ["orders"], [])))
+        check_start([nobody], lake, MirrorOptions(choice=MirrorChoice.parse([], ["orders"], [])))
 
 
 class DeltaSession:
@@ -196,7 +204,7 @@ class DeltaSession:
 @pytest.mark.usefixtures("without_spark")
 def test_catalog_without_the_schema_is_refused_before_anything_is_made(archive: WrittenArchive, tmp_path: Path) -> None:
     session = cast(SparkSession, DeltaSession())
-    place = Place(str(tmp_path / "lake"), str(tmp_path / "spool"))
+    place = LakePlace(str(tmp_path / "lake"), str(tmp_path / "spool"))
     with nothing_new(tmp_path), pytest.raises(WrongPlace, match=r"--catalog shop: .* has no such schema; create it"):
         Mirror(session, [archive.directory], place, MirrorOptions(catalog="shop")).run()
     Mirror(session, [archive.directory], place, MirrorOptions(catalog="default")).run()

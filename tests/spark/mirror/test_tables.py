@@ -19,9 +19,9 @@ from flowstone.lake.masks import Masking
 from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import Lake
-from flowstone.spark.mirror.batch import Folded, Truncation
-from flowstone.spark.mirror.choice import Choice
-from flowstone.spark.mirror.progress import Event
+from flowstone.spark.mirror.batch import FoldedTable, Truncation
+from flowstone.spark.mirror.choice import MirrorChoice
+from flowstone.spark.mirror.progress import MirrorEvent
 from flowstone.spark.mirror.start_checks import WrongPlace
 from flowstone.spark.mirror.tables import EMPTY, MirrorTables, at, check_catalog, last_states
 from tests.spark.change_rows import ORDERS, UUID
@@ -49,11 +49,11 @@ def states(*rows: tuple[int, tuple[Any, ...] | None]) -> pa.Table:
     return pa.table({each.name: pa.array(columns[each.name], each.type) for each in EMPTY.schema})
 
 
-def folded(*rows: tuple[int, tuple[Any, ...] | None]) -> Folded:
+def folded(*rows: tuple[int, tuple[Any, ...] | None]) -> FoldedTable:
     found = states(*rows)
     mask = MASKED.of(ORDERS)
     assert mask is not None
-    return Folded(found, pa.chunked_array([mask.tuples(found["tuple"])]), len(rows), None)
+    return FoldedTable(found, pa.chunked_array([mask.tuples(found["tuple"])]), len(rows), None)
 
 
 class Place:
@@ -62,13 +62,13 @@ class Place:
     def __init__(self, directory: Path, masking: Masking, *, history: bool = False) -> None:
         self.history = history
         self.lake, self.exact = directory / "lake", directory / "exact"
-        self.told: list[Event] = []
+        self.told: list[MirrorEvent] = []
         self.tables = self.opened(masking)
 
     def opened(self, masking: Masking, types: ColumnOptions | None = None) -> MirrorTables:
         lakes = (Lake.open(str(self.lake)), Lake.open(str(self.exact)))
         how: dict[str, Any] = {"types": types or ColumnOptions(), "history": self.history}
-        return MirrorTables(NOTHING, *lakes, masking, Choice(), **how, on_event=self.told.append)
+        return MirrorTables(NOTHING, *lakes, masking, MirrorChoice(), **how, on_event=self.told.append)
 
 
 def test_a_masked_table_has_a_twin_with_the_exact_tuples(tmp_path: Path) -> None:
@@ -143,7 +143,8 @@ def test_a_batch_without_changes_commits_nothing(tmp_path: Path) -> None:
     place.tables.create([ORDERS], UUID, VClock({1: 2}), {})
     assert place.tables.commit(ORDERS, None, UUID, VClock({1: 3})) is None
     assert (
-        place.tables.commit(ORDERS, Folded(EMPTY, pa.chunked_array([EMPTY["tuple"]]), 0, None), UUID, VClock()) is None
+        place.tables.commit(ORDERS, FoldedTable(EMPTY, pa.chunked_array([EMPTY["tuple"]]), 0, None), UUID, VClock())
+        is None
     )
 
 

@@ -42,7 +42,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def archived(server: RealServer, directory: Path) -> ArchiveIndex:
     """The archive of all that the server does, with snapshots in between."""
-    told: list[events.Event] = []
+    told: list[events.ArchiveEvent] = []
     async with Archive(server.uri, directory, snapshot_interval=0.5, on_event=told.append) as archive:
         for number in range(ROUNDS + 1):
             if number:

@@ -15,7 +15,7 @@ from flowstone.columns.arrow_columns import ColumnOptions
 from flowstone.iproto.row import Row
 from flowstone.replication.vclock import VClock
 from flowstone.spark.sources.change_contract import ChangeContract, ColumnClash, FormerFormat, shape_of, spark_ddl
-from flowstone.spark.sources.stream_order import Place, stamp
+from flowstone.spark.sources.stream_order import StreamPlace, stamp
 from flowstone.text.row_table import UnknownColumn
 from tests.node.archived_rows import confirm, slab
 from tests.spark.change_rows import (
@@ -48,7 +48,7 @@ MIXED = (
 
 def changes(contract: ChangeContract, *rows: bytes) -> pa.Table:
     together = slab(*rows)
-    stamps, _ = stamp(together.cells, Place(VClock()), "log")
+    stamps, _ = stamp(together.cells, StreamPlace(VClock()), "log")
     batches = contract.batches(together, np.arange(len(together)), stamps, SCHEMA)
     return pa.Table.from_batches(batches, contract.schema)
 

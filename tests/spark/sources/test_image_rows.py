@@ -13,7 +13,7 @@ from flowstone.iproto.row import Row
 from flowstone.replication.vclock import VClock
 from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.image_rows import Images
-from flowstone.spark.sources.stream_order import Place, stamp
+from flowstone.spark.sources.stream_order import StreamPlace, stamp
 from tests.node.archived_rows import slab
 from tests.spark.change_rows import (
     DELETE,
@@ -53,7 +53,7 @@ ROWS = whole(
 def changes(images: Images, space: Any = ORDERS) -> pa.Table:
     together = slab(ROWS)
     contract = ChangeContract(UUID, space, images=images)
-    stamps, _ = stamp(together.cells, Place(VClock()), "log")
+    stamps, _ = stamp(together.cells, StreamPlace(VClock()), "log")
     table = pa.Table.from_batches(contract.batches(together, np.arange(len(together)), stamps, SCHEMA), contract.schema)
     table.validate(full=True)
     return table

@@ -15,7 +15,7 @@ from flowstone.spark.sources import spool_stream
 from flowstone.spark.sources.change_batches import FormatChanged, read_slice
 from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.offsets import Position
-from flowstone.spark.sources.spool_stream import Limits, SnapshotLost, next_position, slices_between, snapshot_of
+from flowstone.spark.sources.spool_stream import BatchLimits, SnapshotLost, next_position, slices_between, snapshot_of
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.writer import SnapWriter
 from tests.node.archived_rows import INSTANCE, SYNC, rollback
@@ -24,7 +24,7 @@ from tests.spark.change_rows import ORDERS, UUID, define, define_key, insert, wh
 
 ALL = ChangeContract(UUID, None, wanted=("_lsn",))
 TYPED = ChangeContract(UUID, ORDERS, wanted=("_lsn", "id"))
-NO_LIMIT = Limits()
+NO_LIMIT = BatchLimits()
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ def test_changes_come_up_to_the_limit_and_the_target(archive: WrittenArchive) ->
     end = next_position(index, at(2), NO_LIMIT, ALL)
     assert end.vclock == VClock({1: 8})
     assert lsns(index, at(2), end) == [3, 4, 5, 6, 7, 8]
-    assert next_position(index, at(2), Limits(rows=2), ALL).vclock == VClock({1: 4})
+    assert next_position(index, at(2), BatchLimits(rows=2), ALL).vclock == VClock({1: 4})
     target = VClock({1: 5})
-    assert next_position(index, at(2), Limits(rows=3), ALL, target=target).vclock == target
+    assert next_position(index, at(2), BatchLimits(rows=3), ALL, target=target).vclock == target
     assert next_position(index, at(5), NO_LIMIT, ALL, target=target) == at(5)
     assert next_position(index, end, NO_LIMIT, ALL) == end
-    assert Limits(10, 1).share(3) == Limits(3, 1)
+    assert BatchLimits(10, 1).share(3) == BatchLimits(3, 1)
 
 
 def test_a_target_that_is_no_place_in_this_log_splits_nothing(archive: WrittenArchive) -> None:
@@ -130,8 +130,8 @@ def test_a_snapshot_comes_in_chunks_with_absolute_numbers(
     index = saved(archive)
     here, numbers, ids = at(2, 0), [], []
     while here.chunk is not None:
-        end = next_position(index, here, Limits(size=25_000), contract)
-        assert next_position(index, here, Limits(rows=1), contract).chunk in (here.chunk + 1, None)
+        end = next_position(index, here, BatchLimits(size=25_000), contract)
+        assert next_position(index, here, BatchLimits(rows=1), contract).chunk in (here.chunk + 1, None)
         for piece in slices_between(index, here, end, contract):
             for batch in read_slice(production().disk, piece.part, piece.start, piece.end, piece.contract):
                 ids += batch["id"].to_pylist()

@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowstone.replication.vclock import VClock
-from flowstone.spark.sources.stream_order import Place, SplitTransaction, Window, Withdrawn, rows_between, stamp
-from flowstone.xlog.errors import DamagedFile
+from flowstone.spark.sources.stream_order import (
+    BatchWindow,
+    SplitTransaction,
+    StreamPlace,
+    Withdrawn,
+    rows_between,
+    stamp,
+)
+from flowstone.xlog.errors import DamagedLog
 from tests.node.archived_rows import slab
 from tests.spark.change_rows import insert, whole
 
@@ -27,7 +34,7 @@ def log(sizes: list[tuple[int, int, float]]) -> list[bytes]:
     return found
 
 
-BEFORE = Place(VClock({1: 10, 2: 5}), 7_000_000)
+BEFORE = StreamPlace(VClock({1: 10, 2: 5}), 7_000_000)
 LOGS = st.lists(st.tuples(st.sampled_from([1, 2]), st.integers(1, 4), st.floats(0, 100)), min_size=1, max_size=12)
 
 
@@ -36,7 +43,7 @@ def test_a_transaction_has_the_signature_and_the_greatest_time_up_to_its_end() -
     stamps, behind = stamp(together.cells, BEFORE, "log")
     assert stamps.versions.tolist() == [17, 17, 18, 19]
     assert stamps.times.tolist() == [8_500_000, 8_500_000, 8_500_000, 9_000_000]
-    assert behind == Place(VClock({1: 13, 2: 6}), 9_000_000)
+    assert behind == StreamPlace(VClock({1: 13, 2: 6}), 9_000_000)
 
 
 @settings(max_examples=50)
@@ -57,22 +64,22 @@ def test_stamps_are_the_same_wherever_a_stretch_begins(sizes: list[tuple[int, in
 def test_what_was_withdrawn_counts_for_the_versions_of_others() -> None:
     rows = slab(*log([(1, 1, 1.0), (2, 2, 1.0), (1, 1, 1.0)]))
     stamps, _ = stamp(rows.cells, BEFORE, "log")
-    kept = rows_between(rows.cells, Window(BEFORE.vclock, VClock({1: 12, 2: 7}), ((2, 6, 7),)))
+    kept = rows_between(rows.cells, BatchWindow(BEFORE.vclock, VClock({1: 12, 2: 7}), ((2, 6, 7),)))
     assert kept.tolist() == [True, False, False, True]
     assert stamps.versions[kept].tolist() == [16, 19]
 
 
 def test_a_window_has_what_lies_behind_its_start_up_to_its_end() -> None:
     rows = slab(*log([(1, 2, 1.0), (2, 1, 1.0), (1, 1, 1.0)]))
-    window = Window(VClock({1: 12, 2: 5}), VClock({1: 12, 2: 6}))
+    window = BatchWindow(VClock({1: 12, 2: 5}), VClock({1: 12, 2: 6}))
     assert rows_between(rows.cells, window).tolist() == [False, False, True, False]
     assert not rows_between(rows.cells[:, :0], window).size
 
 
 @pytest.mark.parametrize(
-    "window", [Window(VClock({1: 11}), VClock({1: 20, 2: 20})), Window(VClock(), VClock({1: 11, 2: 20}))]
+    "window", [BatchWindow(VClock({1: 11}), VClock({1: 20, 2: 20})), BatchWindow(VClock(), VClock({1: 11, 2: 20}))]
 )
-def test_a_transaction_is_never_split(window: Window) -> None:
+def test_a_transaction_is_never_split(window: BatchWindow) -> None:
     rows = slab(*log([(2, 1, 1.0), (1, 3, 1.0)]))
     with pytest.raises(SplitTransaction, match="inside the transaction of LSN 11 of replica 1"):
         rows_between(rows.cells, window)
@@ -80,7 +87,7 @@ def test_a_transaction_is_never_split(window: Window) -> None:
 
 def test_rows_without_the_end_of_their_transaction_are_refused() -> None:
     rows = slab(*log([(1, 3, 1.0)]))
-    with pytest.raises(DamagedFile, match="inside the transaction"):
+    with pytest.raises(DamagedLog, match="inside the transaction"):
         stamp(rows.cells[:, :2], BEFORE, "log")
 
 

@@ -16,7 +16,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import NotSettled
 from flowstone.spark.sources.options import AsOf
 from flowstone.spark.verify.comparison import VerifyOptions, key_of, verify
-from flowstone.spark.verify.report import Report
+from flowstone.spark.verify.report import VerifyReport
 from flowstone.spark.verify.sides import LogSide
 from tests.node.archived_rows import SYNC, confirm, rollback
 from tests.spark.archives import WrittenArchive
@@ -41,7 +41,7 @@ def archived(tmp_path: Path) -> Archives:
     return write
 
 
-def found(spark: SparkSession, a: LogSide, b: LogSide, **options: object) -> Report:
+def found(spark: SparkSession, a: LogSide, b: LogSide, **options: object) -> VerifyReport:
     return verify(spark, a, b, VerifyOptions(wait=0.0, **options))  # type: ignore[arg-type]
 
 

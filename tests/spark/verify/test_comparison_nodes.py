@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from flowstone.iproto.uri import parse_uri
 from flowstone.spark.verify.comparison import VerifyOptions, verify
-from flowstone.spark.verify.report import Report
+from flowstone.spark.verify.report import VerifyReport
 from flowstone.spark.verify.sides import NodeSide
 from tests import real_tarantool, served_node
 from tests.conftest import FULL
@@ -45,7 +45,7 @@ def written_to(port: int) -> Iterator[None]:
         writer.join()
 
 
-def compared(spark: SparkSession, a: str, b: str, wait: float) -> Report:
+def compared(spark: SparkSession, a: str, b: str, wait: float) -> VerifyReport:
     sides = NodeSide(parse_uri(a)), NodeSide(parse_uri(b))
     try:
         return verify(spark, *sides, VerifyOptions(wait=wait))

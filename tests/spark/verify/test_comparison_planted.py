@@ -20,7 +20,7 @@ from flowstone.iproto.uri import parse_uri
 from flowstone.spark.verify.comparison import VerifyOptions, verify
 from flowstone.spark.verify.digests import DIFFERS, MISSING_IN_A
 from flowstone.spark.verify.lake_side import LakeSide
-from flowstone.spark.verify.report import Report
+from flowstone.spark.verify.report import VerifyReport
 from flowstone.spark.verify.sides import LogSide, NodeSide, Side
 from tests import served_node
 from tests.spark.planted import (
@@ -50,7 +50,7 @@ class World:
     lake: Path
     scratch: Path
 
-    def found(self, a: Side, b: Side, options: VerifyOptions = EVERYTHING) -> Report:
+    def found(self, a: Side, b: Side, options: VerifyOptions = EVERYTHING) -> VerifyReport:
         try:
             return verify(self.spark, a, b, options)
         finally:
@@ -80,11 +80,13 @@ def mirror(archive: Path, lake: Path, *options: str) -> Path:
     return lake
 
 
-def told(report: Report) -> set[tuple[str, str, str]]:
+def told(report: VerifyReport) -> set[tuple[str, str, str]]:
     return {(each.space, each.key, each.kind) for each in report.differences}
 
 
-def check_told(report: Report, plants: list[Plant], side: str, more: Collection[tuple[str, str, str]] = ()) -> None:
+def check_told(
+    report: VerifyReport, plants: list[Plant], side: str, more: Collection[tuple[str, str, str]] = ()
+) -> None:
     """Each plant is named, with the place in the tuple, and nothing else is."""
     assert not report.is_equal
     expected = {(NAMES[plant.space_id], plant.key, plant.kind_on(side)) for plant in plants}
@@ -194,7 +196,7 @@ def test_plants_in_a_live_node_are_found(world: World) -> None:
 # --- lakes ---
 
 
-def check_lake(report: Report, plants: list[LakePlant]) -> None:
+def check_lake(report: VerifyReport, plants: list[LakePlant]) -> None:
     assert not report.is_equal
     assert told(report) == {(plant.space, plant.key, plant.kind) for plant in plants if plant.kind is not None}
     for plant in plants:

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from flowstone.cli import run
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from flowstone.spark.lake import Lake, Progress
+from flowstone.spark.lake import Lake, LakeProgress
 from flowstone.spark.verify.comparison import VerifyOptions, verify
 from flowstone.spark.verify.lake_side import LakeSide, read_files
-from flowstone.spark.verify.report import Report
+from flowstone.spark.verify.report import VerifyReport
 from flowstone.spark.verify.sides import LogSide, SideError
 from tests.conftest import FULL
 from tests.spark.archives import WrittenArchive
@@ -38,7 +38,7 @@ def mirrored(archive: WrittenArchive, lake: Path, *options: str) -> Path:
     return lake
 
 
-def found(spark: SparkSession, archive: WrittenArchive, lake: Path, salt: str | None = None) -> Report:
+def found(spark: SparkSession, archive: WrittenArchive, lake: Path, salt: str | None = None) -> VerifyReport:
     options = VerifyOptions(wait=0.0, limit=100)
     return verify(spark, LogSide(archive.directory), LakeSide(str(lake), salt=salt), options)
 
@@ -106,7 +106,7 @@ def test_of_several_sets_each_has_its_own_rows(tmp_path: Path) -> None:
         definition = space(*fields, number=number)
         table = lake.create(definition, uuid, at(1))
         table.merge(folded({1: packed(1, name)}, definition), definition, at(2), uuid)
-        lake.save(Progress(uuid, at(2), 0, (), {number: "orders"}, {}))
+        lake.save(LakeProgress(uuid, at(2), 0, (), {number: "orders"}, {}))
     for uuid, number, name in ((UUID, 512, "ours"), (OTHER_UUID, 600, "theirs")):
         side = LakeSide(str(tmp_path))
         side.refresh()
@@ -124,7 +124,7 @@ def test_outside_edit_of_a_table_of_several_sets_is_reported_for_its_set(tmp_pat
     for uuid, name in ((UUID, "ours"), (OTHER_UUID, "theirs")):
         table = lake.create(definition, uuid, at(1))
         table.merge(folded({1: packed(1, name)}, definition), definition, at(2), uuid)
-        lake.save(Progress(uuid, at(2), 0, (), {512: "orders"}, {}))
+        lake.save(LakeProgress(uuid, at(2), 0, (), {512: "orders"}, {}))
     DeltaTable(str(tmp_path / "orders")).update(updates={"name": "'edited'"}, predicate="name = 'theirs'")
     for uuid, expected in ((UUID, None), (OTHER_UUID, "name is 'edited', its tuple says 'theirs'")):
         side = LakeSide(str(tmp_path))

@@ -11,19 +11,19 @@ from pyspark.sql import SparkSession
 from flowstone.limestone.format.entries import put, remove
 from flowstone.spark.index.limestone_index import NotDurable
 from flowstone.spark.index.limestone_spaces import position_of
-from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
+from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
 from flowstone.spark.sources.options import AsOf
 from flowstone.spark.verify.comparison import VerifyOptions, verify
 from flowstone.spark.verify.limestone_side import NOTE, LimestoneSide
 from flowstone.spark.verify.open_side import open_side
-from flowstone.spark.verify.report import Report
+from flowstone.spark.verify.report import VerifyReport
 from flowstone.spark.verify.sides import SideError
 from tests.spark.limestone_directories import UUID, WrittenDirectory, random_directory, version
 
 OTHER_UUID = "bbbbbbbb-2222-4000-8000-000000000002"
 
 
-def compared(spark: SparkSession, a: str, b: str, **options: object) -> Report:
+def compared(spark: SparkSession, a: str, b: str, **options: object) -> VerifyReport:
     first, second = open_side(a), open_side(b)
     assert first.kind == "limestone"
     return verify(spark, first, second, VerifyOptions(wait=0, **options))  # type: ignore[arg-type]
@@ -32,7 +32,9 @@ def compared(spark: SparkSession, a: str, b: str, **options: object) -> Report:
 def test_a_directory_beside_its_lake(spark: SparkSession, tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 71, 15, has_tail=False)
     lake = str(tmp_path / "lake")
-    Mirror(spark, [directory.path], Place(lake), MirrorOptions(once=True, compact_every=None, vacuum_after=None)).run()
+    Mirror(
+        spark, [directory.path], LakePlace(lake), MirrorOptions(once=True, compact_every=None, vacuum_after=None)
+    ).run()
     detached = [directory.rotate(0), directory.rotate(1)]
     directory.compact(*detached, epoch=15)
     directory.session(0, 16, put(1, b"new", b"row", version(16)), remove(2, directory.state(15)[-1][1], version(16)))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 
 from flowstone.spark.verify.digests import DIFFERS
-from flowstone.spark.verify.report import Report, ShownDifference, SideReport, SpaceResult, WrongRow
+from flowstone.spark.verify.report import ShownDifference, SideReport, SpaceResult, VerifyReport, WrongRow
 from flowstone.spark.verify.tuple_differences import FieldDifference
 
 A = SideReport("node", "127.0.0.1:3301", "uuid", {1: 10})
 B = SideReport("lake", "/lake", "uuid", {1: 10})
 
 
-def report(*spaces: SpaceResult, b: SideReport = B, **more: tuple[object, ...]) -> Report:
+def report(*spaces: SpaceResult, b: SideReport = B, **more: tuple[object, ...]) -> VerifyReport:
     shown = {"differences": (), "wrong": (), "notes": (), **more}
-    return Report(A, b, spaces, **shown, seconds=1.25)  # type: ignore[arg-type]
+    return VerifyReport(A, b, spaces, **shown, seconds=1.25)  # type: ignore[arg-type]
 
 
 def test_equal_are_sides_without_a_difference_and_without_missing_rows() -> None:

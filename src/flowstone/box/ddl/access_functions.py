@@ -11,7 +11,7 @@ from flowstone.box.ddl.sequence_functions import drop_function, drop_sequence
 from flowstone.box.ddl.space_functions import drop_space
 from flowstone.box.ddl.stored_forms import illegal
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.auth import METHOD, hash_of_hash
 
@@ -37,7 +37,7 @@ _GRANTABLE: Final[dict[str, int]] = {
 
 
 def create_user(
-    txn: Transaction, name: str, *, password: str | None = None, if_not_exists: bool = False, time: int = 0
+    txn: BoxTransaction, name: str, *, password: str | None = None, if_not_exists: bool = False, time: int = 0
 ) -> None:
     """Create a user. `time` is the current Unix time; 2.11 stores when a password was set."""
     if _find(txn, name) is not None:
@@ -53,11 +53,11 @@ def create_user(
         grant(txn, uid, "session,usage", "universe", if_not_exists=True)
 
 
-def user_exists(txn: Transaction, name: str) -> bool:
+def user_exists(txn: BoxTransaction, name: str) -> bool:
     return _find(txn, name, "user") is not None
 
 
-def passwd(txn: Transaction, password: str, user: str | int | None = None, *, time: int = 0) -> None:
+def passwd(txn: BoxTransaction, password: str, user: str | int | None = None, *, time: int = 0) -> None:
     """Set the password of `user`; None means the current user, who needs no privilege for it."""
     if user is None:
         uid = txn.user
@@ -67,7 +67,7 @@ def passwd(txn: Transaction, password: str, user: str | int | None = None, *, ti
     _set_password(txn, _user_id(txn, user), password, time)
 
 
-def drop_user(txn: Transaction, name: str | int, *, if_exists: bool = False) -> None:
+def drop_user(txn: BoxTransaction, name: str | int, *, if_exists: bool = False) -> None:
     """Drop the user and all objects that it owns."""
     uid = _find(txn, name, "user")
     if uid is None:
@@ -81,27 +81,27 @@ def drop_user(txn: Transaction, name: str | int, *, if_exists: bool = False) -> 
     _drop(txn, uid)
 
 
-def user_info(txn: Transaction, user: str | int | None = None) -> list[list[str]]:
+def user_info(txn: BoxTransaction, user: str | int | None = None) -> list[list[str]]:
     """Return a list per object: the names of the user's privileges, and the type and name of the object."""
     return _info(txn, txn.user if user is None else _user_id(txn, user))
 
 
-def enable_user(txn: Transaction, user: str | int) -> None:
+def enable_user(txn: BoxTransaction, user: str | int) -> None:
     grant(txn, user, "session,usage", "universe", if_not_exists=True)
 
 
-def disable_user(txn: Transaction, user: str | int) -> None:
+def disable_user(txn: BoxTransaction, user: str | int) -> None:
     revoke(txn, user, "session,usage", "universe", if_exists=True)
 
 
-def _insert_user(txn: Transaction, name: str, kind: str, auth: dict[str, str], time: int) -> int:
+def _insert_user(txn: BoxTransaction, name: str, kind: str, auth: dict[str, str], time: int) -> int:
     extra: tuple[Any, ...] = () if txn.box.dialect is Dialect.V2_6 else ((), time if kind == "user" else 0)
     if not isinstance(name, str):
         raise illegal("name should be a string")
     return rows.auto_increment(txn, "_user", txn.user, name, kind, auth, *extra)
 
 
-def _set_password(txn: Transaction, uid: int, password: str, time: int) -> None:
+def _set_password(txn: BoxTransaction, uid: int, password: str, time: int) -> None:
     operations: list[tuple[Any, ...]] = [("=", 5, _auth(password))]
     if txn.box.dialect is not Dialect.V2_6:
         operations += [("=", 6, ()), ("=", 7, time)]
@@ -114,7 +114,7 @@ def _auth(password: str) -> dict[str, str]:
     return {METHOD: base64.b64encode(hash_of_hash(password)).decode()}
 
 
-def _find(txn: Transaction, user: str | int, kind: str | None = None) -> int | None:
+def _find(txn: BoxTransaction, user: str | int, kind: str | None = None) -> int | None:
     """Return the id of a user or role that the current user can see, or None."""
     row = rows.get(txn, "_vuser", user, index=rows.BY_NAME if isinstance(user, str) else 0)
     if row is None or kind not in (None, row[3]):
@@ -123,14 +123,14 @@ def _find(txn: Transaction, user: str | int, kind: str | None = None) -> int | N
     return found
 
 
-def _user_id(txn: Transaction, user: str | int) -> int:
+def _user_id(txn: BoxTransaction, user: str | int) -> int:
     uid = _find(txn, user, "user")
     if uid is None:
         raise errors.NoSuchUser(f"User '{user}' is not found")
     return uid
 
 
-def _drop(txn: Transaction, uid: int) -> None:
+def _drop(txn: BoxTransaction, uid: int) -> None:
     for row in rows.select(txn, "_vspace", uid, index=rows.BY_OWNER):
         drop_space(txn, row[0])
     for row in rows.select(txn, "_vfunc", uid, index=rows.BY_OWNER):
@@ -152,7 +152,7 @@ def _drop(txn: Transaction, uid: int) -> None:
 # --- roles ----------------------------------------------------------------------------------------
 
 
-def create_role(txn: Transaction, name: str, *, if_not_exists: bool = False) -> None:
+def create_role(txn: BoxTransaction, name: str, *, if_not_exists: bool = False) -> None:
     if _find(txn, name) is not None:
         if if_not_exists:
             return
@@ -160,11 +160,11 @@ def create_role(txn: Transaction, name: str, *, if_not_exists: bool = False) -> 
     _insert_user(txn, name, "role", {}, 0)
 
 
-def role_exists(txn: Transaction, name: str) -> bool:
+def role_exists(txn: BoxTransaction, name: str) -> bool:
     return _find(txn, name, "role") is not None
 
 
-def drop_role(txn: Transaction, name: str | int, *, if_exists: bool = False) -> None:
+def drop_role(txn: BoxTransaction, name: str | int, *, if_exists: bool = False) -> None:
     uid = _find(txn, name, "role")
     if uid is None:
         if if_exists:
@@ -175,12 +175,12 @@ def drop_role(txn: Transaction, name: str | int, *, if_exists: bool = False) -> 
     _drop(txn, uid)
 
 
-def role_info(txn: Transaction, role: str | int) -> list[list[str]]:
+def role_info(txn: BoxTransaction, role: str | int) -> list[list[str]]:
     return _info(txn, _role_id(txn, role))
 
 
 def grant_role(
-    txn: Transaction,
+    txn: BoxTransaction,
     role: str | int,
     privilege: str | int,
     object_type: str | None = None,
@@ -196,7 +196,7 @@ def grant_role(
 
 
 def revoke_role(
-    txn: Transaction,
+    txn: BoxTransaction,
     role: str | int,
     privilege: str | int,
     object_type: str | None = None,
@@ -209,7 +209,7 @@ def revoke_role(
     _revoke(txn, uid, role, privilege, object_type, object_name, if_exists=if_exists)
 
 
-def _role_id(txn: Transaction, role: str | int) -> int:
+def _role_id(txn: BoxTransaction, role: str | int) -> int:
     uid = _find(txn, role, "role")
     if uid is None:
         raise errors.NoSuchRole(f"Role '{role}' is not found")
@@ -226,7 +226,7 @@ def _check_role_privilege(privilege: str | int) -> None:
 
 
 def grant(
-    txn: Transaction,
+    txn: BoxTransaction,
     user: str | int,
     privilege: str | int,
     object_type: str | None = None,
@@ -244,7 +244,7 @@ def grant(
 
 
 def revoke(
-    txn: Transaction,
+    txn: BoxTransaction,
     user: str | int,
     privilege: str | int,
     object_type: str | None = None,
@@ -259,7 +259,7 @@ class _Subject:
     """Privilege and object of a grant, with the short forms resolved."""
 
     def __init__(
-        self, txn: Transaction, privilege: str | int, object_type: str | None, object_name: str | int | None
+        self, txn: BoxTransaction, privilege: str | int, object_type: str | None, object_name: str | int | None
     ) -> None:
         if object_name is None and object_type is None:
             object_type, object_name, privilege = "role", privilege, "execute"
@@ -275,7 +275,7 @@ class _Subject:
 
 
 def _grant(
-    txn: Transaction,
+    txn: BoxTransaction,
     uid: int,
     name: str | int,
     privilege: str | int,
@@ -299,7 +299,7 @@ def _grant(
 
 
 def _revoke(
-    txn: Transaction,
+    txn: BoxTransaction,
     uid: int,
     name: str | int,
     privilege: str | int,
@@ -349,7 +349,7 @@ def privilege_names(bits: int) -> str:
     return ",".join((privilege.name or "").lower() for privilege in _NAMED if bits & privilege)
 
 
-def _object_id(txn: Transaction, object_type: str, name: str | int) -> int | str:
+def _object_id(txn: BoxTransaction, object_type: str, name: str | int) -> int | str:
     if not isinstance(name, str | int):
         raise illegal("wrong object name type")
     if object_type == "universe":
@@ -374,14 +374,14 @@ def _object_id(txn: Transaction, object_type: str, name: str | int) -> int | str
     return object_id
 
 
-def _info(txn: Transaction, uid: int) -> list[list[str]]:
+def _info(txn: BoxTransaction, uid: int) -> list[list[str]]:
     return [
         [privilege_names(row[4] & ALL), row[2], _object_name(txn, row[2], row[3])]
         for row in rows.select(txn, "_vpriv", uid)
     ]
 
 
-def _object_name(txn: Transaction, object_type: str, object_id: int | str) -> str:
+def _object_name(txn: BoxTransaction, object_type: str, object_id: int | str) -> str:
     if object_type == "universe" or object_id == "":
         return ""
     view = {"space": "_vspace", "sequence": "_vsequence", "function": "_vfunc"}.get(object_type, "_vuser")

@@ -25,19 +25,19 @@ from flowstone.box.ddl.definition_checks import (
 from flowstone.box.ddl.system_rows import has_grants, has_rows, space_of
 from flowstone.box.definitions import SpaceDefinition, read_index, read_space, with_indexes
 from flowstone.box.engine.foreign_keys import check_definition, check_rows, check_unreferenced
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 from flowstone.iproto import errors
 
 if TYPE_CHECKING:
     from flowstone.box.box import Box
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.transaction import BoxTransaction
 
 Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
-Change = Callable[["Transaction", Row, Row], Undo]
+Change = Callable[["BoxTransaction", Row, Row], Undo]
 
 
-def on_change(transaction: Transaction, space: Space, old: Row, new: Row) -> Undo:
+def on_change(transaction: BoxTransaction, space: EngineSpace, old: Row, new: Row) -> Undo:
     """Apply the change of a row of `space` from `old` to `new`; return a function that undoes it, or None."""
     change = _CHANGES.get(space.id)
     return None if change is None else change(transaction, old, new)
@@ -46,7 +46,7 @@ def on_change(transaction: Transaction, space: Space, old: Row, new: Row) -> Und
 # --- _space ---------------------------------------------------------------------------------------
 
 
-def _change_space(transaction: Transaction, old: Row, new: Row) -> Undo:
+def _change_space(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     row = old or new
     assert row is not None
     space = transaction.box.spaces.get(row[0])
@@ -57,7 +57,7 @@ def _change_space(transaction: Transaction, old: Row, new: Row) -> Undo:
     return _alter_space(transaction, space, new)
 
 
-def _create_space(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
+def _create_space(transaction: BoxTransaction, row: tuple[Any, ...]) -> Undo:
     box = transaction.box
     if box.is_recovering:
         definition = read_space(row)
@@ -66,7 +66,7 @@ def _create_space(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
         _check_ddl(transaction, definition, Privilege.CREATE)
         check_format_collations(definition, box.collations)
     check_definition(transaction, definition)
-    box.put_space(Space(definition, box.collations, box.views, box.dialect))
+    box.put_space(EngineSpace(definition, box.collations, box.views, box.dialect))
     box.access.put_owner(definition.id, definition.owner)
 
     def undo() -> None:
@@ -76,7 +76,7 @@ def _create_space(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
     return undo
 
 
-def _drop_space(transaction: Transaction, space: Space) -> Undo:
+def _drop_space(transaction: BoxTransaction, space: EngineSpace) -> Undo:
     box = transaction.box
     if not box.is_recovering:
         _check_ddl(transaction, space.definition, Privilege.DROP)
@@ -94,7 +94,7 @@ def _drop_space(transaction: Transaction, space: Space) -> Undo:
     return undo
 
 
-def _why_not_dropped(transaction: Transaction, space: Space) -> str | None:
+def _why_not_dropped(transaction: BoxTransaction, space: EngineSpace) -> str | None:
     if space.indexes:
         return "the space has indexes"
     if transaction.box.is_recovering:  # the origin may have removed these rows in another order
@@ -110,7 +110,7 @@ def _why_not_dropped(transaction: Transaction, space: Space) -> str | None:
     return None
 
 
-def _alter_space(transaction: Transaction, space: Space, row: tuple[Any, ...]) -> Undo:
+def _alter_space(transaction: BoxTransaction, space: EngineSpace, row: tuple[Any, ...]) -> Undo:
     box, before = transaction.box, space.definition
     if box.is_recovering:
         definition = read_space(row)
@@ -148,7 +148,7 @@ def _alter_space(transaction: Transaction, space: Space, row: tuple[Any, ...]) -
 # --- _index ---------------------------------------------------------------------------------------
 
 
-def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
+def _change_index(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     row = old or new
     assert row is not None
     box = transaction.box
@@ -174,7 +174,7 @@ def _change_index(transaction: Transaction, old: Row, new: Row) -> Undo:
     return _put_altered(transaction, space, definition)
 
 
-def _may_go(box: Box, space: Space) -> bool:
+def _may_go(box: Box, space: EngineSpace) -> bool:
     """Return True if the primary key of `space` may be dropped.
 
     For system spaces that is an error, except for those that a schema downgrade of real servers drops: these rows are
@@ -183,7 +183,7 @@ def _may_go(box: Box, space: Space) -> bool:
     return space.id >= system.FIRST_USER_SPACE_ID or (box.is_recovering and space.id in system.NEWER_SPACE_IDS)
 
 
-def _check_index_change(transaction: Transaction, space: Space, index_id: int, old: Row, new: Row) -> None:
+def _check_index_change(transaction: BoxTransaction, space: EngineSpace, index_id: int, old: Row, new: Row) -> None:
     if space.definition.is_view:
         raise errors.AlterSpace(f"Can't modify space '{space.name}': can not add index on a view")
     privilege = Privilege.CREATE if old is None else Privilege.DROP if new is None else Privilege.ALTER
@@ -199,7 +199,7 @@ def _check_index_change(transaction: Transaction, space: Space, index_id: int, o
         raise errors.AlterSpace(f"Can't modify space '{space.name}': can not add a secondary key before primary")
 
 
-def _put_altered(transaction: Transaction, space: Space, definition: SpaceDefinition) -> Callable[[], None]:
+def _put_altered(transaction: BoxTransaction, space: EngineSpace, definition: SpaceDefinition) -> Callable[[], None]:
     box = transaction.box
     # Each snapshot has about a hundred rows that define system spaces exactly as they already are.
     altered = space if definition == space.definition else space.altered(definition, box.collations)
@@ -209,14 +209,14 @@ def _put_altered(transaction: Transaction, space: Space, definition: SpaceDefini
     return lambda: box.put_space(space)
 
 
-def _check_ddl(transaction: Transaction, space: SpaceDefinition, privilege: Privilege) -> None:
+def _check_ddl(transaction: BoxTransaction, space: SpaceDefinition, privilege: Privilege) -> None:
     transaction.box.access.check_ddl(transaction.user, space.name, space.id, space.owner, "space", privilege)
 
 
 # --- _truncate ------------------------------------------------------------------------------------
 
 
-def _change_truncate(transaction: Transaction, _: Row, new: Row) -> Undo:
+def _change_truncate(transaction: BoxTransaction, _: Row, new: Row) -> Undo:
     if new is None:
         return None
     box = transaction.box
@@ -229,7 +229,7 @@ def _change_truncate(transaction: Transaction, _: Row, new: Row) -> Undo:
     check_unreferenced(transaction, space, if_filled=True)
     emptied = space.empty(box.collations)
 
-    def put(replacement: Space) -> None:
+    def put(replacement: EngineSpace) -> None:
         # Truncation changes no definition, so clients keep their cached schema.
         version = box.schema_version
         box.put_space(replacement)
@@ -245,7 +245,7 @@ def _change_truncate(transaction: Transaction, _: Row, new: Row) -> Undo:
 def _keep(what: str) -> Change:
     """Return a handler for a feature of real servers: keep rows from a log or a peer, reject local changes."""
 
-    def change(transaction: Transaction, _: Row, new: Row) -> Undo:
+    def change(transaction: BoxTransaction, _: Row, new: Row) -> Undo:
         if new is not None and not transaction.box.is_recovering:
             raise errors.Unsupported(f"Flowstone does not support {what}")
         return None

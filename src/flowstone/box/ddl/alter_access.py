@@ -17,7 +17,7 @@ from flowstone.iproto import errors
 from flowstone.iproto.auth import METHOD, SCRAMBLE_SIZE, hash_of_hash
 
 if TYPE_CHECKING:
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.transaction import BoxTransaction
 
 Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
@@ -28,7 +28,7 @@ _LOCALE_MAX: Final = 1024
 # --- _user ----------------------------------------------------------------------------------------
 
 
-def change_user(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_user(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     row = old or new
     assert row is not None
     access, is_checked = transaction.box.access, not transaction.box.is_recovering
@@ -47,7 +47,7 @@ def change_user(transaction: Transaction, old: Row, new: Row) -> Undo:
     return lambda: access.remove_user(user.id) if before is None else access.put_user(before)
 
 
-def _check_user(transaction: Transaction, before: User | None, user: User) -> None:
+def _check_user(transaction: BoxTransaction, before: User | None, user: User) -> None:
     access = transaction.box.access
     kind = "role" if (before or user).is_role else "user"
     if before is None:
@@ -59,7 +59,7 @@ def _check_user(transaction: Transaction, before: User | None, user: User) -> No
         access.check_ddl(transaction.user, user.name, user.id, user.id, kind, Privilege.ALTER)
 
 
-def _check_drop(transaction: Transaction, user: User) -> None:
+def _check_drop(transaction: BoxTransaction, user: User) -> None:
     kind = "role" if user.is_role else "user"
     transaction.box.access.check_ddl(transaction.user, user.name, user.id, user.owner, kind, Privilege.DROP)
     if user.id <= SYSTEM_USER_ID_MAX or user.id == SUPER:
@@ -115,7 +115,7 @@ def _password_hash(user_id: int, name: str, auth: Any) -> bytes | None:
 # --- _priv ----------------------------------------------------------------------------------------
 
 
-def change_privilege(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_privilege(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     row = new or old
     assert row is not None
     access = transaction.box.access
@@ -142,7 +142,7 @@ def _target(object_id: Any) -> int | None:
     return object_id
 
 
-def _check_grant(transaction: Transaction, row: tuple[Any, ...], action: Privilege) -> None:
+def _check_grant(transaction: BoxTransaction, row: tuple[Any, ...], action: Privilege) -> None:
     """Check that grantor and grantee exist, and that the grantor may grant or revoke (`action`) the privilege."""
     access = transaction.box.access
     grantor, grantee = access.user(row[0]), access.user(row[1])
@@ -160,7 +160,7 @@ def _check_grant(transaction: Transaction, row: tuple[Any, ...], action: Privile
         raise errors.Grant("Incorrect grant arguments: the grant tuple has no privileges")
 
 
-def _named(transaction: Transaction, object_type: str, target: int | None) -> tuple[str, int | None]:
+def _named(transaction: BoxTransaction, object_type: str, target: int | None) -> tuple[str, int | None]:
     """Return name and owner of the object: admin for the universe and whole types, None if it does not exist."""
     box = transaction.box
     if target is None or object_type == "universe":
@@ -177,7 +177,7 @@ def _named(transaction: Transaction, object_type: str, target: int | None) -> tu
     return "", None
 
 
-def _check_exists(transaction: Transaction, object_type: str, target: int | None, owner: int | None) -> None:
+def _check_exists(transaction: BoxTransaction, object_type: str, target: int | None, owner: int | None) -> None:
     if object_type in ("role", "user") and target is not None:
         user = transaction.box.access.find(target)
         if user is None or user.is_role != (object_type == "role"):
@@ -197,7 +197,7 @@ def _check_exists(transaction: Transaction, object_type: str, target: int | None
 # --- _func ----------------------------------------------------------------------------------------
 
 
-def change_function(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_function(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     box = transaction.box
     functions = box.functions
     if new is None:
@@ -223,7 +223,7 @@ def change_function(transaction: Transaction, old: Row, new: Row) -> Undo:
     return undo
 
 
-def _drop_function(transaction: Transaction, function: FunctionDefinition) -> Undo:
+def _drop_function(transaction: BoxTransaction, function: FunctionDefinition) -> Undo:
     box = transaction.box
     if not box.is_recovering:
         box.access.check_ddl(transaction.user, function.name, function.id, function.owner, "function", Privilege.DROP)
@@ -240,13 +240,13 @@ def _drop_function(transaction: Transaction, function: FunctionDefinition) -> Un
     return lambda: box.functions.update({function.name: function})
 
 
-def _is_called(transaction: Transaction, function: FunctionDefinition) -> bool:
+def _is_called(transaction: BoxTransaction, function: FunctionDefinition) -> bool:
     """Return True if a constraint of some space calls the function."""
     spaces = transaction.box.spaces.values() if transaction.box.dialect.has_constraints else ()
     return any(check.function_id == function.id for space in spaces for check in space.definition.checks)
 
 
-def _function(transaction: Transaction, function_id: int) -> FunctionDefinition | None:
+def _function(transaction: BoxTransaction, function_id: int) -> FunctionDefinition | None:
     functions = transaction.box.functions.values()
     return next((function for function in functions if function.id == function_id), None)
 
@@ -254,7 +254,7 @@ def _function(transaction: Transaction, function_id: int) -> FunctionDefinition 
 # --- _collation -----------------------------------------------------------------------------------
 
 
-def change_collation(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_collation(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     box = transaction.box
     if new is None:
         assert old is not None
@@ -281,7 +281,7 @@ def change_collation(transaction: Transaction, old: Row, new: Row) -> Undo:
     return undo
 
 
-def _drop_collation(transaction: Transaction, row: tuple[Any, ...]) -> Undo:
+def _drop_collation(transaction: BoxTransaction, row: tuple[Any, ...]) -> Undo:
     box = transaction.box
     if not box.is_recovering:
         if row[0] == 0:

@@ -11,7 +11,7 @@ from flowstone.box import system
 from flowstone.iproto import errors
 
 if TYPE_CHECKING:
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.transaction import BoxTransaction
 
 VCLOCK_MAX: Final = 32
 """Number of vclock components; component 0 is for local rows."""
@@ -35,7 +35,7 @@ Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
 
 
-def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_schema(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     """Check a change of `_schema`: the replica set UUID is immutable.
 
     The schema version and records of former members update the box; other keys have no effect.
@@ -56,7 +56,7 @@ def change_schema(transaction: Transaction, old: Row, new: Row) -> Undo:
     return None
 
 
-def _change_version(transaction: Transaction, new: Row) -> Undo:
+def _change_version(transaction: BoxTransaction, new: Row) -> Undo:
     """Apply a new schema version; the semantics of UPSERT depend on it."""
     box, before = transaction.box, transaction.box.repeats_updates
     major = new[1] if new is not None and len(new) > 1 else None
@@ -68,7 +68,7 @@ def _change_version(transaction: Transaction, new: Row) -> Undo:
     return undo
 
 
-def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_cluster(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     """Check a change of `_cluster`, and record members that are removed or get another UUID.
 
     The UUID of a member may change only if it has a name and the row was accepted by a 3.x server, which identifies
@@ -95,7 +95,7 @@ def change_cluster(transaction: Transaction, old: Row, new: Row) -> Undo:
     return _note_former(transaction, old) if old is not None and UUID(old[1]) != UUID(new[1]) else None
 
 
-def _note_former(transaction: Transaction, row: Row) -> Undo:
+def _note_former(transaction: BoxTransaction, row: Row) -> Undo:
     """Record that the instance of this row is no longer a member: its id must not be assigned to another member.
 
     The expelling transaction also writes the record to `_schema`, so that snapshots and later members have it: the
@@ -112,7 +112,7 @@ def _note_former(transaction: Transaction, row: Row) -> Undo:
     return lambda: box.deleted_members.discard((number, uuid))
 
 
-def _change_former(transaction: Transaction, key: str, new: Row) -> Undo:
+def _change_former(transaction: BoxTransaction, key: str, new: Row) -> Undo:
     """Apply a record of a former member; a malformed record is ignored."""
     recorded, number = transaction.box.recorded_members, key.removeprefix(FORMER_MEMBER)
     if number not in _IDS:

@@ -15,14 +15,14 @@ from flowstone.box.engine.sequence import Sequence, SequenceDefinition, SpaceSeq
 from flowstone.iproto import errors
 
 if TYPE_CHECKING:
-    from flowstone.box.engine.space import Space
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.space import EngineSpace
+    from flowstone.box.engine.transaction import BoxTransaction
 
 Row = tuple[Any, ...] | None
 Undo = Callable[[], None] | None
 
 
-def change_sequence(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_sequence(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     if new is None:
         return None if old is None else _drop(transaction, old[0])
     sequences, is_checked = transaction.box.sequences, not transaction.box.is_recovering
@@ -43,7 +43,7 @@ def change_sequence(transaction: Transaction, old: Row, new: Row) -> Undo:
     return lambda: setattr(sequence, "definition", before)
 
 
-def _drop(transaction: Transaction, sequence_id: int) -> Undo:
+def _drop(transaction: BoxTransaction, sequence_id: int) -> Undo:
     sequences = transaction.box.sequences
     sequence = sequences[sequence_id]
     if not transaction.box.is_recovering:
@@ -77,13 +77,13 @@ def _check(definition: SequenceDefinition, error: type[errors.TarantoolError]) -
             raise error(text.format(name, reason))
 
 
-def _check_ddl(transaction: Transaction, sequence: SequenceDefinition, privilege: Privilege) -> None:
+def _check_ddl(transaction: BoxTransaction, sequence: SequenceDefinition, privilege: Privilege) -> None:
     transaction.box.access.check_ddl(
         transaction.user, sequence.name, sequence.id, sequence.owner, "sequence", privilege
     )
 
 
-def change_sequence_data(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_sequence_data(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     """Set the value of a sequence. A rollback restores a deleted value, but keeps a new one."""
     row = old or new
     assert row is not None
@@ -98,7 +98,7 @@ def change_sequence_data(transaction: Transaction, old: Row, new: Row) -> Undo:
     return lambda: sequence.set(before)
 
 
-def change_space_sequence(transaction: Transaction, old: Row, new: Row) -> Undo:
+def change_space_sequence(transaction: BoxTransaction, old: Row, new: Row) -> Undo:
     row = new or old
     assert row is not None
     box = transaction.box
@@ -115,7 +115,7 @@ def change_space_sequence(transaction: Transaction, old: Row, new: Row) -> Undo:
 
 
 def _check_attachment(
-    transaction: Transaction, space: Space, sequence: Sequence, *, is_new: bool, is_generated: bool
+    transaction: BoxTransaction, space: EngineSpace, sequence: Sequence, *, is_new: bool, is_generated: bool
 ) -> None:
     if is_generated or not is_new:
         _check_ddl(transaction, sequence.definition, Privilege.CREATE if is_new else Privilege.DROP)
@@ -128,7 +128,9 @@ def _check_attachment(
     )
 
 
-def _attached(transaction: Transaction, space: Space, sequence: Sequence, row: tuple[Any, ...]) -> SpaceSequence:
+def _attached(
+    transaction: BoxTransaction, space: EngineSpace, sequence: Sequence, row: tuple[Any, ...]
+) -> SpaceSequence:
     primary = space.index(0).definition
     # Before 2.2 a sequence always filled the first part of the primary key.
     field, path = primary.parts[0].field, primary.parts[0].path
@@ -141,7 +143,7 @@ def _attached(transaction: Transaction, space: Space, sequence: Sequence, row: t
     return SpaceSequence(sequence, field, path, row[2])
 
 
-def _is_generated(transaction: Transaction, sequence: Sequence) -> bool:
+def _is_generated(transaction: BoxTransaction, sequence: Sequence) -> bool:
     attached = (space.sequence for space in transaction.box.spaces.values())
     return any(other is not None and other.sequence is sequence and other.is_generated for other in attached)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from flowstone.box.ddl.stored_forms import illegal, lua_type
 from flowstone.box.engine.constraints import CONSTRAINT, FOREIGN_KEY
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction
 
 
-def with_stored_constraints(txn: Transaction, space: tuple[int, str], format: list[dict[Any, Any]]) -> None:
+def with_stored_constraints(txn: BoxTransaction, space: tuple[int, str], format: list[dict[Any, Any]]) -> None:
     """Convert the constraints in `format` to their stored form, in place. `space` is the id and name of the space."""
     for number, field in enumerate(format, 1):
         prefix = f"format[{number}]: "
@@ -25,7 +25,7 @@ def with_stored_constraints(txn: Transaction, space: tuple[int, str], format: li
             field[FOREIGN_KEY] = stored_foreign_key(txn, space, field[FOREIGN_KEY], prefix)
 
 
-def stored_constraint(txn: Transaction, given: Any, prefix: str = "") -> dict[str, int]:
+def stored_constraint(txn: BoxTransaction, given: Any, prefix: str = "") -> dict[str, int]:
     """Return the ids of functions by constraint name; `given` is a function name or a table of function names."""
     if isinstance(given, str):
         given = (given,)
@@ -42,7 +42,7 @@ def stored_constraint(txn: Transaction, given: Any, prefix: str = "") -> dict[st
 
 
 def stored_foreign_key(
-    txn: Transaction, space: tuple[int, str], given: Any, prefix: str = "", *, is_complex: bool = False
+    txn: BoxTransaction, space: tuple[int, str], given: Any, prefix: str = "", *, is_complex: bool = False
 ) -> dict[str, Any]:
     """Return foreign keys by name; `given` is one key or a table of keys. `is_complex`: keys of the whole tuple."""
     if not isinstance(given, Mapping):
@@ -60,7 +60,7 @@ def stored_foreign_key(
 
 
 def _stored_key(
-    txn: Transaction, space: tuple[int, str], given: Mapping[Any, Any], prefix: str, is_complex: bool
+    txn: BoxTransaction, space: tuple[int, str], given: Mapping[Any, Any], prefix: str, is_complex: bool
 ) -> dict[str, Any]:
     parent, field = given.get("space"), given.get("field")
     if field is None:
@@ -96,5 +96,5 @@ def _stored_field(field: Any, prefix: str, what: str) -> int | str:
     return int(field) - 1
 
 
-def _parent(txn: Transaction, space: int | str) -> Space | None:
+def _parent(txn: BoxTransaction, space: int | str) -> EngineSpace | None:
     return txn.box.names.get(space) if isinstance(space, str) else txn.box.spaces.get(int(space))

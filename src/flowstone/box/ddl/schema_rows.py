@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from flowstone.box.access import ADMIN
 from flowstone.box.engine import statements
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack
 
@@ -27,22 +27,22 @@ _LUA_BASE: Final = 1
 """Field numbers in operations of the Lua API count from 1, also in the log."""
 
 
-def get(txn: Transaction, space: str, *key: Any, index: int = 0) -> Row | None:
+def get(txn: BoxTransaction, space: str, *key: Any, index: int = 0) -> Row | None:
     raw = statements.get(txn, txn.space(space), index, pack(key))
     return None if raw is None else unpack(raw)
 
 
-def select(txn: Transaction, space: str, *key: Any, index: int = 0) -> list[Row]:
+def select(txn: BoxTransaction, space: str, *key: Any, index: int = 0) -> list[Row]:
     return [unpack(raw) for raw in statements.select(txn, txn.space(space), index, key=pack(key))]
 
 
-def last(txn: Transaction, space: str, *key: Any) -> Row | None:
+def last(txn: BoxTransaction, space: str, *key: Any) -> Row | None:
     """Return the last row by primary key that is not after `key`; without a key, the last row of all."""
     found = statements.select(txn, txn.space(space), 0, iterator=statements.LE, limit=1, key=pack(key))
     return unpack(found[0]) if found else None
 
 
-def _system(txn: Transaction, space: str) -> Space:
+def _system(txn: BoxTransaction, space: str) -> EngineSpace:
     """Return the space to write to; raise Unsupported in an interactive transaction.
 
     A definition must take effect at once, because the next step of a function relies on it.
@@ -55,26 +55,26 @@ def _system(txn: Transaction, space: str) -> Space:
     return txn.space(space)
 
 
-def insert(txn: Transaction, space: str, *row: Any) -> None:
+def insert(txn: BoxTransaction, space: str, *row: Any) -> None:
     statements.insert(txn, _system(txn, space), pack(row))
 
 
-def replace(txn: Transaction, space: str, *row: Any) -> None:
+def replace(txn: BoxTransaction, space: str, *row: Any) -> None:
     statements.replace(txn, _system(txn, space), pack(row))
 
 
-def update(txn: Transaction, space: str, key: Row, *operations: Row) -> Row | None:
+def update(txn: BoxTransaction, space: str, key: Row, *operations: Row) -> Row | None:
     """Update a row and return it; `operations` are `("=", field, value)`, with fields counted from 1."""
     raw = statements.update(txn, _system(txn, space), 0, pack(key), pack(operations), _LUA_BASE)
     return None if raw is None else unpack(raw)
 
 
-def delete(txn: Transaction, space: str, *key: Any) -> Row | None:
+def delete(txn: BoxTransaction, space: str, *key: Any) -> Row | None:
     raw = statements.delete(txn, _system(txn, space), 0, pack(key))
     return None if raw is None else unpack(raw)
 
 
-def auto_increment(txn: Transaction, space: str, *values: Any) -> int:
+def auto_increment(txn: BoxTransaction, space: str, *values: Any) -> int:
     """Insert a row of the next free id and the values; return the id."""
     highest = last(txn, space)
     new_id: int = 1 if highest is None else highest[0] + 1
@@ -83,7 +83,7 @@ def auto_increment(txn: Transaction, space: str, *values: Any) -> int:
 
 
 @contextmanager
-def as_admin(txn: Transaction) -> Iterator[None]:
+def as_admin(txn: BoxTransaction) -> Iterator[None]:
     """Run a block with the rights of admin, where real servers do so for any user."""
     user, txn.user = txn.user, ADMIN
     try:
@@ -92,7 +92,7 @@ def as_admin(txn: Transaction) -> Iterator[None]:
         txn.user = user
 
 
-def revoke_all(txn: Transaction, object_type: str, object_id: int) -> None:
+def revoke_all(txn: BoxTransaction, object_type: str, object_id: int) -> None:
     """Revoke all privileges on an object that is about to be dropped."""
     for row in select(txn, "_vpriv", object_type, object_id, index=2):
         delete(txn, "_priv", row[1], object_type, object_id)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from flowstone.box.ddl import schema_rows as rows
 from flowstone.box.ddl.stored_forms import check_options, illegal
 from flowstone.box.engine.sequence import INT64_MAX, INT64_MIN, Sequence, check_sequence
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 
 _SEQUENCE_OPTIONS: Final = {
@@ -33,7 +33,7 @@ _FUNCTION_OPTIONS: Final = {
 }
 
 
-def create_sequence(txn: Transaction, name: str, /, **options: Any) -> Sequence:
+def create_sequence(txn: BoxTransaction, name: str, /, **options: Any) -> Sequence:
     if not isinstance(name, str):
         raise illegal("name should be a string")
     check_options(options, {**_SEQUENCE_OPTIONS, "if_not_exists": "boolean"})
@@ -49,7 +49,7 @@ def create_sequence(txn: Transaction, name: str, /, **options: Any) -> Sequence:
     return sequence(txn, name)
 
 
-def alter_sequence(txn: Transaction, name: str | int, /, **options: Any) -> None:
+def alter_sequence(txn: BoxTransaction, name: str | int, /, **options: Any) -> None:
     check_options(options, {**_SEQUENCE_OPTIONS, "name": "string"})
     row = _row(txn, name)
     if not options:
@@ -59,7 +59,7 @@ def alter_sequence(txn: Transaction, name: str | int, /, **options: Any) -> None
     rows.replace(txn, "_sequence", row[0], row[1], new_name, *(values[option] for option in _SEQUENCE_OPTIONS))
 
 
-def drop_sequence(txn: Transaction, name: str | int, *, if_exists: bool = False) -> None:
+def drop_sequence(txn: BoxTransaction, name: str | int, *, if_exists: bool = False) -> None:
     sequence_id = find_sequence(txn, name)
     if sequence_id is None:
         if if_exists:
@@ -70,20 +70,20 @@ def drop_sequence(txn: Transaction, name: str | int, *, if_exists: bool = False)
     rows.delete(txn, "_sequence", sequence_id)
 
 
-def find_sequence(txn: Transaction, name: str | int) -> int | None:
+def find_sequence(txn: BoxTransaction, name: str | int) -> int | None:
     """Return the id of a sequence that the user can see, or None."""
     row = rows.get(txn, "_vsequence", name, index=rows.BY_NAME if isinstance(name, str) else 0)
     return None if row is None else int(row[0])
 
 
-def _row(txn: Transaction, name: str | int) -> rows.Row:
+def _row(txn: BoxTransaction, name: str | int) -> rows.Row:
     row = rows.get(txn, "_vsequence", name, index=rows.BY_NAME if isinstance(name, str) else 0)
     if row is None:
         raise errors.NoSuchSequence(f"Sequence '{name}' does not exist")
     return row
 
 
-def sequence(txn: Transaction, name: str | int) -> Sequence:
+def sequence(txn: BoxTransaction, name: str | int) -> Sequence:
     """Return the sequence with this name or id, even if the user cannot see it."""
     for found in txn.box.sequences.values():
         if name in (found.definition.name, found.definition.id):
@@ -91,7 +91,7 @@ def sequence(txn: Transaction, name: str | int) -> Sequence:
     raise errors.NoSuchSequence(f"Sequence '{name}' does not exist")
 
 
-def next_value(txn: Transaction, name: str | int) -> int:
+def next_value(txn: BoxTransaction, name: str | int) -> int:
     """Return the next number of the sequence. Unlike a number taken by a space, it is logged."""
     numbers = sequence(txn, name)
     check_sequence(txn, numbers)
@@ -100,19 +100,19 @@ def next_value(txn: Transaction, name: str | int) -> int:
     return value
 
 
-def current_value(txn: Transaction, name: str | int) -> int:
+def current_value(txn: BoxTransaction, name: str | int) -> int:
     numbers = sequence(txn, name)
     check_sequence(txn, numbers)
     return numbers.current
 
 
-def set_value(txn: Transaction, name: str | int, value: int) -> None:
+def set_value(txn: BoxTransaction, name: str | int, value: int) -> None:
     numbers = sequence(txn, name)
     check_sequence(txn, numbers)
     _store(txn, numbers, value)
 
 
-def reset_sequence(txn: Transaction, name: str | int) -> None:
+def reset_sequence(txn: BoxTransaction, name: str | int) -> None:
     """Reset the sequence to its start value."""
     numbers = sequence(txn, name)
     check_sequence(txn, numbers)
@@ -121,12 +121,12 @@ def reset_sequence(txn: Transaction, name: str | int) -> None:
         rows.delete(txn, "_sequence_data", numbers.definition.id)
 
 
-def _store(txn: Transaction, numbers: Sequence, value: int) -> None:
+def _store(txn: BoxTransaction, numbers: Sequence, value: int) -> None:
     with rows.as_admin(txn):
         rows.replace(txn, "_sequence_data", numbers.definition.id, value)
 
 
-def create_function(txn: Transaction, name: str, /, *, time: int = 0, **options: Any) -> None:
+def create_function(txn: BoxTransaction, name: str, /, *, time: int = 0, **options: Any) -> None:
     """Create a row of `_func`, so that EXECUTE on `name` can be granted. `time` is the current Unix time."""
     check_options(options, {**_FUNCTION_OPTIONS, "if_not_exists": "boolean"})
     if _find_function(txn, name) is not None:
@@ -158,7 +158,7 @@ def create_function(txn: Transaction, name: str, /, *, time: int = 0, **options:
     )
 
 
-def drop_function(txn: Transaction, name: str | int, *, if_exists: bool = False) -> None:
+def drop_function(txn: BoxTransaction, name: str | int, *, if_exists: bool = False) -> None:
     function_id = _find_function(txn, name)
     if function_id is None:
         if if_exists:
@@ -168,10 +168,10 @@ def drop_function(txn: Transaction, name: str | int, *, if_exists: bool = False)
     rows.delete(txn, "_func", function_id)
 
 
-def function_exists(txn: Transaction, name: str | int) -> bool:
+def function_exists(txn: BoxTransaction, name: str | int) -> bool:
     return _find_function(txn, name) is not None
 
 
-def _find_function(txn: Transaction, name: str | int) -> int | None:
+def _find_function(txn: BoxTransaction, name: str | int) -> int | None:
     row = rows.get(txn, "_vfunc", name, index=rows.BY_NAME if isinstance(name, str) else 0)
     return None if row is None else int(row[0])

@@ -14,9 +14,9 @@ from flowstone.box.ddl.stored_forms import check_options, illegal, lua_type, res
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
 from flowstone.box.engine.constraints import CONSTRAINT, FOREIGN_KEY
-from flowstone.box.engine.index import Index
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.index import EngineIndex
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
 
@@ -62,7 +62,7 @@ _VINYL_OPTIONS: Final = {
 """Defaults of box.cfg that servers write into definitions of vinyl indexes."""
 
 
-def create_space(txn: Transaction, name: str, /, **options: Any) -> tuple[Space, str]:
+def create_space(txn: BoxTransaction, name: str, /, **options: Any) -> tuple[EngineSpace, str]:
     """Create a space; return it and "created", or the existing space and "not created"."""
     if not isinstance(name, str):
         raise illegal("name should be a string")
@@ -94,7 +94,7 @@ def create_space(txn: Transaction, name: str, /, **options: Any) -> tuple[Space,
     return txn.space(space_id), "created"
 
 
-def _new_space_id(txn: Transaction) -> int:
+def _new_space_id(txn: BoxTransaction) -> int:
     if txn.box.dialect.has_max_id:
         row = rows.update(txn, "_schema", ("max_id",), ("+", 2, 1))
         if row is None:
@@ -109,7 +109,7 @@ def _new_space_id(txn: Transaction) -> int:
     return next(number for number in range(system.FIRST_USER_SPACE_ID, SPACE_ID_MAX) if number not in txn.box.spaces)
 
 
-def _owner(txn: Transaction, user: str | int | None) -> int:
+def _owner(txn: BoxTransaction, user: str | int | None) -> int:
     if user is None:
         return txn.user
     row = rows.get(txn, "_vuser", user, index=rows.BY_NAME if isinstance(user, str) else 0)
@@ -119,7 +119,7 @@ def _owner(txn: Transaction, user: str | int | None) -> int:
     return owner
 
 
-def _collation_id(txn: Transaction, name: str) -> int | None:
+def _collation_id(txn: BoxTransaction, name: str) -> int | None:
     row = rows.get(txn, "_vcollation", name, index=1)
     return None if row is None else int(row[0])
 
@@ -129,7 +129,7 @@ def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def drop_space(txn: Transaction, space: int | str, *, if_exists: bool = False) -> None:
+def drop_space(txn: BoxTransaction, space: int | str, *, if_exists: bool = False) -> None:
     """Drop the space with its indexes, its generated sequence and all privileges on it."""
     if if_exists and not _is_there(txn, space):
         return
@@ -151,30 +151,30 @@ def drop_space(txn: Transaction, space: int | str, *, if_exists: bool = False) -
     rows.delete(txn, "_space", space_id)
 
 
-def _space(txn: Transaction, space: int | str) -> Space:
+def _space(txn: BoxTransaction, space: int | str) -> EngineSpace:
     if not _is_there(txn, space):
         name = space if isinstance(space, str) else f"#{space}"
         raise errors.NoSuchSpace(f"Space '{name}' does not exist")
     return txn.space(space)
 
 
-def _is_there(txn: Transaction, space: object) -> bool:
+def _is_there(txn: BoxTransaction, space: object) -> bool:
     return space in txn.box.names if isinstance(space, str) else type(space) is int and space in txn.box.spaces
 
 
-def _drop_space_sequence(txn: Transaction, space_id: int) -> None:
+def _drop_space_sequence(txn: BoxTransaction, space_id: int) -> None:
     row = rows.delete(txn, "_space_sequence", space_id)
     if row is not None and row[2]:
         drop_sequence(txn, row[1])
 
 
-def rename_space(txn: Transaction, space: int | str, name: str) -> None:
+def rename_space(txn: BoxTransaction, space: int | str, name: str) -> None:
     if not isinstance(name, str):
         raise illegal("space_name should be a string")
     rows.update(txn, "_space", (_space(txn, space).id,), ("=", 3, name))
 
 
-def format_space(txn: Transaction, space: int | str, format: Any) -> None:
+def format_space(txn: BoxTransaction, space: int | str, format: Any) -> None:
     """Change the format of the space; existing tuples must match it."""
     if lua_type(format) != "table":
         raise illegal("format should be a table")
@@ -185,7 +185,7 @@ def format_space(txn: Transaction, space: int | str, format: Any) -> None:
     rows.update(txn, "_space", (there.id,), ("=", 7, stored))
 
 
-def truncate(txn: Transaction, space: int | str) -> None:
+def truncate(txn: BoxTransaction, space: int | str) -> None:
     """Delete all tuples of the space."""
     truncated = _space(txn, space)
     row, operations = pack((truncated.id, 1)), pack((("+", 1, 1),))
@@ -198,7 +198,7 @@ def truncate(txn: Transaction, space: int | str) -> None:
 # --- indexes --------------------------------------------------------------------------------------
 
 
-def create_index(txn: Transaction, space: int | str, name: str, /, **options: Any) -> tuple[Index, str]:
+def create_index(txn: BoxTransaction, space: int | str, name: str, /, **options: Any) -> tuple[EngineIndex, str]:
     """Create an index; return it and "created", or the existing index and "not created"."""
     if not isinstance(name, str):
         raise illegal("name should be a string")
@@ -229,7 +229,7 @@ def create_index(txn: Transaction, space: int | str, name: str, /, **options: An
     return txn.space(owner.id).index(name), "created"
 
 
-def _format(txn: Transaction, space: Space) -> tuple[dict[str, Any], ...]:
+def _format(txn: BoxTransaction, space: EngineSpace) -> tuple[dict[str, Any], ...]:
     row = rows.get(txn, "_vspace", space.id)
     if row is None:
         raise errors.NoSuchSpace(f"Space '#{space.id}' does not exist")
@@ -237,12 +237,12 @@ def _format(txn: Transaction, space: Space) -> tuple[dict[str, Any], ...]:
     return format
 
 
-def _stored_parts(txn: Transaction, format: tuple[dict[str, Any], ...], parts: Any) -> list[Any]:
+def _stored_parts(txn: BoxTransaction, format: tuple[dict[str, Any], ...], parts: Any) -> list[Any]:
     inherits = txn.box.dialect is Dialect.V2_11
     return stored_parts(format, parts, lambda text: _collation_id(txn, text), inherits_collation=inherits)
 
 
-def _new_index_id(txn: Transaction, space: Space) -> int:
+def _new_index_id(txn: BoxTransaction, space: EngineSpace) -> int:
     indexes = rows.select(txn, "_vindex", space.id)
     return indexes[-1][1] + 1 if indexes else 0
 
@@ -254,7 +254,7 @@ def _default_parts(format: tuple[dict[str, Any], ...], kind: str) -> tuple[Any, 
     return (field, type)
 
 
-def _function_id(txn: Transaction, name: str) -> int:
+def _function_id(txn: BoxTransaction, name: str) -> int:
     row = rows.get(txn, "_func", name, index=rows.BY_NAME)
     if row is None:
         raise errors.NoSuchFunction(f"Function '{name}' does not exist")
@@ -262,7 +262,7 @@ def _function_id(txn: Transaction, name: str) -> int:
     return function_id
 
 
-def drop_index(txn: Transaction, space: int | str, index: int | str) -> None:
+def drop_index(txn: BoxTransaction, space: int | str, index: int | str) -> None:
     owner = _space(txn, space)
     index_id = owner.index(index).definition.id
     if index_id == 0:
@@ -272,14 +272,14 @@ def drop_index(txn: Transaction, space: int | str, index: int | str) -> None:
     rows.delete(txn, "_index", owner.id, index_id)
 
 
-def rename_index(txn: Transaction, space: int | str, index: int | str, name: str) -> None:
+def rename_index(txn: BoxTransaction, space: int | str, index: int | str, name: str) -> None:
     if not isinstance(name, str):
         raise illegal("name should be a string")
     owner = _space(txn, space)
     rows.update(txn, "_index", (owner.id, owner.index(index).definition.id), ("=", 3, name))
 
 
-def alter_index(txn: Transaction, space: int | str, index: int | str, /, **options: Any) -> None:
+def alter_index(txn: BoxTransaction, space: int | str, index: int | str, /, **options: Any) -> None:
     """Change the given `options` of an index; the others stay as they are."""
     options = _given(options)
     owner = _space(txn, space)
@@ -303,7 +303,7 @@ def alter_index(txn: Transaction, space: int | str, index: int | str, /, **optio
     _attach_sequence(txn, owner.id, numbering)
 
 
-def _renumber(txn: Transaction, space: Space, index_id: int, options: dict[str, Any]) -> None:
+def _renumber(txn: BoxTransaction, space: EngineSpace, index_id: int, options: dict[str, Any]) -> None:
     others = [option for option in options if option not in ("id", "name", "type")]
     if others:
         raise errors.ProcLua("Don't know how to update both id and " + " ".join(others))
@@ -325,11 +325,11 @@ class _Numbering:
 
 
 def _prepare_sequence(
-    txn: Transaction,
+    txn: BoxTransaction,
     format: tuple[dict[str, Any], ...],
     parts: Any,
     given: Any,
-    space: Space,
+    space: EngineSpace,
     index_id: int,
     name: str,
 ) -> _Numbering | None:
@@ -355,11 +355,11 @@ def _prepare_sequence(
 
 
 def _new_row(
-    txn: Transaction,
+    txn: BoxTransaction,
     format: tuple[dict[str, Any], ...],
     parts: Any,
     given: Any,
-    space: Space,
+    space: EngineSpace,
     old: rows.Row | None,
     refused: Any,
 ) -> tuple[Any, ...]:
@@ -390,7 +390,7 @@ def _new_row(
     return space.id, sequence_id, is_generated, field, path or ""
 
 
-def _attachable(txn: Transaction, name: str | int, space: Space) -> int:
+def _attachable(txn: BoxTransaction, name: str | int, space: EngineSpace) -> int:
     sequence_id = find_sequence(txn, name)
     if sequence_id is None:
         raise errors.NoSuchSequence(f"Sequence '{name}' does not exist")
@@ -421,7 +421,7 @@ def _check_type(kind: str, refused: Any) -> None:
         raise refused("sequence cannot be used with a non-integer key")
 
 
-def _attach_sequence(txn: Transaction, space_id: int, numbering: _Numbering | None) -> None:
+def _attach_sequence(txn: BoxTransaction, space_id: int, numbering: _Numbering | None) -> None:
     if numbering is None:
         return
     if numbering.row is not None:

@@ -8,14 +8,14 @@ from flowstone.box import system
 from flowstone.iproto import errors
 
 if TYPE_CHECKING:
-    from flowstone.box.engine.space import Space
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.space import EngineSpace
+    from flowstone.box.engine.transaction import BoxTransaction
 
 _EQ = 0
 _PRIVILEGES_BY_OBJECT = 2
 
 
-def space_of(transaction: Transaction, space_id: int) -> Space:
+def space_of(transaction: BoxTransaction, space_id: int) -> EngineSpace:
     """Return the space that a row refers to; raise NoSuchSpace if it does not exist."""
     space = transaction.box.spaces.get(space_id)
     if space is None:
@@ -23,7 +23,7 @@ def space_of(transaction: Transaction, space_id: int) -> Space:
     return space
 
 
-def has_rows(transaction: Transaction, space_id: int, index_id: int, *key: Any) -> bool:
+def has_rows(transaction: BoxTransaction, space_id: int, index_id: int, *key: Any) -> bool:
     """Return True if the system space has a row with this full or partial key; False if space or index is missing."""
     space = transaction.box.spaces.get(space_id)
     index = space.indexes.get(index_id) if space is not None else None
@@ -34,6 +34,6 @@ def has_rows(transaction: Transaction, space_id: int, index_id: int, *key: Any) 
     return next(iter(transaction.scan(index, index.key.span(_EQ, key))), None) is not None
 
 
-def has_grants(transaction: Transaction, object_type: str, object_id: int) -> bool:
+def has_grants(transaction: BoxTransaction, object_type: str, object_id: int) -> bool:
     """Return True if a user or role has a privilege on the object."""
     return has_rows(transaction, system.PRIV_ID, _PRIVILEGES_BY_OBJECT, object_type, object_id)

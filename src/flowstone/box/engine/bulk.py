@@ -13,10 +13,10 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 
 from flowstone.box.engine.field_types import ACCEPTS
-from flowstone.box.engine.index import Index
+from flowstone.box.engine.index import EngineIndex
 from flowstone.box.engine.keys import Key, KeyKind
 from flowstone.box.engine.read_view import ReadView
-from flowstone.box.engine.space import NOT_KNOWN, Space
+from flowstone.box.engine.space import NOT_KNOWN, EngineSpace
 from flowstone.box.engine.tuple_kernels import STACK_SIZE, check_keys, check_tuples
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.iproto.msgpack import unpack
@@ -26,8 +26,8 @@ from flowstone.iproto.scan import Bytes, Cells
 class Lane(NamedTuple):
     """What the kernels need to know of a space."""
 
-    space: Space
-    primary: Index
+    space: EngineSpace
+    primary: EngineIndex
     masks: Cells
     count_min: int
     count_exact: int
@@ -43,7 +43,7 @@ class Lane(NamedTuple):
 _KINDS: Final = (KeyKind.INTEGER, KeyKind.STRING)
 
 
-def lane_of(space: Space) -> Lane | None:
+def lane_of(space: EngineSpace) -> Lane | None:
     """Return the lane of `space`, if it has one; cached, as only the box changes a space, with its constraints."""
     if space.lane is NOT_KNOWN:
         space.lane = _find_lane(space)
@@ -51,7 +51,7 @@ def lane_of(space: Space) -> Lane | None:
     return lane
 
 
-def _find_lane(space: Space) -> Lane | None:
+def _find_lane(space: EngineSpace) -> Lane | None:
     index, format = space.primary, space.format
     if index is None or format.masks is None or index.key.kind not in _KINDS or space.id < FIRST_USER_SPACE_ID:
         return None
@@ -109,7 +109,7 @@ class SingleWrite:
 
     __slots__ = ("_index", "_key", "_old")
 
-    def __init__(self, index: Index, key: Key, raw: bytes | None) -> None:
+    def __init__(self, index: EngineIndex, key: Key, raw: bytes | None) -> None:
         """Puts `raw` at `key`, or takes away what is there."""
         self._index = index
         self._key = key
@@ -136,9 +136,9 @@ class BulkWrite:
     __slots__ = ("_changes",)
 
     def __init__(self) -> None:
-        self._changes: list[tuple[Index, Sequence[Key], Sequence[bytes | None]]] = []
+        self._changes: list[tuple[EngineIndex, Sequence[Key], Sequence[bytes | None]]] = []
 
-    def add(self, index: Index, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
+    def add(self, index: EngineIndex, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
         """Notes what stood at `keys` before each of them was written."""
         self._changes.append((index, keys, olds))
 
@@ -159,12 +159,12 @@ class BulkWrite:
         return self._of(index, keys[-count:], olds[-count:])
 
     @staticmethod
-    def _of(index: Index, keys: Sequence[Key], olds: Sequence[bytes | None]) -> BulkWrite:
+    def _of(index: EngineIndex, keys: Sequence[Key], olds: Sequence[bytes | None]) -> BulkWrite:
         written = BulkWrite()
         written.add(index, keys, olds)
         return written
 
-    def _newest_first(self) -> Iterator[tuple[Index, Key, bytes | None]]:
+    def _newest_first(self) -> Iterator[tuple[EngineIndex, Key, bytes | None]]:
         for index, keys, olds in reversed(self._changes):
             for key, old in zip(reversed(keys), reversed(olds), strict=True):
                 yield index, key, old
@@ -228,13 +228,13 @@ def delete_many(lane: Lane, keys: list[Key], written: BulkWrite) -> list[bytes |
     return olds
 
 
-def _keep(index: Index, keys: list[Key], olds: Sequence[bytes | None]) -> None:
+def _keep(index: EngineIndex, keys: list[Key], olds: Sequence[bytes | None]) -> None:
     for view in index.views:
         for key, old in zip(keys, olds, strict=True):
             view.keep(index, key, old)
 
 
-def load(space: Space, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> bool:
+def load(space: EngineSpace, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> bool:
     """Inserts tuples of a snapshot, into all indexes; False, with nothing done, if that needs a closer look."""
     lane = lane_of(space)
     keys = tuple_keys(lane, data, buf, ats, ends) if lane is not None else None

@@ -39,7 +39,7 @@ class ForeignKey(msgspec.Struct, frozen=True):
         return self.space_id or child_id
 
 
-class Check(msgspec.Struct, frozen=True):
+class CheckConstraint(msgspec.Struct, frozen=True):
     """A function that decides whether a field, or the whole tuple (`field` is None), may be stored."""
 
     name: str
@@ -49,7 +49,7 @@ class Check(msgspec.Struct, frozen=True):
 
 def read_constraints(
     flags: Mapping[Any, Any], format: Sequence[Any]
-) -> tuple[tuple[ForeignKey, ...], tuple[Check, ...]]:
+) -> tuple[tuple[ForeignKey, ...], tuple[CheckConstraint, ...]]:
     """Return the foreign keys and checks of a space in the server's order of checks: whole tuples first."""
     places: list[tuple[int | None, Any]] = [(None, flags), *enumerate(format)]
     keys = [key for field, options in places for key in _foreign_keys(field, options)]
@@ -69,10 +69,10 @@ def _foreign_keys(field: int | None, options: Any) -> Iterator[ForeignKey]:
             yield ForeignKey(name, space_id, tuple(given.items()))
 
 
-def _checks(field: int | None, options: Any) -> Iterator[Check]:
+def _checks(field: int | None, options: Any) -> Iterator[CheckConstraint]:
     for name, function_id in _named(options, CONSTRAINT):
         if type(function_id) is int:
-            yield Check(name, function_id, field)
+            yield CheckConstraint(name, function_id, field)
 
 
 def _named(options: Any, kind: str) -> Iterator[tuple[str, Any]]:

@@ -12,16 +12,16 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowstone.box.definitions import IndexDefinition, SpaceDefinition
-from flowstone.box.engine.constraints import Check, FieldId, ForeignKey
+from flowstone.box.engine.constraints import CheckConstraint, FieldId, ForeignKey
 from flowstone.box.engine.paths import INDEX_BASE
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack
 
 if TYPE_CHECKING:
     from flowstone.box.box import Box
-    from flowstone.box.engine.index import Index
-    from flowstone.box.engine.space import Space, Values
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.index import EngineIndex
+    from flowstone.box.engine.space import EngineSpace, Values
+    from flowstone.box.engine.transaction import BoxTransaction
 
 EQ: Final = 0
 _FIELD: Final = re.compile(r"Tuple field \[?(\d+)")
@@ -31,7 +31,7 @@ class Guards(NamedTuple):
     """Constraints on statements on a space. `referrers` are foreign keys of child spaces, with the child's id."""
 
     foreign_keys: tuple[ForeignKey, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[CheckConstraint, ...]
     referrers: tuple[tuple[int, ForeignKey], ...]
 
 
@@ -45,7 +45,7 @@ def guards_of(definition: SpaceDefinition, keys: dict[int, tuple[ForeignKey, ...
     return Guards(definition.foreign_keys, definition.checks, referrers)
 
 
-def is_enforced(txn: Transaction) -> bool:
+def is_enforced(txn: BoxTransaction) -> bool:
     """Return True unless the rows come from a log or a snapshot, or the dialect has no constraints."""
     box = txn.box
     return (txn.enforces_keys or not box.is_recovering) and box.dialect.has_constraints
@@ -54,7 +54,7 @@ def is_enforced(txn: Transaction) -> bool:
 # --- statements -------------------------------------------------------------------------------------------------------
 
 
-def check_runnable(box: Box, space: Space, checks: tuple[Check, ...]) -> None:
+def check_runnable(box: Box, space: EngineSpace, checks: tuple[CheckConstraint, ...]) -> None:
     """Reject a local write to a space with check constraints, whose functions cannot be run here."""
     if not checks:
         return
@@ -69,7 +69,7 @@ def check_runnable(box: Box, space: Space, checks: tuple[Check, ...]) -> None:
     )
 
 
-def check_tuple(txn: Transaction, space: Space, raw: bytes, values: Values) -> None:
+def check_tuple(txn: BoxTransaction, space: EngineSpace, raw: bytes, values: Values) -> None:
     """Check a new tuple of a guarded space: its format and its foreign keys, in the server's order."""
     guards = space.guards
     if guards is None or not guards.foreign_keys or not is_enforced(txn):
@@ -88,7 +88,7 @@ def check_tuple(txn: Transaction, space: Space, raw: bytes, values: Values) -> N
     check_foreign_keys(txn, space, of_fields, values)
 
 
-def check_foreign_keys(txn: Transaction, space: Space, keys: list[ForeignKey], values: Values) -> None:
+def check_foreign_keys(txn: BoxTransaction, space: EngineSpace, keys: list[ForeignKey], values: Values) -> None:
     """Raise error 239 or 240 unless each foreign key of a tuple of `space` is nil or refers to an existing tuple."""
     for key in keys:
         problem = _child_problem(txn, space, key, values)
@@ -100,7 +100,7 @@ def check_foreign_keys(txn: Transaction, space: Space, keys: list[ForeignKey], v
         raise errors.FieldForeignKeyFailed(f"Foreign key constraint '{key.name}' failed for field '{where}': {problem}")
 
 
-def _child_problem(txn: Transaction, space: Space, key: ForeignKey, values: Values) -> str | None:
+def _child_problem(txn: BoxTransaction, space: EngineSpace, key: ForeignKey, values: Values) -> str | None:
     if key.field is not None and (key.field >= len(values) or values[key.field] is None):
         return None
     parent = _parent(txn, space, key)
@@ -121,7 +121,7 @@ def _child_problem(txn: Transaction, space: Space, key: ForeignKey, values: Valu
     return _missing(txn, index, tuple(there))
 
 
-def _missing(txn: Transaction, index: Index, key: Values) -> str | None:
+def _missing(txn: BoxTransaction, index: EngineIndex, key: Values) -> str | None:
     if not index.is_served:
         return "index get failed"
     try:
@@ -131,7 +131,7 @@ def _missing(txn: Transaction, index: Index, key: Values) -> str | None:
     return "foreign tuple was not found" if txn.find(index, entry) is None else None
 
 
-def check_referrers(txn: Transaction, space: Space, old: bytes, new: bytes | None) -> None:
+def check_referrers(txn: BoxTransaction, space: EngineSpace, old: bytes, new: bytes | None) -> None:
     """Raise error 238 if a tuple refers to `old`, which is replaced by `new`, or deleted if `new` is None."""
     guards = space.guards
     if guards is None or not guards.referrers or not is_enforced(txn):
@@ -145,7 +145,7 @@ def check_referrers(txn: Transaction, space: Space, old: bytes, new: bytes | Non
 
 
 def _parent_problem(
-    txn: Transaction, space: Space, child_id: int, key: ForeignKey, old: Values, new: Values | None
+    txn: BoxTransaction, space: EngineSpace, child_id: int, key: ForeignKey, old: Values, new: Values | None
 ) -> str | None:
     foreign = [_number(space.definition, field) for _, field in key.fields]
     if None in foreign:
@@ -175,7 +175,7 @@ def _parent_problem(
     return "tuple is referenced" if next(iter(txn.scan(index, span)), None) is not None else None
 
 
-def _parent(txn: Transaction, space: Space, key: ForeignKey) -> Space | None:
+def _parent(txn: BoxTransaction, space: EngineSpace, key: ForeignKey) -> EngineSpace | None:
     parent_id = key.parent_id(space.id)
     if parent_id == space.id:
         return space
@@ -189,7 +189,7 @@ def _number(definition: SpaceDefinition, field: FieldId) -> int | None:
     return names.index(field) if field in names else None
 
 
-def _index_over(space: Space, fields: list[Any], *, unique: bool) -> Index | None:
+def _index_over(space: EngineSpace, fields: list[Any], *, unique: bool) -> EngineIndex | None:
     """Return the first index over exactly these fields, in any order."""
     if None in fields:
         return None
@@ -213,7 +213,7 @@ def _where(definition: SpaceDefinition, field: int) -> str:
 # --- definitions ------------------------------------------------------------------------------------------------------
 
 
-def check_definition(txn: Transaction, definition: SpaceDefinition) -> None:
+def check_definition(txn: BoxTransaction, definition: SpaceDefinition) -> None:
     """Raise error 237 for an invalid foreign key, 234 for a check whose function cannot be used."""
     if not is_enforced(txn):
         return
@@ -242,7 +242,7 @@ def _misfit(child: SpaceDefinition, parent: SpaceDefinition) -> str | None:
     return None
 
 
-def _function_problem(box: Box, check: Check) -> str | None:
+def _function_problem(box: Box, check: CheckConstraint) -> str | None:
     function = next((each for each in box.functions.values() if each.id == check.function_id), None)
     if function is None:
         return f"constraint function '{check.function_id}' was not found by ID"
@@ -253,7 +253,7 @@ def _function_problem(box: Box, check: Check) -> str | None:
     return None
 
 
-def check_rows(txn: Transaction, altered: Space, before: SpaceDefinition) -> None:
+def check_rows(txn: BoxTransaction, altered: EngineSpace, before: SpaceDefinition) -> None:
     """Check the tuples of a space against constraints that `before` does not have, whatever their names."""
     if not is_enforced(txn) or not len(altered):
         return
@@ -268,7 +268,7 @@ def check_rows(txn: Transaction, altered: Space, before: SpaceDefinition) -> Non
         check_foreign_keys(txn, altered, added, unpack(raw))
 
 
-def check_unreferenced(txn: Transaction, space: Space, *, if_filled: bool) -> None:
+def check_unreferenced(txn: BoxTransaction, space: EngineSpace, *, if_filled: bool) -> None:
     """Raise error 12 if another space refers to `space`; with `if_filled`, only if that space has tuples."""
     if space.guards is None or not is_enforced(txn):
         return

@@ -1,10 +1,10 @@
 """An index: a map from key to tuple, and for TREE the order of the keys.
 
-Theory of operation: a TREE index is a dictionary plus an `Order` of its keys. A write only records that a key was added
-or deleted. Added keys are sorted in batches ("runs") and merged into the order later, in steps (`settle_partly`), when
-the node is idle. A read merges a small backlog at once and reads around a large one, so no request waits for a full
-sort. `set` passes the old tuple to every open read view before it changes an entry. `keys.py` defines what a key is;
-the statements decide which tuples may be written.
+Theory of operation: a TREE index is a dictionary plus an `OrderedKeys` of its keys. A write only records that a key was
+added or deleted. Added keys are sorted in batches ("runs") and merged into the order later, in steps (`settle_partly`),
+when the node is idle. A read merges a small backlog at once and reads around a large one, so no request waits for a
+full sort. `set` passes the old tuple to every open read view before it changes an entry. `keys.py` defines what a key
+is; the statements decide which tuples may be written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flowstone.box.definitions import IndexDefinition, SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.collation import Collation
 from flowstone.box.engine.keys import Key, KeyDefinition, Span
-from flowstone.box.engine.order import Order, in_order
+from flowstone.box.engine.order import OrderedKeys, in_order
 
 if TYPE_CHECKING:
     from flowstone.box.engine.read_view import ReadView
@@ -43,7 +43,7 @@ _MOST: Final = 3
 """`settle` sorts all keys anew if more than one key in this many is in a run: merging would cost more."""
 
 
-class Index:
+class EngineIndex:
     """The entries of one index. `views` is the box's list of open read views, shared by all its indexes."""
 
     __slots__ = ("_fresh", "_gone", "_order", "_runs", "definition", "is_ordered", "is_served", "key", "map", "views")
@@ -65,7 +65,7 @@ class Index:
         self.views = views
         # Each key of the map is in exactly one of `_order`, a run and `_fresh`. Deleted keys that are still in one of
         # them are in `_gone`.
-        self._order = Order([])
+        self._order = OrderedKeys([])
         self._runs: list[list[Key]] = []
         self._fresh: list[Key] = []
         self._gone: dict[Key, None] = {}
@@ -153,7 +153,7 @@ class Index:
             if self._gone:
                 entries = self.map
                 keys = [key for key in keys if key in entries]
-            self._order = Order(in_order(keys))
+            self._order = OrderedKeys(in_order(keys))
             self._runs, self._gone = [], {}
         else:
             self.settle_partly(self.debt)

@@ -1,7 +1,7 @@
 """Sorted keys, stored in pieces so that large batches can be added and removed in short steps.
 
-An `Order` is a list of sorted lists of about a thousand keys each. Keys are added and removed in sorted batches. It
-does not check for duplicates or missing keys: the caller has the dictionary of all keys.
+An `OrderedKeys` is a list of sorted lists of about a thousand keys each. Keys are added and removed in sorted batches.
+It does not check for duplicates or missing keys: the caller has the dictionary of all keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def in_order(keys: list[Key]) -> list[Key]:
     return sorted(keys)
 
 
-class Order:
+class OrderedKeys:
     """Distinct keys of one type, in order."""
 
     __slots__ = ("_firsts", "_pieces")

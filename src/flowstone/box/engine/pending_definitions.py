@@ -21,8 +21,8 @@ from flowstone.iproto.msgpack import unpack
 
 if TYPE_CHECKING:
     from flowstone.box.box import Box
-    from flowstone.box.engine.space import Space, Values
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.space import EngineSpace, Values
+    from flowstone.box.engine.transaction import BoxTransaction
 
 T = TypeVar("T")
 
@@ -36,10 +36,10 @@ class PendingDefinitions:
     def __init__(self, box: Box) -> None:
         self._box = box
         self._definitions: dict[int, SpaceDefinition] = {}
-        self._truncated: dict[int, Space] = {}
+        self._truncated: dict[int, EngineSpace] = {}
         self._deferred: dict[int, bool] = {}
         """Ids of spaces that are dropped or whose indexes change: their foreign keys are checked at commit."""
-        self._shown: dict[Space, Space] = {}
+        self._shown: dict[EngineSpace, EngineSpace] = {}
 
     def note(self, system_id: int, old: Values | None, new: Values | None) -> Callable[[], None] | None:
         """Record a changed row of the system space `system_id`; return a function that undoes this, or None."""
@@ -68,14 +68,14 @@ class PendingDefinitions:
 
         return undo
 
-    def shown(self, space: Space) -> Space:
+    def shown(self, space: EngineSpace) -> EngineSpace:
         """Return `space` with the truncation, definition and constraints of the transaction applied."""
         found = self._shown.get(space)
         if found is None:
             found = self._shown[space] = self._made(space)
         return found
 
-    def _made(self, space: Space) -> Space:
+    def _made(self, space: EngineSpace) -> EngineSpace:
         definition = self._definitions.get(space.id, space.definition)
         guards = self._guards(definition) if self._box.dialect.has_constraints else None
         source = self._truncated.get(space.id, space)
@@ -96,7 +96,7 @@ class PendingDefinitions:
         return Guards(keys, guards.checks, referrers)
 
 
-def _redefined(box: Box, space: Space, row: Values | None) -> SpaceDefinition | None:
+def _redefined(box: Box, space: EngineSpace, row: Values | None) -> SpaceDefinition | None:
     """Return the definition in a row of `_space`; None if it drops `space` or the commit will reject it."""
     if row is None:
         return None
@@ -108,7 +108,7 @@ def _redefined(box: Box, space: Space, row: Values | None) -> SpaceDefinition | 
     return with_indexes(definition, space.definition.indexes) if is_possible else None
 
 
-def check_change(txn: Transaction, space: Space, old: bytes | None, new: bytes | None) -> None:
+def check_change(txn: BoxTransaction, space: EngineSpace, old: bytes | None, new: bytes | None) -> None:
     """Check that `old` may become `new` under the current definition of `space`, at commit."""
     if space.guards is not None:
         check_runnable(txn.box, space, space.guards.checks)

@@ -13,9 +13,9 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, Final, Protocol, Self
 
-from flowstone.box.engine.index import WHOLE, Index, behind
+from flowstone.box.engine.index import WHOLE, EngineIndex, behind
 from flowstone.box.engine.keys import Key, Span
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 from flowstone.errors import FlowstoneError
 
 Changes = dict[Key, bytes | None]
@@ -34,7 +34,7 @@ class ReadViewClosed(FlowstoneError):
         super().__init__("the read view is closed", hint="read from it before it is closed, or open another one")
 
 
-class Source(Protocol):
+class ViewSource(Protocol):
     """A readable set of entries: an index, or a layer over one."""
 
     def get(self, key: Key) -> bytes | None: ...
@@ -78,7 +78,7 @@ class Layer:
 
     __slots__ = ("_base", "_changes", "_order")
 
-    def __init__(self, base: Source, changes: Changes, order: KeyOrder | None) -> None:
+    def __init__(self, base: ViewSource, changes: Changes, order: KeyOrder | None) -> None:
         self._base = base
         self._changes = changes
         self._order = order
@@ -164,17 +164,19 @@ def _highest(ends: list[Any]) -> Any:
 class ReadView:
     """The state of all spaces when `Box.open_view` was called. Close it, or use it in a `with` statement."""
 
-    def __init__(self, spaces: dict[int, Space], views: list[ReadView], sequence_rows: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self, spaces: dict[int, EngineSpace], views: list[ReadView], sequence_rows: Sequence[bytes] = ()
+    ) -> None:
         self.spaces = spaces
         self.sequence_rows = sequence_rows
         """The values of all sequences, as raw tuples of `_sequence_data`."""
-        self.changes: dict[Index, Changes] = {}
-        self._orders: dict[Index, KeyOrder] = {}
+        self.changes: dict[EngineIndex, Changes] = {}
+        self._orders: dict[EngineIndex, KeyOrder] = {}
         self.is_closed = False
         self._views = views
         views.append(self)
 
-    def keep(self, index: Index, key: Key, old: bytes | None) -> None:
+    def keep(self, index: EngineIndex, key: Key, old: bytes | None) -> None:
         """Keep the tuple at `key` before a change; indexes call this for every change, only the first one counts."""
         changes = self.changes.get(index)
         if changes is None:
@@ -187,7 +189,7 @@ class ReadView:
         if self.is_closed:
             raise ReadViewClosed
 
-    def source(self, index: Index) -> Source:
+    def source(self, index: EngineIndex) -> ViewSource:
         """Return the entries of `index` as of the view."""
         self.check()
         changes = self.changes.get(index)
@@ -200,14 +202,14 @@ class ReadView:
             order = self._orders[index] = KeyOrder(changes)
         return Layer(index, changes, order)
 
-    def get(self, index: Index, key: Key) -> bytes | None:
+    def get(self, index: EngineIndex, key: Key) -> bytes | None:
         return self.source(index).get(key)
 
-    def scan(self, index: Index, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
+    def scan(self, index: EngineIndex, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
         """Return the entries of `span` in order. A write invalidates the iterator."""
         return self.source(index).scan(span)
 
-    def slices(self, index: Index, count: int) -> Iterator[list[bytes]]:
+    def slices(self, index: EngineIndex, count: int) -> Iterator[list[bytes]]:
         """Yield all tuples of `index`, in order, in lists of about `count`. Writes are allowed between two lists.
 
         The cost of a list depends on its size and on the writes since the previous list, not on earlier writes. The
@@ -249,7 +251,7 @@ class ReadView:
                 piece += _old(changes, heappop(gone))
             yield piece
 
-    def _unordered_slices(self, index: Index, count: int) -> Iterator[list[bytes]]:
+    def _unordered_slices(self, index: EngineIndex, count: int) -> Iterator[list[bytes]]:
         changes = self.changes.get(index, {})
         keys = list(index.map)
         keys += [key for key, old in changes.items() if old is not None and key not in index.map]

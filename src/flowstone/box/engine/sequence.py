@@ -15,7 +15,7 @@ from flowstone.box.access import Privilege
 from flowstone.iproto import errors
 
 if TYPE_CHECKING:
-    from flowstone.box.engine.transaction import Transaction
+    from flowstone.box.engine.transaction import BoxTransaction
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
@@ -103,7 +103,7 @@ class SpaceSequence(msgspec.Struct, frozen=True):
     is_generated: bool = False
 
 
-def check_sequence(transaction: Transaction, sequence: Sequence) -> None:
+def check_sequence(transaction: BoxTransaction, sequence: Sequence) -> None:
     """Raise AccessDenied unless the user may write to the sequence."""
     definition = sequence.definition
     transaction.box.access.check(

@@ -1,7 +1,7 @@
 """A space: its definition, the format of its tuples, and its indexes. The primary index holds the tuples.
 
-Altering creates another `Space` that shares the unchanged indexes, so a rollback only has to restore the old object.
-This module knows nothing about transactions, users or logs.
+Altering creates another `EngineSpace` that shares the unchanged indexes, so a rollback only has to restore the old
+object. This module knows nothing about transactions, users or logs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flowstone.box.definitions import IndexDefinition, SpaceDefinition
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.collation import Collation
 from flowstone.box.engine.format import TupleFormat
-from flowstone.box.engine.index import Index
+from flowstone.box.engine.index import EngineIndex
 from flowstone.box.engine.keys import Key
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import unpack
@@ -38,7 +38,7 @@ def _format_of(definition: SpaceDefinition, dialect: Dialect) -> TupleFormat:
     return TupleFormat(definition, dialect)
 
 
-class Space:
+class EngineSpace:
     """One version of a space. Spaces compare by identity: altering creates another one."""
 
     __slots__ = (
@@ -69,12 +69,12 @@ class Space:
         self.guards: Guards | None = None
         """Constraints of this space and of spaces that refer to it; set by the box."""
         self.sequence: SpaceSequence | None = None
-        self.indexes: dict[int, Index] = {}
+        self.indexes: dict[int, EngineIndex] = {}
         self._set_indexes(
-            {index.id: Index(index, definition, collations, views, dialect) for index in definition.indexes}
+            {index.id: EngineIndex(index, definition, collations, views, dialect) for index in definition.indexes}
         )
 
-    def _set_indexes(self, indexes: dict[int, Index]) -> None:
+    def _set_indexes(self, indexes: dict[int, EngineIndex]) -> None:
         self.indexes = indexes
         self.primary = indexes.get(0)
         self.served = tuple(index for index in indexes.values() if index.is_served)
@@ -98,7 +98,7 @@ class Space:
     def __repr__(self) -> str:
         return f"<Space {self.name!r} of {len(self)} tuples>"
 
-    def index(self, index: int | str) -> Index:
+    def index(self, index: int | str) -> EngineIndex:
         """Return the index with this id or name; raise NoSuchIndexId or NoSuchIndexName if it does not exist."""
         if isinstance(index, int):
             found = self.indexes.get(index)
@@ -110,19 +110,19 @@ class Space:
                 return candidate
         raise errors.NoSuchIndexName(f"No index '{index}' is defined in space '{self.name}'")
 
-    def empty(self, collations: Mapping[int, Collation]) -> Space:
+    def empty(self, collations: Mapping[int, Collation]) -> EngineSpace:
         """Return the same space without tuples, as after truncation."""
-        emptied = Space(self.definition, collations, self.views, self._dialect)
+        emptied = EngineSpace(self.definition, collations, self.views, self._dialect)
         emptied.sequence = self.sequence
         return emptied
 
-    def altered(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> Space:
+    def altered(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> EngineSpace:
         """Return a space with the same tuples, defined by `definition`.
 
         Indexes that keep their definition are shared; others are built from the tuples. Raise the server's error if a
         tuple does not fit the new format or a unique index.
         """
-        altered = Space(definition, collations, self.views, self._dialect)
+        altered = EngineSpace(definition, collations, self.views, self._dialect)
         altered.sequence = self.sequence
         kept = self._kept_indexes(altered)
         altered._set_indexes({number: kept.get(number, index) for number, index in altered.indexes.items()})
@@ -134,18 +134,18 @@ class Space:
             altered._build(self.tuples(), built)
         return altered
 
-    def redefined(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> Space:
+    def redefined(self, definition: SpaceDefinition, collations: Mapping[int, Collation]) -> EngineSpace:
         """Return a space defined by `definition`, with the same indexes; tuples are not checked."""
-        redefined = Space(definition, collations, self.views, self._dialect)
+        redefined = EngineSpace(definition, collations, self.views, self._dialect)
         redefined.sequence = self.sequence
         redefined._set_indexes(self.indexes)
         return redefined
 
-    def _kept_indexes(self, altered: Space) -> dict[int, Index]:
+    def _kept_indexes(self, altered: EngineSpace) -> dict[int, EngineIndex]:
         old_primary, new_primary = self.definition.primary_key, altered.definition.primary_key
         if old_primary is None or new_primary is None or old_primary.parts != new_primary.parts:
             return {}  # entries of secondary indexes end in the primary key
-        kept: dict[int, Index] = {}
+        kept: dict[int, EngineIndex] = {}
         for number, index in self.indexes.items():
             other = altered.indexes.get(number)
             if other is None or not _places_alike(index.definition, other.definition):
@@ -153,7 +153,7 @@ class Space:
             kept[number] = index
         return kept
 
-    def _build(self, tuples: Iterator[bytes], indexes: tuple[Index, ...]) -> None:
+    def _build(self, tuples: Iterator[bytes], indexes: tuple[EngineIndex, ...]) -> None:
         """Check `tuples` against the format and add them to `indexes`."""
         for raw in tuples:
             values = unpack(raw)
@@ -169,13 +169,13 @@ class Space:
             return iter(())
         return (raw for _, raw in self.primary.scan())
 
-    def duplicate(self, index: Index) -> errors.TarantoolError:
+    def duplicate(self, index: EngineIndex) -> errors.TarantoolError:
         """Return the error for a duplicate key in `index`."""
         return errors.TupleFound(
             f"Duplicate key exists in unique index '{index.definition.name}' in space '{self.name}'"
         )
 
-    def entries(self, old: Values | None, new: Values | None) -> Iterator[tuple[Index, list[Key], list[Key]]]:
+    def entries(self, old: Values | None, new: Values | None) -> Iterator[tuple[EngineIndex, list[Key], list[Key]]]:
         """Yield for each served index the entries that only `old` has, and all entries of `new`."""
         for index in self.served:
             added = index.key.entries(new) if new is not None else []

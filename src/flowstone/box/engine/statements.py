@@ -13,13 +13,13 @@ from typing import Any, Final
 from flowstone.box import sysview
 from flowstone.box.access import Privilege
 from flowstone.box.engine.foreign_keys import check_referrers, check_runnable, check_tuple
-from flowstone.box.engine.index import Index
+from flowstone.box.engine.index import EngineIndex
 from flowstone.box.engine.keys import Key, KeyKind, Span
 from flowstone.box.engine.paths import find, parse_path
 from flowstone.box.engine.read_view import contains, successor
 from flowstone.box.engine.sequence import SpaceSequence, check_sequence
-from flowstone.box.engine.space import Space, Values
-from flowstone.box.engine.transaction import ADMIN, Statement, Transaction
+from flowstone.box.engine.space import EngineSpace, Values
+from flowstone.box.engine.transaction import ADMIN, BoxTransaction, Statement
 from flowstone.box.update.update import Operation, UpdateRules, decode_operations, update_raw, upsert_raw
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
@@ -47,8 +47,8 @@ DELETE, UPSERT = RequestType.DELETE.value, RequestType.UPSERT.value
 
 
 def select(
-    txn: Transaction,
-    space: Space,
+    txn: BoxTransaction,
+    space: EngineSpace,
     index_id: int,
     *,
     iterator: int = EQ,
@@ -82,7 +82,7 @@ def select(
     return found_tuples
 
 
-def count(txn: Transaction, space: Space, index_id: int, *, iterator: int = EQ, key: bytes = EMPTY_KEY) -> int:
+def count(txn: BoxTransaction, space: EngineSpace, index_id: int, *, iterator: int = EQ, key: bytes = EMPTY_KEY) -> int:
     """Return the number of tuples that `select` would return."""
     check_access(txn, space, _READ)
     index = space.index(index_id)
@@ -94,14 +94,14 @@ def count(txn: Transaction, space: Space, index_id: int, *, iterator: int = EQ, 
     return txn.count(index, _span(space, index, iterator, values))
 
 
-def get(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes | None:
+def get(txn: BoxTransaction, space: EngineSpace, index_id: int, key: bytes) -> bytes | None:
     """Return the tuple with this key of a unique index, or None."""
     check_access(txn, space, _READ)
     index = space.index(index_id)
     return _find_visible(txn, space, index, _exact(space, index, key))
 
 
-def position_of(index: Index, tuple_: bytes) -> bytes:
+def position_of(index: EngineIndex, tuple_: bytes) -> bytes:
     """Return an opaque position from which a later `select` continues after `tuple_`."""
     entry = index.key.entries(unpack(tuple_))
     if len(entry) != 1:
@@ -109,7 +109,7 @@ def position_of(index: Index, tuple_: bytes) -> bytes:
     return base64.b64encode(pack(entry[0]))
 
 
-def insert(txn: Transaction, space: Space, raw: bytes, *, numbered: bool = True) -> bytes:
+def insert(txn: BoxTransaction, space: EngineSpace, raw: bytes, *, numbered: bool = True) -> bytes:
     """Insert a tuple and return it; with `numbered`, the sequence of the space, if any, fills a nil key."""
     raw, values = _checked_tuple(txn, space, raw, numbered=numbered)
     if space.primary is not None:
@@ -120,7 +120,7 @@ def insert(txn: Transaction, space: Space, raw: bytes, *, numbered: bool = True)
     return raw
 
 
-def replace(txn: Transaction, space: Space, raw: bytes) -> bytes:
+def replace(txn: BoxTransaction, space: EngineSpace, raw: bytes) -> bytes:
     raw, values = _checked_tuple(txn, space, raw)
     if space.primary is not None:
         old = txn.find_to_replace(space, space.primary, space.primary.key.entries(values)[0])
@@ -131,7 +131,7 @@ def replace(txn: Transaction, space: Space, raw: bytes) -> bytes:
     return raw
 
 
-def delete(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes | None:
+def delete(txn: BoxTransaction, space: EngineSpace, index_id: int, key: bytes) -> bytes | None:
     """Delete and return the tuple with this key. Log the row even if there is no such tuple, as servers do."""
     index = _index_to_write(txn, space, index_id)
     old = txn.find(index, _exact(space, index, key))
@@ -144,7 +144,7 @@ def delete(txn: Transaction, space: Space, index_id: int, key: bytes) -> bytes |
 
 
 def update(
-    txn: Transaction, space: Space, index_id: int, key: bytes, operations: bytes, index_base: int = 0
+    txn: BoxTransaction, space: EngineSpace, index_id: int, key: bytes, operations: bytes, index_base: int = 0
 ) -> bytes | None:
     """Return the new tuple, or None if no tuple has the key; then the operations are not even decoded."""
     index = _index_to_write(txn, space, index_id)
@@ -173,7 +173,7 @@ def update(
     return new
 
 
-def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_base: int = 0) -> None:
+def upsert(txn: BoxTransaction, space: EngineSpace, raw: bytes, operations: bytes, index_base: int = 0) -> None:
     """Insert the tuple, or apply the operations to the existing tuple with its primary key."""
     raw, values = _checked_tuple(txn, space, raw, numbered=False)
     primary = _primary(space)
@@ -197,7 +197,7 @@ def upsert(txn: Transaction, space: Space, raw: bytes, operations: bytes, index_
     txn.log(Statement(UPSERT, space, upsert_body(space, index_base, operations, raw)))
 
 
-def check_access(txn: Transaction, space: Space, privilege: int) -> None:
+def check_access(txn: BoxTransaction, space: EngineSpace, privilege: int) -> None:
     user = txn.user
     if user == ADMIN:
         return
@@ -210,7 +210,7 @@ def check_access(txn: Transaction, space: Space, privilege: int) -> None:
     access.check(user, privilege, "space", definition.id, definition.owner, definition.name)
 
 
-def check_writable(txn: Transaction, space: Space) -> None:
+def check_writable(txn: BoxTransaction, space: EngineSpace) -> None:
     box = txn.box
     if box.is_recovering:
         return
@@ -224,7 +224,9 @@ def check_writable(txn: Transaction, space: Space) -> None:
         raise errors.ViewIsRo(f"View '{space.name}' is read-only")
 
 
-def _checked_tuple(txn: Transaction, space: Space, raw: bytes, *, numbered: bool = True) -> tuple[bytes, Values]:
+def _checked_tuple(
+    txn: BoxTransaction, space: EngineSpace, raw: bytes, *, numbered: bool = True
+) -> tuple[bytes, Values]:
     """Check a new tuple; return it, with a number from the space's sequence if `numbered` (not for UPSERT)."""
     check_writable(txn, space)
     if space.definition.engine != BLACKHOLE:
@@ -239,7 +241,7 @@ def _checked_tuple(txn: Transaction, space: Space, raw: bytes, *, numbered: bool
     return raw, values
 
 
-def _check_fit(txn: Transaction, space: Space, raw: bytes, values: Values) -> None:
+def _check_fit(txn: BoxTransaction, space: EngineSpace, raw: bytes, values: Values) -> None:
     """Check a new tuple against the format and the constraints of its space."""
     if space.guards is None:
         space.format.check(raw, values)
@@ -247,13 +249,13 @@ def _check_fit(txn: Transaction, space: Space, raw: bytes, values: Values) -> No
         check_tuple(txn, space, raw, values)
 
 
-def _check_referrers(txn: Transaction, space: Space, old: bytes, new: bytes | None) -> None:
+def _check_referrers(txn: BoxTransaction, space: EngineSpace, old: bytes, new: bytes | None) -> None:
     """Check that no tuple refers to `old`, which is deleted or replaced by `new`."""
     if space.guards is not None:
         check_referrers(txn, space, old, new)
 
 
-def _numbered(txn: Transaction, numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[bytes, Values]:
+def _numbered(txn: BoxTransaction, numbering: SpaceSequence, raw: bytes, values: Values) -> tuple[bytes, Values]:
     """Return the tuple with the next number of its sequence in place of nil; an explicit number advances the sequence.
 
     Numbers are never reused: a transaction that is rolled back leaves a gap.
@@ -277,13 +279,13 @@ def _numbered(txn: Transaction, numbering: SpaceSequence, raw: bytes, values: Va
     return raw, unpack(raw)
 
 
-def _operations(space: Space, operations: bytes, index_base: int) -> tuple[Operation, ...]:
+def _operations(space: EngineSpace, operations: bytes, index_base: int) -> tuple[Operation, ...]:
     if index_base >= 1 << 31:
         index_base -= 1 << 32  # the server reads it as a signed 32-bit integer
     return decode_operations(operations, index_base=index_base, field_names=space.format.field_names)
 
 
-def _check_size(txn: Transaction, raw: bytes) -> None:
+def _check_size(txn: BoxTransaction, raw: bytes) -> None:
     size = len(raw) + TUPLE_HEAD_SIZE
     if size > txn.box.tuple_size_max and not txn.box.is_recovering:
         raise errors.MemtxMaxTupleSize(
@@ -292,26 +294,26 @@ def _check_size(txn: Transaction, raw: bytes) -> None:
         )
 
 
-def _primary(space: Space) -> Index:
+def _primary(space: EngineSpace) -> EngineIndex:
     if space.primary is None:
         raise errors.NoSuchIndexId(f"No index #0 is defined in space '{space.name}'")
     return space.primary
 
 
-def _index_to_write(txn: Transaction, space: Space, index_id: int) -> Index:
+def _index_to_write(txn: BoxTransaction, space: EngineSpace, index_id: int) -> EngineIndex:
     check_writable(txn, space)
     _primary(space)
     return space.index(index_id)
 
 
-def _exact(space: Space, index: Index, key: bytes) -> Key:
+def _exact(space: EngineSpace, index: EngineIndex, key: bytes) -> Key:
     _check_served(space, index)
     if not index.definition.unique:
         raise errors.MoreThanOneTuple("Get() doesn't support partial keys and non-unique indexes")
     return index.key.exact(unpack(key))
 
 
-def _is_point(index: Index, iterator: int, values: Any) -> bool:
+def _is_point(index: EngineIndex, iterator: int, values: Any) -> bool:
     """Return True if the key selects at most one tuple, whose entry can be computed from the key."""
     return (
         (iterator == EQ or (iterator == REQ and index.is_ordered))
@@ -323,7 +325,7 @@ def _is_point(index: Index, iterator: int, values: Any) -> bool:
     )
 
 
-def _span(space: Space, index: Index, iterator: int, values: Values) -> Span:
+def _span(space: EngineSpace, index: EngineIndex, iterator: int, values: Values) -> Span:
     _check_served(space, index)
     if iterator <= GT and (index.is_ordered or iterator in _OF_HASH):
         return index.key.span(iterator, values)
@@ -334,7 +336,7 @@ def _span(space: Space, index: Index, iterator: int, values: Values) -> Span:
     )
 
 
-def _check_served(space: Space, index: Index) -> None:
+def _check_served(space: EngineSpace, index: EngineIndex) -> None:
     if not index.is_served:
         kind = "functional" if index.definition.is_functional else index.definition.type.upper()
         raise errors.Unsupported(
@@ -343,7 +345,7 @@ def _check_served(space: Space, index: Index) -> None:
         )
 
 
-def _behind(index: Index, span: Span, position: bytes) -> Span:
+def _behind(index: EngineIndex, span: Span, position: bytes) -> Span:
     try:
         entry = unpack(base64.b64decode(position, validate=True))
     except (binascii.Error, ValueError, FlowstoneError):
@@ -358,24 +360,24 @@ def _behind(index: Index, span: Span, position: bytes) -> Span:
     return Span(successor(entry), span.high, False)
 
 
-def _visible(txn: Transaction, space: Space, index: Index, span: Span) -> Any:
+def _visible(txn: BoxTransaction, space: EngineSpace, index: EngineIndex, span: Span) -> Any:
     if space.definition.engine != "sysview":
         return txn.scan(index, span)
     return sysview.scan(txn, space, index, span)
 
 
-def _find_visible(txn: Transaction, space: Space, index: Index, key: Key) -> bytes | None:
+def _find_visible(txn: BoxTransaction, space: EngineSpace, index: EngineIndex, key: Key) -> bytes | None:
     if space.definition.engine != "sysview":
         return txn.find(index, key)
     return sysview.find(txn, space, index, key)
 
 
-def tuple_body(space: Space, raw: bytes) -> bytes:
+def tuple_body(space: EngineSpace, raw: bytes) -> bytes:
     """Return the body of an INSERT or REPLACE row."""
     return b"\x82\x10" + encode_uint(space.id) + b"\x21" + raw
 
 
-def _logged_key(space: Space, index: Index, key: bytes, old: bytes | None) -> tuple[Index, bytes]:
+def _logged_key(space: EngineSpace, index: EngineIndex, key: bytes, old: bytes | None) -> tuple[EngineIndex, bytes]:
     """Return the index and key to log: the primary key of `old`, as servers do, or the request's own if None."""
     if old is None or not index.definition.id:
         return index, key
@@ -384,7 +386,7 @@ def _logged_key(space: Space, index: Index, key: bytes, old: bytes | None) -> tu
     return primary, pack(parts)
 
 
-def key_body(space: Space, index: Index, index_base: int, key: bytes, operations: bytes = b"") -> bytes:
+def key_body(space: EngineSpace, index: EngineIndex, index_base: int, key: bytes, operations: bytes = b"") -> bytes:
     """Return the body of a DELETE or UPDATE row."""
     parts = [b"\x10" + encode_uint(space.id)]
     if index.definition.id:
@@ -397,7 +399,7 @@ def key_body(space: Space, index: Index, index_base: int, key: bytes, operations
     return bytes((0x80 + len(parts),)) + b"".join(parts)
 
 
-def upsert_body(space: Space, index_base: int, operations: bytes, raw: bytes) -> bytes:
+def upsert_body(space: EngineSpace, index_base: int, operations: bytes, raw: bytes) -> bytes:
     """Return the body of an UPSERT row."""
     base = b"\x15" + encode_uint(index_base) if index_base else b""
     head = bytes((0x83 + bool(index_base),))

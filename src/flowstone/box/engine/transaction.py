@@ -1,6 +1,6 @@
 """Transactions: groups of statements that take effect, and are rolled back, together.
 
-`Transaction` changes the live indexes at once and records how to undo the changes. It serves autocommit, recovery,
+`BoxTransaction` changes the live indexes at once and records how to undo the changes. It serves autocommit, recovery,
 replication and DDL, which never yield to other tasks before they end. `InteractiveTransaction` may stay open while it
 waits for its client: it reads from a view opened by its first statement, keeps its writes to itself, and checks at
 commit that everything it read is unchanged; the first committer wins. Both only collect the rows for the log; the node
@@ -14,11 +14,11 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, TypeVar
 
 from flowstone.box.ddl.alter import on_change
-from flowstone.box.engine.index import WHOLE, Index
+from flowstone.box.engine.index import WHOLE, EngineIndex
 from flowstone.box.engine.keys import Key, Span
 from flowstone.box.engine.pending_definitions import PendingDefinitions, check_change
 from flowstone.box.engine.read_view import Changes, KeyOrder, Layer, ReadView, Spans, successor
-from flowstone.box.engine.space import Space, Values
+from flowstone.box.engine.space import EngineSpace, Values
 from flowstone.box.system import FIRST_SYSTEM_SPACE_ID, FIRST_USER_SPACE_ID, TRUNCATE_ID
 from flowstone.iproto import constants, errors
 from flowstone.iproto.msgpack import pack, unpack
@@ -32,14 +32,14 @@ ADMIN: Final = 1
 
 T = TypeVar("T")
 
-Undo = tuple[Index, Key, bytes | None] | Callable[[], None]
+Undo = tuple[EngineIndex, Key, bytes | None] | Callable[[], None]
 
 
 class Statement(NamedTuple):
     """One row for the log. `body` is its MessagePack map; `space` is None for a row without a space (NOP)."""
 
     type: int
-    space: Space | None
+    space: EngineSpace | None
     body: bytes
 
     @property
@@ -62,7 +62,7 @@ class Isolation(IntEnum):
 _READING_CONFIRMED: Final = (Isolation.READ_CONFIRMED, Isolation.LINEARIZABLE)
 
 
-class Transaction:
+class BoxTransaction:
     """Statements that take effect at once; `rollback` undoes all of them, newest first."""
 
     is_interactive = False
@@ -96,23 +96,23 @@ class Transaction:
         """Make the commit wait for a quorum even if no space is synchronous."""
         self._is_made_sync = True
 
-    def space(self, space: int | str) -> Space:
+    def space(self, space: int | str) -> EngineSpace:
         return self.box.space(space)
 
-    def find(self, index: Index, key: Key) -> bytes | None:
+    def find(self, index: EngineIndex, key: Key) -> bytes | None:
         return index.map.get(key)
 
-    def find_to_replace(self, space: Space, index: Index, key: Key) -> bytes | None:
+    def find_to_replace(self, space: EngineSpace, index: EngineIndex, key: Key) -> bytes | None:
         """Same as `find`, for statements that overwrite the tuple without reading it."""
         return index.map.get(key)
 
-    def scan(self, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
+    def scan(self, index: EngineIndex, span: Span) -> Iterator[tuple[Key, bytes]]:
         return index.scan(span)
 
-    def count(self, index: Index, span: Span) -> int:
+    def count(self, index: EngineIndex, span: Span) -> int:
         return index.count(span)
 
-    def random(self, index: Index, number: int) -> bytes | None:
+    def random(self, index: EngineIndex, number: int) -> bytes | None:
         """Return the tuple at position `number` of `index`, modulo the number of tuples."""
         return index.random(number)
 
@@ -123,7 +123,12 @@ class Transaction:
             self.statements.append(statement)
 
     def write(
-        self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
+        self,
+        space: EngineSpace,
+        old: bytes | None,
+        new: bytes | None,
+        old_values: Values | None,
+        new_values: Values | None,
     ) -> None:
         """Replace tuple `old` by `new`; either may be None.
 
@@ -153,7 +158,7 @@ class Transaction:
         if FIRST_SYSTEM_SPACE_ID <= space.definition.id < FIRST_USER_SPACE_ID:
             self._alter(space, old_values, new_values, mark)
 
-    def put_along(self, space: Space, row: Values) -> None:
+    def put_along(self, space: EngineSpace, row: Values) -> None:
         """Write and log a row of a system space as part of the current statement; access rights are not checked."""
         assert space.primary is not None
         old = self.find(space.primary, space.primary.key.entries(row)[0])
@@ -161,10 +166,10 @@ class Transaction:
         body = pack({constants.Key.SPACE_ID.value: space.id, constants.Key.TUPLE.value: row})
         self.log(Statement(constants.RequestType.REPLACE.value, space, body))
 
-    def _set(self, index: Index, key: Key, value: bytes | None) -> None:
+    def _set(self, index: EngineIndex, key: Key, value: bytes | None) -> None:
         self._undo.append((index, key, index.set(key, value)))
 
-    def _alter(self, space: Space, old: Values | None, new: Values | None, mark: int) -> None:
+    def _alter(self, space: EngineSpace, old: Values | None, new: Values | None, mark: int) -> None:
         before = {} if self.box.is_recovering and not self.keeps_spaces else dict(self.box.spaces)
         try:
             undo = on_change(self, space, old, new)
@@ -218,7 +223,7 @@ class Transaction:
                 view.spaces = dict(entry.spaces)
 
 
-class InteractiveTransaction(Transaction):
+class InteractiveTransaction(BoxTransaction):
     """A transaction that may stay open between statements; others see its changes only after `prepare`.
 
     It reads the data as of its first statement, and holds no resources before that. After a failure every call,
@@ -237,12 +242,12 @@ class InteractiveTransaction(Transaction):
 
     def _forget(self) -> None:
         self._view: ReadView | None = None
-        self._writes: dict[Index, Changes] = {}
-        self._orders: dict[Index, KeyOrder] = {}
-        self._spaces: dict[int, Space] = {}
+        self._writes: dict[EngineIndex, Changes] = {}
+        self._orders: dict[EngineIndex, KeyOrder] = {}
+        self._spaces: dict[int, EngineSpace] = {}
         self._guards: dict[int, Guards | None] = {}
-        self._keys_read: dict[Index, dict[Key, None]] = {}
-        self._spans_read: dict[Index, list[Span]] = {}
+        self._keys_read: dict[EngineIndex, dict[Key, None]] = {}
+        self._spans_read: dict[EngineIndex, list[Span]] = {}
         self._changes: list[tuple[int, bytes | None, bytes | None]] = []
         self._pending: PendingDefinitions | None = None
 
@@ -260,7 +265,7 @@ class InteractiveTransaction(Transaction):
         """Roll back and close the transaction; every later call raises NoTransaction."""
         self.fail(errors.NoTransaction("No active transaction"))
 
-    def space(self, space: int | str) -> Space:
+    def space(self, space: int | str) -> EngineSpace:
         self.check()
         current = self.box.space(space)
         if self.isolation is Isolation.LINEARIZABLE:
@@ -289,23 +294,23 @@ class InteractiveTransaction(Transaction):
                 self._fail_by_conflict()
         return self._view
 
-    def find(self, index: Index, key: Key) -> bytes | None:
+    def find(self, index: EngineIndex, key: Key) -> bytes | None:
         found = self._find(index, key)
         self._keys_read.setdefault(index, {})[key] = None
         return found
 
-    def _find(self, index: Index, key: Key) -> bytes | None:
+    def _find(self, index: EngineIndex, key: Key) -> bytes | None:
         view = self._opened()
         writes = self._writes.get(index)
         if writes is not None and key in writes:
             return writes[key]
         return view.get(index, key)
 
-    def find_to_replace(self, space: Space, index: Index, key: Key) -> bytes | None:
+    def find_to_replace(self, space: EngineSpace, index: EngineIndex, key: Key) -> bytes | None:
         """Overwriting is not a read, unless the old tuple determines which secondary entries to delete."""
         return self._find(index, key) if len(space.served) == 1 else self.find(index, key)
 
-    def scan(self, index: Index, span: Span) -> Iterator[tuple[Key, bytes]]:
+    def scan(self, index: EngineIndex, span: Span) -> Iterator[tuple[Key, bytes]]:
         """Yield the entries of `span`, and record the part that was consumed as read; all of it if the scan ends."""
         source = self._opened().source(index)
         writes = self._writes.get(index)
@@ -319,10 +324,10 @@ class InteractiveTransaction(Transaction):
             yield key, value
         spans[place] = span if index.is_ordered else WHOLE
 
-    def count(self, index: Index, span: Span) -> int:
+    def count(self, index: EngineIndex, span: Span) -> int:
         return sum(1 for _ in self.scan(index, span))
 
-    def random(self, index: Index, number: int) -> bytes | None:
+    def random(self, index: EngineIndex, number: int) -> bytes | None:
         """Read the whole index: the result depends on all tuples."""
         tuples = [raw for _, raw in self.scan(index, WHOLE)]
         return tuples[number % len(tuples)] if tuples else None
@@ -331,7 +336,7 @@ class InteractiveTransaction(Transaction):
         self.check()
         super().log(statement)
 
-    def _set(self, index: Index, key: Key, value: bytes | None) -> None:
+    def _set(self, index: EngineIndex, key: Key, value: bytes | None) -> None:
         self._opened()
         writes = self._writes.get(index)
         if writes is None:
@@ -342,7 +347,12 @@ class InteractiveTransaction(Transaction):
         writes[key] = value
 
     def write(
-        self, space: Space, old: bytes | None, new: bytes | None, old_values: Values | None, new_values: Values | None
+        self,
+        space: EngineSpace,
+        old: bytes | None,
+        new: bytes | None,
+        old_values: Values | None,
+        new_values: Values | None,
     ) -> None:
         super().write(space, old, new, old_values, new_values)
         self._changes.append((space.id, old, new))
@@ -351,15 +361,15 @@ class InteractiveTransaction(Transaction):
     def _forget_change(self) -> None:
         self._changes.pop()
 
-    def _alter(self, space: Space, old: Values | None, new: Values | None, mark: int) -> None:
+    def _alter(self, space: EngineSpace, old: Values | None, new: Values | None, mark: int) -> None:
         if self._pending is None:
             self._pending = PendingDefinitions(self.box)
         undo = self._pending.note(space.id, old, new)
         if undo is not None:
             self._undo.append(undo)
 
-    def prepare(self) -> Transaction:
-        """Apply the writes to the box and return them as a `Transaction` that can still be rolled back.
+    def prepare(self) -> BoxTransaction:
+        """Apply the writes to the box and return them as a `BoxTransaction` that can still be rolled back.
 
         Raise error 97 (transaction conflict) if data that this transaction read has changed. Either way this
         transaction ends.
@@ -371,7 +381,7 @@ class InteractiveTransaction(Transaction):
                 raise errors.IllegalParams(f"Illegal parameters, {problem}")
             if self.statements or self._writes:
                 self._validate()
-            prepared = Transaction(self.box, self.user)
+            prepared = BoxTransaction(self.box, self.user)
             if self._pending is not None:
                 self._repeat(prepared)
             else:
@@ -385,7 +395,7 @@ class InteractiveTransaction(Transaction):
         finally:
             self.end()
 
-    def _repeat(self, prepared: Transaction) -> None:
+    def _repeat(self, prepared: BoxTransaction) -> None:
         """Apply the changes in order: changes of system spaces determine the spaces and rules of later ones."""
         primaries = {number: space.primary for number, space in self._spaces.items()}
         try:
@@ -429,7 +439,7 @@ class _Altered:
 
     __slots__ = ("_undo", "spaces")
 
-    def __init__(self, undo: Callable[[], None], spaces: dict[int, Space]) -> None:
+    def __init__(self, undo: Callable[[], None], spaces: dict[int, EngineSpace]) -> None:
         self._undo = undo
         self.spaces = spaces
 
@@ -463,14 +473,14 @@ def _covered(span: Span, last: Key) -> Span:
     return Span(last, span.high, True) if span.reverse else Span(span.low, successor(last), False)
 
 
-def _check_linearizable(space: Space) -> None:
+def _check_linearizable(space: EngineSpace) -> None:
     """Raise Unsupported for an asynchronous space: its latest commits on other members cannot be known."""
     definition = space.definition
     if not (definition.is_sync or definition.is_temporary or definition.is_local):
         raise errors.Unsupported(f'space "{space.name}" does not support linearizable operations')
 
 
-def _primary_changed(space: Space) -> errors.TarantoolError:
+def _primary_changed(space: EngineSpace) -> errors.TarantoolError:
     """Return the error for a write that used an index which is no longer the primary one."""
     return errors.Unsupported(
         f"Flowstone does not support writing to space '{space.name}' in the transaction that changes its primary index;"

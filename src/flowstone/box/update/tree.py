@@ -55,7 +55,7 @@ class Untyped:
         return self
 
 
-class Node:
+class TreeNode:
     """A value of the tuple. This base class is an unchanged value; `raw` is the original MessagePack."""
 
     __slots__ = ("raw",)
@@ -63,11 +63,11 @@ class Node:
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
 
-    def opened(self, operation: Operation, steps: Steps) -> Node:
+    def opened(self, operation: Operation, steps: Steps) -> TreeNode:
         """Return the node that replaces this one before the operation is applied, and stays if the operation fails."""
         return self
 
-    def apply(self, operation: Operation, steps: Steps) -> Node:
+    def apply(self, operation: Operation, steps: Steps) -> TreeNode:
         """Apply the operation at the end of `steps`; return the node that replaces this one."""
         return Bar(self.raw, operation, steps)
 
@@ -75,7 +75,7 @@ class Node:
         return self.raw
 
 
-class Scalar(Node):
+class Scalar(TreeNode):
     """A value that was replaced as a whole."""
 
     __slots__ = ("result",)
@@ -84,14 +84,14 @@ class Scalar(Node):
         super().__init__(raw)
         self.result = result
 
-    def apply(self, operation: Operation, steps: Steps) -> Node:
+    def apply(self, operation: Operation, steps: Steps) -> TreeNode:
         raise changed_twice(operation)
 
     def packed(self, typed: Typed | None) -> bytes:
         return _packed(self.result, typed)
 
 
-class Bar(Node):
+class Bar(TreeNode):
     """A value with a single operation somewhere inside."""
 
     __slots__ = ("code", "key", "operation", "parent_at", "path", "point_at", "point_end", "result")
@@ -158,7 +158,7 @@ class Bar(Node):
         else:
             self.result = compute(self.operation, self.raw[self.point_at : self.point_end])
 
-    def opened(self, operation: Operation, steps: Steps) -> Node:
+    def opened(self, operation: Operation, steps: Steps) -> TreeNode:
         return _branch(self, operation, steps)
 
     def moved_into(self, start: int, end: int, path: Steps) -> Bar:
@@ -210,28 +210,28 @@ class Bar(Node):
             at = end_of(self.raw, value_at)
 
 
-class Route(Node):
+class Route(TreeNode):
     """A value with several operations, all inside the container at the end of `path`."""
 
     __slots__ = ("hop_at", "hop_end", "next_hop", "path")
 
-    def __init__(self, raw: bytes, path: Steps, next_hop: Node, hop_at: int, hop_end: int) -> None:
+    def __init__(self, raw: bytes, path: Steps, next_hop: TreeNode, hop_at: int, hop_end: int) -> None:
         super().__init__(raw)
         self.path = path
         self.next_hop = next_hop
         self.hop_at = hop_at
         self.hop_end = hop_end
 
-    def opened(self, operation: Operation, steps: Steps) -> Node:
+    def opened(self, operation: Operation, steps: Steps) -> TreeNode:
         return self if steps[: len(self.path)] == self.path else _branch(self, operation, steps)
 
-    def apply(self, operation: Operation, steps: Steps) -> Node:
+    def apply(self, operation: Operation, steps: Steps) -> TreeNode:
         if len(steps) == len(self.path):
             raise no_such_field(operation)
         self.next_hop = self.next_hop.apply(operation, steps[len(self.path) :])
         return self
 
-    def moved_into(self, start: int, end: int, path: Steps) -> Node:
+    def moved_into(self, start: int, end: int, path: Steps) -> TreeNode:
         if not path:
             return self.next_hop
         return Route(self.raw[start:end], path, self.next_hop, self.hop_at - start, self.hop_end - start)
@@ -243,7 +243,7 @@ class Route(Node):
         return self.raw[: self.hop_at] + self.next_hop.packed(typed) + self.raw[self.hop_end :]
 
 
-class Array(Node):
+class Array(TreeNode):
     """A decomposed array; the tuple itself is one."""
 
     __slots__ = ("items",)
@@ -251,9 +251,9 @@ class Array(Node):
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
         # Bytes stand for an unchanged node: most fields of a tuple stay unchanged.
-        self.items: list[bytes | Node] = list(elements_of(raw))
+        self.items: list[bytes | TreeNode] = list(elements_of(raw))
 
-    def apply(self, operation: Operation, steps: Steps) -> Node:
+    def apply(self, operation: Operation, steps: Steps) -> TreeNode:
         step, rest = _first(operation, steps)
         if not isinstance(step, int):
             raise failed(operation, "can't update an array by a non-numeric index")
@@ -266,7 +266,7 @@ class Array(Node):
             del self.items[at : at + operation.arguments[0]]
             return self
         item = self.items[at]
-        node = Node(item) if isinstance(item, bytes) else item
+        node = TreeNode(item) if isinstance(item, bytes) else item
         if rest:
             self.items[at] = opened = node.opened(operation, rest)
             self.items[at] = opened.apply(operation, rest)
@@ -287,13 +287,13 @@ class _Item:
 
     __slots__ = ("key", "node", "tail")
 
-    def __init__(self, key: str | None, node: Node, tail: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, key: str | None, node: TreeNode, tail: list[tuple[bytes, bytes]]) -> None:
         self.key = key
         self.node = node
         self.tail = tail
 
 
-class Map(Node):
+class Map(TreeNode):
     """A decomposed map. Keys that operations refer to are written first, most recent first, as servers do."""
 
     __slots__ = ("items", "size")
@@ -308,15 +308,15 @@ class Map(Node):
             end = end_of(raw, value_at)
             pairs.append((raw[at:value_at], raw[value_at:end]))
             at = end
-        self.items = [_Item(None, Node(b""), pairs)]
+        self.items = [_Item(None, TreeNode(b""), pairs)]
 
-    def put(self, key: str, node: Node) -> None:
+    def put(self, key: str, node: TreeNode) -> None:
         """Make `node` the value of `key`, which must exist."""
         item = self._split_at(key)
         assert item is not None
         item.node = node
 
-    def apply(self, operation: Operation, steps: Steps) -> Node:
+    def apply(self, operation: Operation, steps: Steps) -> TreeNode:
         key, rest = _first(operation, steps)
         if not isinstance(key, str):
             raise failed(operation, "can't update a map by not a string key")
@@ -336,14 +336,14 @@ class Map(Node):
             item.node = _changed(item.node, operation)
         elif operation.code in "=!":
             self.size += 1
-            self.items.insert(0, _Item(key, Node(operation.value), []))
+            self.items.insert(0, _Item(key, TreeNode(operation.value), []))
         else:
             raise no_such_field(operation)
         return self
 
     def _delete(self, item: _Item | None) -> None:
         if item is not None:
-            item.key, item.node = None, Node(b"")
+            item.key, item.node = None, TreeNode(b"")
             self.size -= 1
 
     def _find(self, key: str) -> _Item | None:
@@ -357,10 +357,10 @@ class Map(Node):
                     continue
                 after = item.tail[number + 1 :]
                 if number == 0 and item.key is None:
-                    item.key, item.node, item.tail = key, Node(value), after
+                    item.key, item.node, item.tail = key, TreeNode(value), after
                     return item
                 item.tail = item.tail[:number]
-                self.items.insert(0, _Item(key, Node(value), after))
+                self.items.insert(0, _Item(key, TreeNode(value), after))
                 return self.items[0]
         return None
 
@@ -374,7 +374,7 @@ class Map(Node):
         return b"".join(parts)
 
 
-def _branch(node: Bar | Route, operation: Operation, steps: Steps) -> Node:
+def _branch(node: Bar | Route, operation: Operation, steps: Steps) -> TreeNode:
     """Return `node` with the container decomposed at which the new operation's path diverges from the old one."""
     raw, at, common = node.raw, 0, 0
     while True:
@@ -478,11 +478,11 @@ def _with_field(operation: Operation, step: int, at: int) -> Operation:
     return Operation(operation.code, at, operation.arguments, operation.path, operation.text, operation.value)
 
 
-def _changed(node: Node, operation: Operation) -> Node:
+def _changed(node: TreeNode, operation: Operation) -> TreeNode:
     """Return `node` after an operation on the whole value. `=` overrides earlier operations."""
     if operation.code == "=":
         return Scalar(node.raw, operation.value)
-    if type(node) is not Node:
+    if type(node) is not TreeNode:
         raise changed_twice(operation)
     return Scalar(node.raw, compute(operation, node.raw))
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from flowstone.cli.demo.cluster import Cluster, Status
+    from flowstone.cli.demo.cluster import Cluster, DemoStatus
     from flowstone.cli.demo.sales import Shop
 
 REFRESH_SECONDS: Final = 0.5
@@ -28,7 +28,7 @@ class Board:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._statuses: dict[str, Status | None] = {}
+        self._statuses: dict[str, DemoStatus | None] = {}
         self._running: frozenset[str] = frozenset()
         self._rate = 0.0
         self._last: tuple[float, int] | None = None
@@ -67,7 +67,7 @@ class Board:
                     self._console.print(f"  {self._line(shop.answered, progress())}", highlight=False)
                 await asyncio.sleep(REFRESH_SECONDS)
 
-    def _note(self, cluster: Cluster, statuses: Mapping[str, Status | None]) -> None:
+    def _note(self, cluster: Cluster, statuses: Mapping[str, DemoStatus | None]) -> None:
         """Record the statuses. A running node that is too busy to answer in time keeps its last one."""
         self._running = frozenset(member.name for member in cluster.members if member.is_running)
         for name, status in statuses.items():

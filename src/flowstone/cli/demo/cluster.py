@@ -36,7 +36,7 @@ class NotReady(FlowstoneError):
 
 
 @dataclass(frozen=True)
-class Status:
+class DemoStatus:
     """The status of a node, from its `box.info`."""
 
     state: str
@@ -46,7 +46,7 @@ class Status:
 
 
 @dataclass
-class Member:
+class DemoMember:
     """A node process. Its port and its directory stay the same when it is restarted."""
 
     name: str
@@ -100,7 +100,7 @@ class Member:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    async def status(self) -> Status | None:
+    async def status(self) -> DemoStatus | None:
         """Return the status; None if the node does not answer."""
         if not self.is_running:
             return None
@@ -110,7 +110,7 @@ class Member:
         except FlowstoneError:
             return None
         election = info["election"]
-        return Status(election["state"], election["term"], dict(info["vclock"]), not info["ro"])
+        return DemoStatus(election["state"], election["term"], dict(info["vclock"]), not info["ro"])
 
 
 @dataclass
@@ -118,10 +118,10 @@ class Cluster:
     """The three nodes, with their files in `directory`."""
 
     directory: Path
-    members: list[Member] = field(init=False)
+    members: list[DemoMember] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.members = [Member(name, self.directory / name, free_port()) for name in NAMES]
+        self.members = [DemoMember(name, self.directory / name, free_port()) for name in NAMES]
         peers = ",".join(f"{LOGIN[0]}:{LOGIN[1]}@{member.address}" for member in self.members)
         for member in self.members:
             member.peers = peers
@@ -138,7 +138,7 @@ class Cluster:
         for member in self.members:
             member.stop()
 
-    async def leader(self, seconds: float = SECONDS) -> Member:
+    async def leader(self, seconds: float = SECONDS) -> DemoMember:
         """Wait for a leader that is writable, and return it; raise NotReady if none appears within `seconds`."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -150,7 +150,7 @@ class Cluster:
             await asyncio.sleep(POLL_SECONDS)
         raise NotReady(f"no leader within {seconds:g} s", hint=f"see {self.members[0].log}")
 
-    async def statuses(self) -> dict[str, Status | None]:
+    async def statuses(self) -> dict[str, DemoStatus | None]:
         found = await asyncio.gather(*(member.status() for member in self.members))
         return dict(zip(NAMES, found, strict=True))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flowstone.cli.demo.board import Board
-from flowstone.cli.demo.cluster import Cluster, Member, NotReady
+from flowstone.cli.demo.cluster import Cluster, DemoMember, NotReady
 from flowstone.cli.demo.replication import LOGIN
 from flowstone.cli.demo.sales import Shop
 
@@ -42,7 +42,7 @@ class Scale:
 
 
 @dataclass
-class Mirror:
+class DemoMirror:
     """A `flowstone mirror` process, and the last events that it printed."""
 
     process: asyncio.subprocess.Process
@@ -51,7 +51,7 @@ class Mirror:
     stopped: dict[str, Any] | None = None
 
     @classmethod
-    async def start(cls, members: list[Member], lake: Path, log: Path) -> Mirror:
+    async def start(cls, members: list[DemoMember], lake: Path, log: Path) -> DemoMirror:
         uris = ",".join(member.address for member in members)
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
@@ -102,7 +102,7 @@ class Story:
         self._cluster = Cluster(directory)
         self._shop = Shop(self._cluster.leader, scale.customers, scale.rate)
         self._lake = directory / "lake"
-        self._mirror: Mirror | None = None
+        self._mirror: DemoMirror | None = None
         self._board = Board(console)
         self._began = time.monotonic()
 
@@ -146,13 +146,13 @@ class Story:
             "All changes are synchronous: acknowledged when two of the three nodes have them."
         )
 
-    async def _mirroring(self, stack: AsyncExitStack) -> Mirror:
+    async def _mirroring(self, stack: AsyncExitStack) -> DemoMirror:
         self._title("Spark mirrors the shop into Delta tables")
         leader = await self._cluster.leader()
         # Followers first: rows that the mirror reads from a follower are not lost with the leader.
         members = [each for each in self._cluster.members if each is not leader] + [leader]
         self._shell(f"flowstone mirror {','.join(each.address for each in members)} lake &")
-        mirror = await Mirror.start(members, self._lake, self._directory / "mirror.log")
+        mirror = await DemoMirror.start(members, self._lake, self._directory / "mirror.log")
         stack.push_async_callback(mirror.stop)
         await self._running(stack, mirror.listen())
         self._mirror = mirror
@@ -160,7 +160,7 @@ class Story:
         self._say("The snapshot is in the lake. The mirror now follows the log, batch by batch.")
         return mirror
 
-    async def _killing(self) -> Member:
+    async def _killing(self) -> DemoMember:
         leader = await self._cluster.leader()
         assert leader.process is not None
         self._title("The leader is killed")
@@ -175,14 +175,14 @@ class Story:
         )
         return leader
 
-    async def _returning(self, killed: Member) -> None:
+    async def _returning(self, killed: DemoMember) -> None:
         self._title("The killed node comes back")
         self._shell(f"flowstone serve --listen {killed.address} … &    # {killed.name}")
         killed.start()
         await self._until(f"{killed.name} to follow", lambda: self._board.state(killed.name) == "follower", None)
         self._say(f"[bold]{killed.name}[/] follows. It has rolled back the changes that no other node had.")
 
-    async def _closing(self, mirror: Mirror) -> None:
+    async def _closing(self, mirror: DemoMirror) -> None:
         self._title("The shop closes")
         self._shop.is_open = False
         place = await self._cluster.until_equal()
@@ -259,7 +259,7 @@ class Story:
         ends = time.monotonic() + seconds
         await self._until("the end of the act", lambda: time.monotonic() >= ends, self._mirror)
 
-    async def _until(self, what: str, condition: Callable[[], bool], mirror: Mirror | None) -> None:
+    async def _until(self, what: str, condition: Callable[[], bool], mirror: DemoMirror | None) -> None:
         """Show the board until `condition` holds; raise NotReady if the mirror exits, or on a timeout."""
         deadline = time.monotonic() + START_SECONDS + self._scale.seconds
         async with self._board.shown(self._cluster, self._shop, lambda: self._mirror.progress if self._mirror else {}):

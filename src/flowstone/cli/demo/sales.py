@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from flowstone.cli.demo.cluster import Member, call
+from flowstone.cli.demo.cluster import DemoMember, call
 from flowstone.client.connection import Connection
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
@@ -41,7 +41,7 @@ class Shop:
     `orders` has the ids of acknowledged orders that were not cancelled, `uncertain` those whose outcome is unknown.
     """
 
-    leader: Callable[[], Coroutine[Any, Any, Member]]
+    leader: Callable[[], Coroutine[Any, Any, DemoMember]]
     customers: int
     rate: int
     answered: int = 0

@@ -17,7 +17,7 @@ from flowstone.iproto.row import Row
 from flowstone.outside import Outside
 from flowstone.replication.limbo.control_rows import Confirm, Promote, Rollback
 from flowstone.xlog.meta import FileType, Meta
-from flowstone.xlog.transactions import Transaction, make_transaction
+from flowstone.xlog.transactions import LogTransaction, make_transaction
 from flowstone.xlog.writer import LogWriter, SnapWriter
 
 CUSTOMERS, PRODUCTS, ORDERS = 512, 513, 514
@@ -70,7 +70,7 @@ class _Shop:
         self._now = now
         self._lsn = 0
 
-    def first_day(self) -> Iterator[Transaction]:
+    def first_day(self) -> Iterator[LogTransaction]:
         yield self._vote(term=2)
         yield self._control(RequestType.RAFT_PROMOTE, Promote(0, 0, 2).encode())
         yield self._transaction(self._insert(CUSTOMERS, (3, "Alan", "Manchester")))
@@ -83,7 +83,7 @@ class _Shop:
         yield self._control(RequestType.RAFT_ROLLBACK, Rollback(ME, withdrawn).encode())
         yield self._transaction(self._change(PRODUCTS, 2, [("=", 2, Decimal("139.00"))]))
 
-    def second_day(self) -> Iterator[Transaction]:
+    def second_day(self) -> Iterator[LogTransaction]:
         yield self._transaction(self._insert(CUSTOMERS, (5, "Barbara", "Los Angeles")))
         yield self._transaction(self._row(RequestType.DELETE, {Key.SPACE_ID: CUSTOMERS, Key.KEY: (2,)}))
         yield self._transaction(self._change(PRODUCTS, 1, [("+", 3, 10)]))
@@ -103,10 +103,10 @@ class _Shop:
         body = {Key.SPACE_ID: space_id, Key.KEY: (key,), Key.TUPLE: operations}
         return self._row(RequestType.UPDATE, body)
 
-    def _transaction(self, *rows: Row, flags: int = 0) -> Transaction:
+    def _transaction(self, *rows: Row, flags: int = 0) -> LogTransaction:
         return make_transaction(rows, flags)
 
-    def _sale(self, order: int, *, customer: int, product: int) -> Transaction:
+    def _sale(self, order: int, *, customer: int, product: int) -> LogTransaction:
         """Return one transaction of two rows: the order, and the stock reduced by one."""
         moment = Datetime(int(self._now))
         rows = (
@@ -115,10 +115,10 @@ class _Shop:
         )
         return self._transaction(*rows, flags=SYNCHRONOUS)
 
-    def _control(self, kind: RequestType, body: bytes) -> Transaction:
+    def _control(self, kind: RequestType, body: bytes) -> LogTransaction:
         return self._transaction(self._numbered(kind, body))
 
-    def _vote(self, term: int) -> Transaction:
+    def _vote(self, term: int) -> LogTransaction:
         """Return the local row in which an instance records its vote."""
         body = pack({RaftKey.TERM.value: term, RaftKey.VOTE.value: ME})
         row = Row(RequestType.RAFT.value, group_id=GROUP_LOCAL, lsn=1, tsn=1, timestamp=self._now, body=body)

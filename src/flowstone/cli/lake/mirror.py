@@ -18,8 +18,7 @@ import typer
 
 from flowstone.cli import extras
 from flowstone.cli.console import OK, UsageError, note_compilation, say
-from flowstone.cli.http_options import HttpListen, HttpToken, place_of
-from flowstone.cli.http_options import Place as HttpPlace
+from flowstone.cli.http_options import HttpListen, HttpPlace, HttpToken, place_of
 from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
 from flowstone.cli.logs.play import PASSWORD_HELP, USERNAME_VARIABLE, address
 from flowstone.cli.logs.row_options import DecimalScale, advice
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from flowstone.iproto.uri import Uri
     from flowstone.spark.mirror.mirror import Mirror
-    from flowstone.spark.mirror.progress import Event, Progress
+    from flowstone.spark.mirror.progress import MirrorEvent, MirrorProgress
     from flowstone.spark.mirror.start_checks import Source
 
 EXAMPLE = (
@@ -196,18 +195,18 @@ def mirror(
     extras.need("spark", "flowstone mirror")
     from flowstone.columns.arrow_columns import ColumnOptions
     from flowstone.lake.masks import Masking
-    from flowstone.spark.mirror.choice import Choice
-    from flowstone.spark.mirror.mirror import Mirror, MirrorOptions, Place
+    from flowstone.spark.mirror.choice import MirrorChoice
+    from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
     from flowstone.spark.mirror.start_checks import check_start
 
     note_compilation()
     place = place_of(http_listen, http_token)
     places: list[Source] = [_source(text, username, password) for text in sources]
     with _usage_errors():
-        choice = Choice.parse(space or (), exclude or (), columns or ())
+        choice = MirrorChoice.parse(space or (), exclude or (), columns or ())
         masking = Masking.parse(mask or (), mask_salt)
         has_live = any(not isinstance(each, str) for each in places)
-        where = Place.of(lake, spool, is_masked=bool(masking), has_live=has_live)
+        where = LakePlace.of(lake, spool, is_masked=bool(masking), has_live=has_live)
     options = MirrorOptions(
         choice=choice,
         masking=masking,
@@ -297,7 +296,7 @@ def stopped_by_signals(job: Mirror) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watched(teller: Teller, place: HttpPlace | None, lake: str, stack: ExitStack) -> Callable[[Event], None]:
+def _watched(teller: Teller, place: HttpPlace | None, lake: str, stack: ExitStack) -> Callable[[MirrorEvent], None]:
     """Return the handler of events: the teller and, if `place` is given, the metrics served over HTTP there."""
     if place is None:
         return teller.tell
@@ -307,7 +306,7 @@ def _watched(teller: Teller, place: HttpPlace | None, lake: str, stack: ExitStac
     metrics = MirrorMetrics(lake)
     place.tell(stack.enter_context(BackgroundServer(lambda: place.server(metrics))).url)
 
-    def tell(event: Event) -> None:
+    def tell(event: MirrorEvent) -> None:
         metrics.note(event)
         teller.tell(event)
 
@@ -337,29 +336,29 @@ class Teller:
         self._log_format = log_format
         self._now = now
         self._line_at = now()
-        self._unsaid: Progress | None = None
+        self._unsaid: MirrorProgress | None = None
         self._screen = screen if screen is not None else sys.stderr
         self._is_terminal = self._screen is not None and self._screen.isatty()
         self._live: Live | None = None
         self._lock = threading.Lock()
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: MirrorEvent) -> None:
         """Report `event`. Spools call this from their own threads, so a lock keeps lines whole."""
         with self._lock:
             self._tell(event)
 
-    def _tell(self, event: Event) -> None:
-        from flowstone.spark.mirror.progress import CaughtUp, Progress, Stopped
+    def _tell(self, event: MirrorEvent) -> None:
+        from flowstone.spark.mirror.progress import MirrorCaughtUp, MirrorProgress, MirrorStopped
 
         if self._as_json:
             import msgspec
 
             print(msgspec.json.encode(event).decode(), flush=True)
         elif self._log_format == JSON:
-            if not isinstance(event, Progress):
+            if not isinstance(event, MirrorProgress):
                 say_event(event, LOGGER)
-        elif not isinstance(event, Progress):
-            if isinstance(event, (CaughtUp, Stopped)):
+        elif not isinstance(event, MirrorProgress):
+            if isinstance(event, (MirrorCaughtUp, MirrorStopped)):
                 self._say_progress()
             self._say(f"flowstone: {event}")
         elif self._is_terminal:
@@ -382,7 +381,7 @@ class Teller:
         else:
             say(line)
 
-    def _draw(self, progress: Progress) -> None:
+    def _draw(self, progress: MirrorProgress) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -399,7 +398,7 @@ class Teller:
             self._live = None
 
 
-def figures(progress: Progress) -> RichTable:
+def figures(progress: MirrorProgress) -> RichTable:
     """Return the figures of `progress`: one line per table, then the total."""
     from rich.table import Table
 

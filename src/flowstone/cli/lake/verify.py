@@ -22,11 +22,11 @@ from flowstone.errors import FlowstoneError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flowstone.archive.events import Event
+    from flowstone.archive.events import ArchiveEvent
     from flowstone.iproto.uri import Uri
     from flowstone.spark.sources.options import AsOf
     from flowstone.spark.verify.comparison import VerifyOptions
-    from flowstone.spark.verify.report import Report, ShownDifference
+    from flowstone.spark.verify.report import ShownDifference, VerifyReport
     from flowstone.spark.verify.sides import Side
 
 EXAMPLE = (
@@ -153,7 +153,7 @@ def _verified(
     storage: list[str] | None,
     master: str,
     teller: _Teller,
-) -> Report:
+) -> VerifyReport:
     from flowstone.spark.session import session
     from flowstone.spark.verify.comparison import compare, find_position
     from flowstone.spark.verify.open_side import open_side
@@ -196,7 +196,7 @@ def _setting(text: str) -> tuple[str, str]:
 class _Teller(Line):
     """Shows the current step, and the progress of receiving the data of a node."""
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: ArchiveEvent) -> None:
         from flowstone.archive.events import Progress
 
         if isinstance(event, Progress):
@@ -207,7 +207,7 @@ FILE_WIDTH: Final = 200
 """Columns of the report if stdout is not a terminal."""
 
 
-def show(report: Report, console: Console | None = None) -> None:
+def show(report: VerifyReport, console: Console | None = None) -> None:
     """Print the report as text: a table of spaces, then the keys that differ."""
     from rich.console import Console
     from rich.markup import escape
@@ -256,7 +256,7 @@ def _remarks(space: Any) -> str:
     return f" ({', '.join(remarks)})" if remarks else ""
 
 
-def _summary(report: Report) -> str:
+def _summary(report: VerifyReport) -> str:
     rows = sum(max(space.rows_a, space.rows_b) for space in report.spaces)
     count = report.difference_count
     late = "; ".join(f"{letter} lacks rows" for letter, side in (("A", report.a), ("B", report.b)) if side.lacks)

@@ -39,7 +39,7 @@ class Encoding(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class EntryOptions:
     """Which entries to print, and how."""
 
     storages: frozenset[int]
@@ -112,7 +112,7 @@ def cat(
     note_compilation()
     disk = production().disk
     shown = not storage if markers is None else markers
-    wanted = Wanted(frozenset(storage or ()), _epochs(epoch), durable, shown, ENCODERS[encoding], as_json)
+    wanted = EntryOptions(frozenset(storage or ()), _epochs(epoch), durable, shown, ENCODERS[encoding], as_json)
     place, chosen = _place(directory, file or [])
     if not chosen:
         _refuse_others(disk, place)
@@ -164,7 +164,7 @@ def _epochs(text: str | None) -> tuple[int, int]:
     return first, last
 
 
-def _entries(disk: Disk, place: str, chosen: list[str], wanted: Wanted) -> int:
+def _entries(disk: Disk, place: str, chosen: list[str], wanted: EntryOptions) -> int:
     from flowstone.limestone.errors import DamagedFile
     from flowstone.limestone.format import epoch_file
     from flowstone.limestone.format.entries import Torn, Unknown
@@ -195,7 +195,7 @@ def _entries(disk: Disk, place: str, chosen: list[str], wanted: Wanted) -> int:
     return FAILED if damage else OK
 
 
-def _row_lines(disk: Disk, place: str, wanted: Wanted) -> Iterator[str]:
+def _row_lines(disk: Disk, place: str, wanted: EntryOptions) -> Iterator[str]:
     from flowstone.limestone.format import epoch_file
     from flowstone.limestone.store.recovery import recover_live
 
@@ -227,7 +227,7 @@ def _flush(sink: BinaryIO, lines: list[str]) -> None:
         sink.write(("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
 
 
-def _line(listed: Listed, wanted: Wanted) -> str:
+def _line(listed: Listed, wanted: EntryOptions) -> str:
     from flowstone.limestone.format.entries import Entry, Marker
 
     token = listed.token
@@ -249,7 +249,7 @@ def _line(listed: Listed, wanted: Wanted) -> str:
     return f"{head} {_text(fields)}"
 
 
-def _entry_fields(entry: Entry, wanted: Wanted) -> dict[str, Any]:
+def _entry_fields(entry: Entry, wanted: EntryOptions) -> dict[str, Any]:
     from flowstone.limestone.format.entries import STORAGE_TYPES, EntryType
 
     fields: dict[str, Any] = {"storage": entry.storage_id, "version": list(entry.version)}

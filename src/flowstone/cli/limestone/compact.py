@@ -16,7 +16,7 @@ from flowstone.cli.limestone import options as options
 
 if TYPE_CHECKING:
     from flowstone.limestone.store.compaction import Writer
-    from flowstone.limestone.tools.offline_compaction import OfflineCompacted, Plan
+    from flowstone.limestone.tools.offline_compaction import CompactionPlan, OfflineCompacted
 
 EXAMPLE = "Example: `flowstone limestone compact --force /var/lib/tsurugi/log`"
 
@@ -107,7 +107,7 @@ def _writing(on_spark: bool, master: str, line: Line) -> Iterator[Writer]:
         yield writer(spark)
 
 
-def _is_confirmed(path: str, planned: Plan, *, keeps_backup: bool) -> bool:
+def _is_confirmed(path: str, planned: CompactionPlan, *, keeps_backup: bool) -> bool:
     count = len(planned.inputs) + len(planned.superfluous)
     print(
         f"removes: {count} log files, replaced by one file with their rows up to epoch {planned.epoch}; "
@@ -120,14 +120,14 @@ def _is_confirmed(path: str, planned: Plan, *, keeps_backup: bool) -> bool:
     return answer.strip()[:1] in ("y", "Y")
 
 
-def _print_plan(directory: str, planned: Plan, temporary: str, *, with_epoch: bool) -> None:
+def _print_plan(directory: str, planned: CompactionPlan, temporary: str, *, with_epoch: bool) -> None:
     print(f"dblogdir: {options.quoted(directory)}")
     if with_epoch:
         print(f"durable-epoch: {planned.epoch}")
     print(f"working-directory: {options.quoted(temporary)}")
 
 
-def _print_dry_run(directory: str, planned: Plan, rows: int, as_json: bool) -> None:
+def _print_dry_run(directory: str, planned: CompactionPlan, rows: int, as_json: bool) -> None:
     if as_json:
         print(options.as_text(_object(directory, planned, rows) | {"dry_run": True}))
         return
@@ -155,7 +155,7 @@ def _print_done(directory: str, done: OfflineCompacted, as_json: bool, *, dry_ru
     print(f"compaction was successfully completed: {options.quoted(directory)}")
 
 
-def _object(directory: str, planned: Plan, rows: int) -> dict[str, Any]:
+def _object(directory: str, planned: CompactionPlan, rows: int) -> dict[str, Any]:
     return {
         "directory": directory,
         "durable_epoch": planned.epoch,

@@ -49,7 +49,7 @@ def inspect(
         _print_lines(directory, found)
         if sys.stdout.isatty() if files is None else files:
             _print_table(found)
-    return list(inspection.Status).index(found.status)
+    return list(inspection.InspectionStatus).index(found.status)
 
 
 def _tell_findings(found: Inspection) -> None:

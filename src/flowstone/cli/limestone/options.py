@@ -13,7 +13,7 @@ from flowstone.cli.console import UsageError, say
 
 if TYPE_CHECKING:
     from flowstone.limestone.format.entries import EntryType
-    from flowstone.limestone.tools.inspection import LogFile
+    from flowstone.limestone.tools.inspection import InspectedFile
 
 Directory = Annotated[
     str, typer.Argument(metavar="DIR", help="Data directory, with limestone-manifest.json in it.", show_default=False)
@@ -73,7 +73,7 @@ def counts_by_name(counts: dict[EntryType, int]) -> dict[str, int]:
     return {NAMES[kind]: count for kind, count in counts.items()}
 
 
-def file_object(file: LogFile) -> dict[str, Any]:
+def file_object(file: InspectedFile) -> dict[str, Any]:
     """Return the JSON object that describes a log file."""
     return {
         "name": file.name,
@@ -91,7 +91,7 @@ def file_object(file: LogFile) -> dict[str, Any]:
     }
 
 
-def tell_findings(files: Iterable[LogFile]) -> None:
+def tell_findings(files: Iterable[InspectedFile]) -> None:
     """Print the first findings of each log file, one line each. JSON output has all of them."""
     for file in files:
         for finding in file.findings[:FINDINGS_SHOWN]:

@@ -10,7 +10,7 @@ from flowstone.cli.console import note_compilation, progress_bar, say
 from flowstone.cli.limestone import options as options
 
 if TYPE_CHECKING:
-    from flowstone.limestone.tools.repair import Plan
+    from flowstone.limestone.tools.repair import RepairPlan
 
 EXAMPLE = "Example: `flowstone limestone repair --dry-run /var/lib/tsurugi/log`"
 
@@ -62,10 +62,10 @@ def repair(
         if backup is not None:
             print(f"backup: {options.quoted(backup)}")
         print(f"status: {planned.status.value}{' (dry-run mode)' if dry_run else ''}")
-    return UNREPAIRABLE if planned.status is work.Status.UNREPAIRABLE else 0
+    return UNREPAIRABLE if planned.status is work.RepairStatus.UNREPAIRABLE else 0
 
 
-def _tell_findings(planned: Plan) -> None:
+def _tell_findings(planned: RepairPlan) -> None:
     if planned.epoch_file.problem is not None:
         say(f"epoch: {planned.epoch_file.problem}")
     if planned.durable_epoch is None:
@@ -74,7 +74,7 @@ def _tell_findings(planned: Plan) -> None:
     options.tell_findings(planned.files)
 
 
-def _changes(planned: Plan) -> list[str]:
+def _changes(planned: RepairPlan) -> list[str]:
     """Return the changes that a repair would make, one line each."""
     if not planned.changes_anything:
         return []
@@ -88,7 +88,7 @@ def _changes(planned: Plan) -> list[str]:
     return lines
 
 
-def _object(directory: str, planned: Plan, dry_run: bool, backup: str | None) -> dict[str, Any]:
+def _object(directory: str, planned: RepairPlan, dry_run: bool, backup: str | None) -> dict[str, Any]:
     files = []
     for file in planned.files:
         changes = {"marks": list(file.changes.marks), "cut": file.changes.cut}

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 import typer
 
 from flowstone.cli.console import OK, UsageError, note_compilation, say
-from flowstone.cli.http_options import HttpListen, HttpToken, Place, place_of
+from flowstone.cli.http_options import HttpListen, HttpPlace, HttpToken, place_of
 from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
 from flowstone.cli.logs.play import PASSWORD_HELP, URI_HELP, USERNAME_VARIABLE, address
 
 if TYPE_CHECKING:
     from flowstone.archive.archive import Archive
-    from flowstone.archive.events import Event
+    from flowstone.archive.events import ArchiveEvent
     from flowstone.web.archive_metrics import ArchiveMetrics
 
 EXAMPLE = (
@@ -114,7 +114,7 @@ def archive(
     teller = _Teller(as_json, log_format)
     watch = _watch(directory) if place is not None else None
 
-    def tell(event: Event) -> None:
+    def tell(event: ArchiveEvent) -> None:
         teller.tell(event)
         if watch is not None:
             watch.note(event)
@@ -157,7 +157,7 @@ def _watch(directory: str) -> ArchiveMetrics:
     return ArchiveMetrics(directory)
 
 
-async def _run(receiver: Archive, once: bool, place: Place | None, watch: ArchiveMetrics | None) -> None:
+async def _run(receiver: Archive, once: bool, place: HttpPlace | None, watch: ArchiveMetrics | None) -> None:
     import asyncio
     import logging
     import signal
@@ -191,7 +191,7 @@ class _Teller:
         self._is_terminal = self._screen is not None and self._screen.isatty()
         self._has_line = False
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: ArchiveEvent) -> None:
         from flowstone.archive.events import Progress
 
         if self._as_json:

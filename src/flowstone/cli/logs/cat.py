@@ -113,7 +113,7 @@ def cat(
     # A server executes Lua output, so by default it has settled rows only, and it includes truncations.
     for_server = format is Format.lua
     selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=for_server)
-    wanted = options.Wanted(paths, selection, for_server if settled is None else settled, recursive, force)
+    wanted = options.RowOptions(paths, selection, for_server if settled is None else settled, recursive, force)
     wanted_columns = tuple(name.strip() for name in columns.split(",")) if columns is not None else None
     default_names = format in (Format.yaml, Format.table)
     style = Style(
@@ -146,7 +146,7 @@ def _check(style: Style) -> None:
         raise UsageError(f"--names does not apply to {style.format.value}", hint="use it with yaml or json")
 
 
-def show(wanted: options.Wanted, style: Style) -> int:
+def show(wanted: options.RowOptions, style: Style) -> int:
     """Write the selected rows and return the exit code."""
     from flowstone.outside import production
 
@@ -236,7 +236,7 @@ def _write_all(texts: Iterable[str], sink: BinaryIO) -> None:
 
 
 def _write_columns(
-    outside: Outside, reading: Reading, wanted: options.Wanted, files: Sequence[str], style: Style, sink: BinaryIO
+    outside: Outside, reading: Reading, wanted: options.RowOptions, files: Sequence[str], style: Style, sink: BinaryIO
 ) -> None:
     from flowstone.columns.arrow_columns import ColumnOptions
     from flowstone.columns.log_batches import GenericShape, TypedShape

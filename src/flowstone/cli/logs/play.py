@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowstone.client.play import PlayResult
     from flowstone.history.log_reading import Piece
     from flowstone.iproto.uri import Uri
-    from flowstone.xlog.transactions import Transaction
+    from flowstone.xlog.transactions import LogTransaction
 
 EXAMPLE = (
     "Example: `TT_CLI_USERNAME=admin TT_CLI_PASSWORD=secret flowstone play --from 1000 127.0.0.1:3301 "
@@ -66,7 +66,7 @@ def play(
     Replay a snapshot only into empty spaces. --to and --timestamp are exclusive bounds, as in `tt play`.
     """
     selection = options.make_selection(from_lsn, to_lsn, timestamp, space, replica, show_system, truncates=True)
-    wanted = options.Wanted(paths, selection, settled, recursive, force)
+    wanted = options.RowOptions(paths, selection, settled, recursive, force)
     with options.advice(force=force):
         return _replay(address(uri, username, password), wanted, as_json)
 
@@ -102,7 +102,7 @@ class _Source:
     path: str | None = None
     names: dict[int, str] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[Transaction]:
+    def __iter__(self) -> Iterator[LogTransaction]:
         from flowstone.history.log_transactions import transactions
 
         for transaction, path in transactions(self._named()):
@@ -135,7 +135,7 @@ def _changed_spaces(piece: Piece) -> Iterator[int]:
             yield statement.changed_space_id
 
 
-def _replay(uri: Uri, wanted: options.Wanted, as_json: bool) -> int:
+def _replay(uri: Uri, wanted: options.RowOptions, as_json: bool) -> int:
     from flowstone.cli import event_loop
     from flowstone.client import play as player
     from flowstone.outside import production

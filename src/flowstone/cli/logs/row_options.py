@@ -20,7 +20,7 @@ from flowstone.cli.console import OK, SKIPPED, UsageError, say
 from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
-    from flowstone.history.log_reading import Reading, Report
+    from flowstone.history.log_reading import Reading, ReadReport
     from flowstone.history.selection import Selection
     from flowstone.outside import Outside
 
@@ -60,7 +60,7 @@ _MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowOptions:
     """The values of the shared options."""
 
     paths: Sequence[str]
@@ -211,7 +211,7 @@ def spelled(hint: str | None, *, force: bool) -> str | None:
     return hint or None
 
 
-def finish(report: Report) -> int:
+def finish(report: ReadReport) -> int:
     """Print the warnings and notes of a reading, one line each, and return the exit code."""
     for line in report.warnings():
         say(f"warning: {line}")

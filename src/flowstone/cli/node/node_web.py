@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flowstone.cli.http_options import Place, place_of
+from flowstone.cli.http_options import HttpPlace, place_of
 from flowstone.cli.node.process_options import ProcessOptions
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.node.configuration import listen_uri
@@ -40,7 +40,7 @@ class NodeWeb:
         if self._place is not None:
             await self._start(self._place)
 
-    async def _start(self, place: Place) -> None:
+    async def _start(self, place: HttpPlace) -> None:
         from flowstone.web.node_metrics import NodeMetrics
 
         options = self._options

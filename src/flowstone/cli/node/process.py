@@ -51,7 +51,7 @@ class Process:
         self._tasks: list[asyncio.Task[None]] = []
         self._log = logging.getLogger("flowstone")
 
-    def _read(self) -> settings.Settings:
+    def _read(self) -> settings.NodeSettings:
         return settings.read_settings(self._arguments, os.environ, self._defaults)
 
     async def run(self) -> int:
@@ -147,7 +147,7 @@ class Process:
         await node.snapshot()
 
 
-def _check_data(wanted: settings.Settings) -> None:
+def _check_data(wanted: settings.NodeSettings) -> None:
     """Raise UsageError if the options do not match the data on disk: every further start would fail the same way.
 
     Unreadable files are left to the node, which reports them in more detail.

@@ -18,7 +18,7 @@ from flowstone.cli import event_loop, extras
 from flowstone.cli.console import OK, USAGE, fail, note_compilation
 from flowstone.cli.node.process_options import PROCESS_OPTIONS
 from flowstone.cli.node.serve_data import DataPlace
-from flowstone.cli.node.settings import EVERY_OPTION, Settings, read_settings
+from flowstone.cli.node.settings import EVERY_OPTION, NodeSettings, read_settings
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
 from flowstone.node.components import listen_hint, tls_of
@@ -41,13 +41,13 @@ with another file or environment.
 def check(arguments: Mapping[str, Any], environment: Mapping[str, str], defaults: Mapping[str, Any]) -> int:
     """Print the effective options and what a start would do; return 0, or 2 after printing one line per problem."""
     settings = read_settings(arguments, environment, defaults)
-    return Check(settings, defaults).run()
+    return StartCheck(settings, defaults).run()
 
 
-class Check:
+class StartCheck:
     """Checks the settings against this machine."""
 
-    def __init__(self, settings: Settings, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, settings: NodeSettings, defaults: Mapping[str, Any]) -> None:
         self._settings = settings
         self._configuration = configure({**defaults, **settings.options})
         self._place = DataPlace(self._configuration)
@@ -152,7 +152,7 @@ class Check:
         yield from ()
 
 
-def _given(configuration: Configuration, settings: Settings) -> dict[str, Any]:
+def _given(configuration: Configuration, settings: NodeSettings) -> dict[str, Any]:
     """Return the options, by name, that are set explicitly or differ from their defaults."""
     values = {name: getattr(configuration, name) for name in EVERY_OPTION if name not in PROCESS_OPTIONS}
     process = settings.process

@@ -34,7 +34,7 @@ _NAMED: Final = re.compile(r"option '(\w+)'")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class NodeSettings:
     """The options of a node, and the name and password of its first user, if one was given."""
 
     options: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Settings:
 
 def read_settings(
     arguments: Mapping[str, Any], environment: Mapping[str, str], defaults: Mapping[str, Any]
-) -> Settings:
+) -> NodeSettings:
     """Return the settings from the command line `arguments`, the environment and the TOML file that `config` names.
 
     `defaults` override the defaults of the options. Raise UsageError for a single problem, UsageErrors for several.
@@ -82,7 +82,7 @@ def read_settings(
             process = _check_together(options, chosen, places)
     if problems:
         raise problems[0] if len(problems) == 1 else UsageErrors(problems)
-    return Settings(options, user, _strangers(environment), process)
+    return NodeSettings(options, user, _strangers(environment), process)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import typer
 
 from flowstone.cli import extras
 from flowstone.cli.console import OK, note_compilation, say
-from flowstone.cli.http_options import TOKEN_VARIABLE, Place
+from flowstone.cli.http_options import TOKEN_VARIABLE, HttpPlace
 from flowstone.cli.log import PLAIN, LogFormat, start_log
 from flowstone.cli.replica_set.members import Password, Uris, Username, addresses
 
@@ -75,11 +75,11 @@ def dashboard(
         logging.getLogger(watching).setLevel(logging.ERROR)
     note_compilation()
     wanted = addresses(uris, username, password)
-    event_loop.run(_run(wanted, Place(listen, token, option="--listen"), lake or [], open_page))
+    event_loop.run(_run(wanted, HttpPlace(listen, token, option="--listen"), lake or [], open_page))
     return OK
 
 
-async def _run(uris: Sequence[Uri], place: Place, lakes: Sequence[str], open_page: bool) -> None:
+async def _run(uris: Sequence[Uri], place: HttpPlace, lakes: Sequence[str], open_page: bool) -> None:
     from flowstone.observation.survey import Survey
     from flowstone.outside import production
     from flowstone.web.dashboard import dashboard as application

@@ -92,14 +92,14 @@ def _screen(uris: Sequence[Uri], as_json: bool, *, live: bool) -> Iterator[Calla
         return
     from rich.live import Live
 
-    from flowstone.cli.replica_set.status_board import Window, board
+    from flowstone.cli.replica_set.status_board import RateWindow, board
 
     console, explained = output(), uris[0].address
     if not live or not console.is_terminal:
         yield lambda sets: console.print(board(sets, explained=explained))
         return
     with Live(console=console, auto_refresh=False) as screen:
-        yield lambda sets: screen.update(Window(board(sets, explained=explained)), refresh=True)
+        yield lambda sets: screen.update(RateWindow(board(sets, explained=explained)), refresh=True)
 
 
 def told(sets: Sequence[ReplicaSet]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def board(sets: Sequence[ReplicaSet], *, explained: str) -> Group:
     return Group(*parts)
 
 
-class Window:
+class RateWindow:
     """The lines of a board that fit on the terminal, and the number of those that do not.
 
     A board that is redrawn in place cannot be scrolled.

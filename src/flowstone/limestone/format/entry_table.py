@@ -107,7 +107,7 @@ def walk_table(buf: Bytes, at: int, table: Table, count: int) -> tuple[int, int,
     return count, at, FULL
 
 
-class Part(NamedTuple):
+class EntryPart(NamedTuple):
     """Consecutive entries of a file: a buffer, its offset in the file, and the table of its entries."""
 
     buf: Bytes
@@ -115,14 +115,14 @@ class Part(NamedTuple):
     table: Table
 
 
-class Tail(NamedTuple):
+class EntryTail(NamedTuple):
     """What follows the last whole entry of a file, and its offset."""
 
     offset: int
     token: Torn | Unknown
 
 
-def tables(read_at: Callable[[int, int], bytes], size: int) -> Iterator[Part | Tail]:
+def tables(read_at: Callable[[int, int], bytes], size: int) -> Iterator[EntryPart | EntryTail]:
     """Yield all entries of `size` bytes, as `entries.walk` does. A table is valid until the next one is requested."""
     table = np.empty((TABLE_ROWS, COLUMNS), np.uint64)
     base, wanted = 0, WINDOW_SIZE
@@ -135,16 +135,16 @@ def tables(read_at: Callable[[int, int], bytes], size: int) -> Iterator[Part | T
         while status == FULL:
             count, at, status = walk_table(buf, at, table, 0)
             if count:
-                yield Part(buf, base, table[:, :count])
+                yield EntryPart(buf, base, table[:, :count])
         if status == OTHER:
-            yield Tail(base + at, Unknown(data[at], only_zeros(read_at, base + at, size)))
+            yield EntryTail(base + at, Unknown(data[at], only_zeros(read_at, base + at, size)))
             return
         wanted = WINDOW_SIZE
         if at < len(data):
             wanted = max(wanted, extent(data, at))
             token, _ = decode(data, at)
             if isinstance(token, Torn) and (base + len(data) == size or extent(data, at) > size - base - at):
-                yield Tail(base + at, token)
+                yield EntryTail(base + at, token)
                 return
         base += at
 

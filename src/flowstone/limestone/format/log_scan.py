@@ -55,7 +55,7 @@ class Policy(Enum):
 
 
 @dataclass(frozen=True)
-class Mode:
+class ScanMode:
     """A way of reading. The first four do exactly what the original does; `RECOVERY` is Flowstone's.
 
     `nondurable`: policy for a snippet of an epoch that is not durable. `torn`: for a file that ends inside an entry.
@@ -70,16 +70,16 @@ class Mode:
     forgives: bool = False
 
 
-STARTUP: Final = Mode(Policy.MARK, Policy.REPORT, Policy.REPORT, stops=True)
-INSPECT: Final = Mode(Policy.REPORT, Policy.REPORT, Policy.REPORT)
-REPAIR: Final = Mode(Policy.MARK, Policy.MARK, Policy.MARK)
-REPAIR_CUT: Final = Mode(Policy.MARK, Policy.CUT, Policy.CUT)
-RECOVERY: Final = Mode(Policy.MARK, Policy.CUT, Policy.REPORT, stops=True, forgives=True)
+STARTUP: Final = ScanMode(Policy.MARK, Policy.REPORT, Policy.REPORT, stops=True)
+INSPECT: Final = ScanMode(Policy.REPORT, Policy.REPORT, Policy.REPORT)
+REPAIR: Final = ScanMode(Policy.MARK, Policy.MARK, Policy.MARK)
+REPAIR_CUT: Final = ScanMode(Policy.MARK, Policy.CUT, Policy.CUT)
+RECOVERY: Final = ScanMode(Policy.MARK, Policy.CUT, Policy.REPORT, stops=True, forgives=True)
 """The mode at start: an incomplete session after a crash is repaired without a tool; other damage is left to one."""
 
 
 @dataclass(frozen=True)
-class Finding:
+class ScanFinding:
     """Something that a healthy file does not have."""
 
     verdict: Verdict
@@ -88,7 +88,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Changes:
+class FileRepair:
     """What a file needs: offsets to overwrite with MARKER_INVALIDATED_BEGIN, then the size to truncate it to."""
 
     marks: tuple[int, ...] = ()
@@ -133,18 +133,18 @@ def follow(table: Table, start: int, takes: Bytes, base: int, durable: np.uint64
     return -1
 
 
-class Scan:
+class LogScan:
     """One pass over a log file: iterate once over the entries that count, or `take` its parts; then read the results.
 
     `is_detached`: no channel appends to the file, so an invalidated broken tail is harmless.
     """
 
     def __init__(
-        self, tokens: Iterable[tuple[int, Token]], durable_epoch: int, mode: Mode, *, is_detached: bool = False
+        self, tokens: Iterable[tuple[int, Token]], durable_epoch: int, mode: ScanMode, *, is_detached: bool = False
     ) -> None:
         self.max_epoch = 0
         """The largest epoch of any begin marker, even an invalidated one."""
-        self.findings: list[Finding] = []
+        self.findings: list[ScanFinding] = []
         self.counted = 0
         self._tokens = tokens
         self._durable_epoch = durable_epoch
@@ -164,9 +164,9 @@ class Scan:
         return max(found, default=Verdict.OK)
 
     @property
-    def changes(self) -> Changes:
+    def changes(self) -> FileRepair:
         cut = self._cut
-        return Changes(tuple(mark for mark in self._marks if cut is None or mark < cut), cut)
+        return FileRepair(tuple(mark for mark in self._marks if cut is None or mark < cut), cut)
 
     def __iter__(self) -> Iterator[Entry]:
         for offset, token in self._tokens:
@@ -305,4 +305,4 @@ class Scan:
             self._find(Verdict.TAIL_BROKEN, offset, what)
 
     def _find(self, verdict: Verdict, offset: int, what: str) -> None:
-        self.findings.append(Finding(verdict, offset, what))
+        self.findings.append(ScanFinding(verdict, offset, what))

@@ -153,7 +153,7 @@ class LogEntries(NamedTuple):
     flags: int = SessionFlags.NONE
 
 
-class Ack(NamedTuple):
+class CommonAck(NamedTuple):
     pass
 
 
@@ -177,7 +177,7 @@ Message = (
     | GcBoundarySwitch
     | LogChannelCreate
     | LogEntries
-    | Ack
+    | CommonAck
     | Error
     | RdmaInit
     | RdmaInitAck
@@ -236,7 +236,7 @@ def _encode(message: Message) -> bytes:
             return _fields(MessageType.RDMA_INIT, (slot_count,))
         case RdmaInitAck(address):
             return _fields(MessageType.RDMA_INIT_ACK, (address,))
-        case Ack():
+        case CommonAck():
             return ACK
 
 
@@ -468,4 +468,4 @@ def _decoded(kind: MessageType, fields: tuple[int, ...], text: bytes, tail: byte
         raise BadMessage(f"{kind.name} with response_type {fields[0]}")
     if kind is MessageType.ERROR:
         return Error(fields[1], text.decode("utf-8", "surrogateescape"))
-    return SessionBeginAck(text) if kind is MessageType.SESSION_BEGIN_ACK else Ack()
+    return SessionBeginAck(text) if kind is MessageType.SESSION_BEGIN_ACK else CommonAck()

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, decode
-from flowstone.limestone.format.entry_table import AT, END, TYPE, Tail, tables
+from flowstone.limestone.format.entry_table import AT, END, TYPE, EntryTail, tables
 from flowstone.outside import Disk, File
 
 _WANTED: Final = np.array(
@@ -63,7 +63,7 @@ def _walk(file: File) -> Iterator[tuple[int, Marker | Entry | None]]:
     """Yield offset and token of markers and entries with blobs; None at the end of the readable part."""
     end = 0
     for part in tables(file.read_at, file.size()):
-        if isinstance(part, Tail):
+        if isinstance(part, EntryTail):
             break
         for index in np.flatnonzero(np.isin(part.table[TYPE], _WANTED)).tolist():
             start, end = int(part.table[AT, index]), int(part.table[END, index])

@@ -54,7 +54,7 @@ class FrameType(IntEnum):
     PREPARE = 0x42
 
 
-class ExtensionError(IntEnum):
+class WireExtensionError(IntEnum):
     """Codes of ERROR that only a Flowstone replica uses."""
 
     AUTHENTICATION_FAILED = 200

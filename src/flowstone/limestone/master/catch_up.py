@@ -39,7 +39,7 @@ _MARKERS: Final = np.isin(np.arange(16), (2, 3, 4, 6))
 """By type, whether it is a marker."""
 
 
-class Store(Protocol):
+class CatchUpStore(Protocol):
     """What is asked of a datastore."""
 
     @property
@@ -66,7 +66,7 @@ Epochs = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
-class Survey:
+class LogSurvey:
     """The epochs of which log files have sessions that count, and sessions that recovery has marked; both sorted.
 
     `begun_with` is the largest epoch that recovery has found. It alone marks sessions, so one survey holds for the life
@@ -92,7 +92,7 @@ class Survey:
         return counts if is_doubtful else epoch
 
 
-def decide(replica: HelloAck, instance: str, durable_epoch: int, horizon_epoch: int, survey: Survey) -> Prepare:
+def decide(replica: HelloAck, instance: str, durable_epoch: int, horizon_epoch: int, survey: LogSurvey) -> Prepare:
     """What a replica is prepared for."""
     epoch = survey.settled(min(replica.durable_epoch, durable_epoch), horizon_epoch)
     if replica.follows != instance or epoch < horizon_epoch:
@@ -101,7 +101,7 @@ def decide(replica: HelloAck, instance: str, durable_epoch: int, horizon_epoch: 
 
 
 @dataclass(frozen=True)
-class LogFile:
+class OpenLogFile:
     """An open log file, of which `size` bytes count."""
 
     name: str
@@ -114,10 +114,10 @@ class LogFiles:
 
     `superseded` are the names of those whose content the compacted file has, which is None where there is none."""
 
-    def __init__(self, logs: list[LogFile], superseded: tuple[str, ...], horizon_epoch: int) -> None:
+    def __init__(self, logs: list[OpenLogFile], superseded: tuple[str, ...], horizon_epoch: int) -> None:
         self.logs = logs
         self.superseded = superseded
-        self.compacted: LogFile | None = None
+        self.compacted: OpenLogFile | None = None
         self.horizon = horizon_epoch
 
     def close(self) -> None:
@@ -126,17 +126,17 @@ class LogFiles:
         if self.compacted is not None:
             self.compacted.file.close()
 
-    def survey(self, disk: Disk, directory: str, begun_with: int) -> Survey:
+    def survey(self, disk: Disk, directory: str, begun_with: int) -> LogSurvey:
         """What was durable here, and what was not."""
         found = [_marker_epochs(log) for log in self.logs]
         for name in self.superseded:
             path = f"{directory}/{name}"
             if disk.kind(path) == "file":
                 with disk.open(path) as file:
-                    found.append(_marker_epochs(LogFile(name, file, file.size())))
+                    found.append(_marker_epochs(OpenLogFile(name, file, file.size())))
         empty = np.empty(0, np.uint64)
         valid, marked = (np.unique(np.concatenate([empty, *epochs])) for epochs in zip(*found, ((), ()), strict=True))
-        return Survey(valid, marked, begun_with)
+        return LogSurvey(valid, marked, begun_with)
 
     def sessions(self, prepared: Prepare) -> Iterator[tuple[int, bytes]]:
         """Epochs and entries, at most about a window each, that a replica lacks which was prepared so."""
@@ -173,12 +173,12 @@ def _opened(
     listed: catalog.Catalog,
     begun_with: int,
 ) -> LogFiles:
-    logs: list[LogFile] = []
+    logs: list[OpenLogFile] = []
     files = LogFiles(logs, listed.detached, listed.max_epoch_id if listed.compacted else 0)
     try:
         for name in found:
             file = disk.open(f"{directory}/{name}")
-            logs.append(LogFile(name, file, file.size()))
+            logs.append(OpenLogFile(name, file, file.size()))
         # Last: a file that belongs to no channel now had no open session when its size was read. For any other file
         # only the finished size counts, because the size that was read may be in the middle of a session.
         sizes = finished_sizes()
@@ -187,7 +187,7 @@ def _opened(
         path = compacted_path(disk, directory)
         if path is not None:
             file = disk.open(path)
-            files.compacted = LogFile(names.COMPACTED, file, file.size())
+            files.compacted = OpenLogFile(names.COMPACTED, file, file.size())
             if not listed.compacted:  # the original's offline compaction: it may be of all that was there at the start
                 files.horizon = begun_with
     except BaseException:
@@ -196,7 +196,7 @@ def _opened(
     return files
 
 
-def _windows(log: LogFile) -> Iterator[tuple[bytes, Table, int]]:
+def _windows(log: OpenLogFile) -> Iterator[tuple[bytes, Table, int]]:
     """A file window by window: its bytes, the table of its whole entries, and how many bytes those are.
 
     Ends where no entry is, or one is not whole."""
@@ -214,7 +214,7 @@ def _windows(log: LogFile) -> Iterator[tuple[bytes, Table, int]]:
             return
 
 
-def _marker_epochs(log: LogFile) -> tuple[Epochs, Epochs]:
+def _marker_epochs(log: OpenLogFile) -> tuple[Epochs, Epochs]:
     """The epochs of sessions that count, and of those that were marked."""
     found: tuple[list[Epochs], list[Epochs]] = ([], [])
     for _, table, _ in _windows(log):
@@ -225,7 +225,7 @@ def _marker_epochs(log: LogFile) -> tuple[Epochs, Epochs]:
     return valid, marked
 
 
-def _runs(log: LogFile) -> Iterator[tuple[int, int, bytes]]:
+def _runs(log: OpenLogFile) -> Iterator[tuple[int, int, bytes]]:
     """The entries of a file in pieces without markers, with the type and the epoch of the begin marker before them."""
     kind = epoch = at = 0
     for data, table, stop in _windows(log):
@@ -242,7 +242,7 @@ def _runs(log: LogFile) -> Iterator[tuple[int, int, bytes]]:
         raise DamagedFile(log.file.path, at, "durable session is incomplete")
 
 
-def _merged(log: LogFile, above: int) -> Iterator[tuple[int, bytes]]:
+def _merged(log: OpenLogFile, above: int) -> Iterator[tuple[int, bytes]]:
     """Sessions of epochs above this one; those of one epoch that follow each other as one, up to a window."""
     pending: list[bytes] = []
     pending_epoch = size = 0

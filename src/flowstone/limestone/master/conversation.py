@@ -21,7 +21,7 @@ from flowstone.limestone.format import messages
 from flowstone.limestone.format import wire_extensions as extensions
 from flowstone.limestone.format.endpoint import Endpoint
 from flowstone.limestone.format.messages import (
-    Ack,
+    CommonAck,
     Error,
     GroupCommit,
     LogChannelCreate,
@@ -30,7 +30,7 @@ from flowstone.limestone.format.messages import (
     SessionBegin,
     SessionBeginAck,
 )
-from flowstone.limestone.format.wire_extensions import ControlParser, ExtensionError, Frame
+from flowstone.limestone.format.wire_extensions import ControlParser, Frame, WireExtensionError
 from flowstone.limestone.master.ended_session import EndedSession
 from flowstone.outside import Outside, SocketOptions, Stream, Tls
 from flowstone.outside.worker import by_worker
@@ -73,12 +73,12 @@ class AuthenticationFailed(ReplicaLost):
         super().__init__(endpoint, reason, hint=hint)
 
 
-class Refused(ReplicaLost):
+class ReplicaRefused(ReplicaLost):
     """A Flowstone replica cannot execute a request, and has sent the reason."""
 
 
 @dataclass(frozen=True)
-class Peer:
+class ReplicaAddress:
     """The address of a replica, and the options of connections to it."""
 
     endpoint: Endpoint
@@ -158,7 +158,7 @@ class Wire:
             await self._reading
 
 
-class LogChannel:
+class ChannelConversation:
     """A log channel at the replica. Sessions are sent and acknowledged in order."""
 
     def __init__(self, conversation: Conversation, channel_id: int) -> None:
@@ -178,7 +178,7 @@ class LogChannel:
                 wire = await conversation.connect(MessageParser(size_max=ANSWER_SIZE_MAX))
                 data = messages.encode(LogChannelCreate(self.channel_id, conversation.token))
                 answer = await conversation.asked(wire, data, ANSWER_SECONDS)
-            if not isinstance(answer, Ack):
+            if not isinstance(answer, CommonAck):
                 conversation.refused("LOG_CHANNEL_CREATE", answer)
                 return
             self._wire = wire
@@ -229,7 +229,7 @@ class LogChannel:
             self._sending = None
 
     def _answered(self, session: EndedSession, then: Callable[[], None], answer: Answer) -> None:
-        if not isinstance(answer, Ack):
+        if not isinstance(answer, CommonAck):
             self._conversation.refused("session end", answer)
             return
         self.unacknowledged -= session.held
@@ -249,7 +249,7 @@ class LogChannel:
 class Conversation:
     """Starts with `begin`, or with its log channels first, as in the original; ends when `lost` is set."""
 
-    def __init__(self, outside: Outside, peer: Peer) -> None:
+    def __init__(self, outside: Outside, peer: ReplicaAddress) -> None:
         self.outside = outside
         self.peer = peer
         self.token = b""
@@ -260,7 +260,7 @@ class Conversation:
         self._control: Wire | None = None
         self._parser = ControlParser()
         self._wires: list[Wire] = []
-        self._channels: dict[int, LogChannel] = {}
+        self._channels: dict[int, ChannelConversation] = {}
 
     # --- end ---
 
@@ -275,10 +275,10 @@ class Conversation:
     def refused(self, what: str, answer: Answer) -> None:
         """End the conversation because of an answer other than the expected acknowledgement."""
         endpoint = self.peer.endpoint
-        if isinstance(answer, Error) and answer.code == ExtensionError.AUTHENTICATION_FAILED:
+        if isinstance(answer, Error) and answer.code == WireExtensionError.AUTHENTICATION_FAILED:
             self.end_by(AuthenticationFailed(endpoint, _said(answer)))
-        elif isinstance(answer, Error) and answer.code == ExtensionError.REFUSED:
-            self.end_by(Refused(endpoint, f"{what} rejected: {_said(answer)}"))
+        elif isinstance(answer, Error) and answer.code == WireExtensionError.REFUSED:
+            self.end_by(ReplicaRefused(endpoint, f"{what} rejected: {_said(answer)}"))
         elif isinstance(answer, Error):
             self.end(f"{what} rejected: {_said(answer)}")
         else:
@@ -349,10 +349,10 @@ class Conversation:
 
     # --- running ---
 
-    def channel(self, channel_id: int) -> LogChannel:
+    def channel(self, channel_id: int) -> ChannelConversation:
         """Return the log channel with this id; the first call starts to open it."""
         if channel_id not in self._channels:
-            self._channels[channel_id] = LogChannel(self, channel_id)
+            self._channels[channel_id] = ChannelConversation(self, channel_id)
         return self._channels[channel_id]
 
     async def close_channel(self, channel_id: int) -> None:
@@ -364,7 +364,7 @@ class Conversation:
         """Send GROUP_COMMIT. Call `then` when the replica has recorded the epoch, `refused` on any other answer."""
         assert self._control is not None
         data = messages.encode(GroupCommit(epoch))
-        self._control.ask(data, lambda answer: then() if isinstance(answer, Ack) else refused(answer))
+        self._control.ask(data, lambda answer: then() if isinstance(answer, CommonAck) else refused(answer))
 
     async def close_control(self) -> None:
         """Close the control channel only, as the original does after a rejected group commit; log channels go on."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from flowstone.limestone.errors import LimestoneError
-from flowstone.limestone.master.catch_up import LogFiles, Store, Survey
-from flowstone.limestone.master.conversation import AuthenticationFailed, Peer
+from flowstone.limestone.master.catch_up import CatchUpStore, LogFiles, LogSurvey
+from flowstone.limestone.master.conversation import AuthenticationFailed, ReplicaAddress
 from flowstone.limestone.master.ended_session import EndedSession, Parts, WireForm
 from flowstone.limestone.master.replica_link import LinkState, LinkStatus, ReplicaLink
 from flowstone.limestone.settings import Settings
@@ -60,7 +60,7 @@ class _Waiter:
 class Propagation:
     """The replicas of a store. `store` provides what a replica lacks. Channels are opened before or after `start`."""
 
-    def __init__(self, outside: Outside, settings: Settings, store: Store) -> None:
+    def __init__(self, outside: Outside, settings: Settings, store: CatchUpStore) -> None:
         self.channels: list[int] = []
         self.recorded = 0
         self.begun_with = 0
@@ -72,12 +72,12 @@ class Propagation:
         options = SocketOptions(settings.no_delay, settings.send_buffer, settings.receive_buffer)
         secret = None if settings.secret is None else settings.secret.encode()
         self._links = [
-            ReplicaLink(outside, Peer(endpoint, settings.tls, options), secret, self._form, store, self)
+            ReplicaLink(outside, ReplicaAddress(endpoint, settings.tls, options), secret, self._form, store, self)
             for endpoint in settings.replicas
         ]
         self._recent: dict[int, EndedSession] = {}
         self._waiters: list[_Waiter] = []
-        self._survey: Survey | None = None
+        self._survey: LogSurvey | None = None
         self._store = store
         self._change: asyncio.Future[None] | None = None
         self._is_running = False
@@ -220,7 +220,7 @@ class Propagation:
     def recent_sessions(self) -> list[EndedSession]:
         return list(self._recent.values())
 
-    async def survey(self, files: LogFiles) -> Survey:
+    async def survey(self, files: LogFiles) -> LogSurvey:
         if self._survey is None:
             disk, directory = self._outside.disk, self._store.path
             self._survey = await by_worker(self._outside, files.survey, disk, directory, self.begun_with)

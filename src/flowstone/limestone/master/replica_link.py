@@ -19,16 +19,16 @@ from typing import Final, Protocol
 from flowstone.errors import FlowstoneError
 from flowstone.limestone.format import lineage
 from flowstone.limestone.format import wire_extensions as extensions
-from flowstone.limestone.format.messages import Ack
+from flowstone.limestone.format.messages import CommonAck
 from flowstone.limestone.format.wire_extensions import NONCE_SIZE, SEED_CHANNEL_MAX, Action, Hello, HelloAck, Prepare
-from flowstone.limestone.master.catch_up import LogFiles, Store, Survey, decide, open_files
+from flowstone.limestone.master.catch_up import CatchUpStore, LogFiles, LogSurvey, decide, open_files
 from flowstone.limestone.master.conversation import (
     Answer,
     AuthenticationFailed,
     Conversation,
-    Peer,
-    Refused,
+    ReplicaAddress,
     ReplicaLost,
+    ReplicaRefused,
 )
 from flowstone.limestone.master.ended_session import EndedSession, WireForm
 from flowstone.outside import Outside
@@ -96,7 +96,7 @@ class Circumstances(Protocol):
         """The last session of each channel, which somebody may wait for."""
         ...
 
-    async def survey(self, files: LogFiles) -> Survey:
+    async def survey(self, files: LogFiles) -> LogSurvey:
         """Which epochs were ever durable here; made once, of these files."""
         ...
 
@@ -113,10 +113,10 @@ class ReplicaLink:
     def __init__(
         self,
         outside: Outside,
-        peer: Peer,
+        peer: ReplicaAddress,
         secret: bytes | None,
         form: WireForm,
-        store: Store,
+        store: CatchUpStore,
         circumstances: Circumstances,
     ) -> None:
         self.state = LinkState.CONNECTING
@@ -319,11 +319,11 @@ class ReplicaLink:
     async def _prepare(self, conversation: Conversation, prepared: Prepare) -> None:
         try:
             answer = await conversation.exchange(prepared)
-        except Refused:
+        except ReplicaRefused:
             # Where we want it to be it cannot go back to.
             self._must_seed = prepared.action is Action.RESUME
             raise
-        if not isinstance(answer, Ack):
+        if not isinstance(answer, CommonAck):
             raise ReplicaLost(self._peer.endpoint, f"unexpected answer to PREPARE: {type(answer).__name__}")
         self._must_seed = False
 

@@ -48,7 +48,7 @@ class Refusal(LimestoneError):
         self.code = code
 
 
-class Connection:
+class ReplicaConnection:
     """A Receiver of a Client, and the bytes that came and nobody has read."""
 
     def __init__(self, client: Client, read_ahead: Callable[[], int] = lambda: READ_AHEAD_MAX) -> None:

@@ -31,14 +31,14 @@ from flowstone.limestone.format.transcode import BlobPart, DiskEntries, WireRead
 from flowstone.limestone.format.wire_extensions import (
     Action,
     ControlParser,
-    ExtensionError,
     Frame,
     Hello,
     HelloAck,
     Prepare,
+    WireExtensionError,
 )
 from flowstone.limestone.replica import events as events
-from flowstone.limestone.replica.connection import OPENING_SECONDS, Connection, Refusal
+from flowstone.limestone.replica.connection import OPENING_SECONDS, Refusal, ReplicaConnection
 from flowstone.limestone.replica.log_file_channel import SPILL
 from flowstone.limestone.replica.master import Master
 from flowstone.limestone.replica.memory import BUFFERED_TOTAL, HUGE_MESSAGE, LARGE_MESSAGE
@@ -53,7 +53,7 @@ ENDS: Final = SessionFlags.END | SessionFlags.FLUSH
 class ControlConversation:
     """Serves the control channel."""
 
-    def __init__(self, replica: Replica, connection: Connection) -> None:
+    def __init__(self, replica: Replica, connection: ReplicaConnection) -> None:
         self._replica = replica
         self._connection = connection
         self._parser = ControlParser(extended=not replica.compatible)
@@ -94,7 +94,7 @@ class ControlConversation:
         except TimeoutError:
             message = None
         if not isinstance(message, Hello):
-            raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "this replica requires a shared secret")
+            raise Refusal(WireExtensionError.AUTHENTICATION_FAILED, "this replica requires a shared secret")
         await self._hello(message)
 
     async def _handle(self, message: Message | Frame) -> None:
@@ -139,14 +139,14 @@ class ControlConversation:
             await master.changed.wait()
         if commits.has_lost(epoch):
             text = f"epoch {epoch} is incomplete: a session of epoch {commits.lost} was interrupted"
-            raise Refusal(ExtensionError.REFUSED, text)
+            raise Refusal(WireExtensionError.REFUSED, text)
         await self._replica.record(epoch)
 
     async def _hello(self, hello: Hello) -> None:
         replica, secret, proof = self._replica, self._replica.secret, None
         if secret is not None:
             if not extensions.is_proven(extensions.master_proof(secret, hello.nonce, self._nonce), hello.proof):
-                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "shared secrets differ")
+                raise Refusal(WireExtensionError.AUTHENTICATION_FAILED, "shared secrets differ")
             proof = extensions.replica_proof(secret, hello.nonce, self._nonce)
             replica.heard(self._connection)
             if self._master is None:
@@ -154,7 +154,7 @@ class ControlConversation:
         master = self._master
         assert master is not None
         if master.instance is not None or master.used:
-            raise Refusal(ExtensionError.REFUSED, "HELLO must be the first message, and sent once")
+            raise Refusal(WireExtensionError.REFUSED, "HELLO must be the first message, and sent once")
         token = replica.outside.random.bytes(extensions.TOKEN_SIZE)
         master.instance, master.token = hello.instance, token
         master.claims = frozenset((hello.instance, *hello.formerly))
@@ -167,7 +167,7 @@ class ControlConversation:
         replica, master = self._replica, self._master
         assert master is not None
         if master.instance is None or not master.commits.is_idle:
-            raise Refusal(ExtensionError.REFUSED, "PREPARE must follow HELLO and precede any session")
+            raise Refusal(WireExtensionError.REFUSED, "PREPARE must follow HELLO and precede any session")
         directory = replica.directory
         master.is_preparing = True
         try:
@@ -192,7 +192,7 @@ class ControlConversation:
         whose = directory.state.follows
         holder = f"instance {whose}" if whose is not None else "a master without an identity, or its own"
         raise Refusal(
-            ExtensionError.REFUSED,
+            WireExtensionError.REFUSED,
             f"this replica holds epochs up to {directory.durable_epoch} of another database ({holder}), not of "
             f"{master.instance}; check the endpoint, or start the replica with --reseed to replace its data",
         )
@@ -201,13 +201,13 @@ class ControlConversation:
         if self._master is not None:
             self._master.control = None
             peer, epoch = self._connection.peer, self._replica.directory.durable_epoch
-            self._replica.tell(events.Disconnected(peer, epoch))
+            self._replica.tell(events.MasterDisconnected(peer, epoch))
 
 
 class LogConversation:
     """Serves a log channel."""
 
-    def __init__(self, replica: Replica, connection: Connection) -> None:
+    def __init__(self, replica: Replica, connection: ReplicaConnection) -> None:
         self._replica = replica
         self._connection = connection
         self._has_lock = False
@@ -253,7 +253,7 @@ class LogConversation:
         except BadMessage as error:
             # The original would not understand; one of ours can say it to its operator, and tries again.
             ours = self._master.instance is not None
-            problem = Refusal(ExtensionError.REFUSED, f"invalid message: {error.message}") if ours else error
+            problem = Refusal(WireExtensionError.REFUSED, f"invalid message: {error.message}") if ours else error
         except (Refusal, OSError) as error:
             problem = error
         await self._sync()
@@ -294,7 +294,7 @@ class LogConversation:
     async def _receive(self, part: BlobPart) -> None:
         """Write a piece of a blob to a temporary file: the flags, which may begin a session, come after the blobs."""
         if self._master.is_preparing:
-            raise Refusal(ExtensionError.REFUSED, "session began before the answer to PREPARE")
+            raise Refusal(WireExtensionError.REFUSED, "session began before the answer to PREPARE")
         if not self._is_receiving:
             self._received.append(await self._replica.directory.receive(part.blob_id))
         append = partial(self._received[-1].append, is_last=part.is_last)
@@ -311,7 +311,7 @@ class LogConversation:
             text = f"log channel {self._id}: a session of epoch {self._channel.session.epoch} is already open"
             raise Refusal(ErrorCode.LOG_CHANNEL_CONFUSED, text)
         if master.is_preparing:
-            raise Refusal(ExtensionError.REFUSED, "session began before the answer to PREPARE")
+            raise Refusal(WireExtensionError.REFUSED, "session began before the answer to PREPARE")
         master.commits.begun(self._id, epoch)  # first: if anything fails from here on, the epoch is not whole
         if directory.state.follows != master.instance and not directory.is_seeding:
             await directory.follow(master.instance)

@@ -22,15 +22,15 @@ from flowstone.limestone.format.entries import Entry, EntryType, Marker, Torn, w
 from flowstone.limestone.format.epoch_file import EpochWriter, record
 from flowstone.limestone.format.messages import Blob
 from flowstone.limestone.format.snippets import snippets
-from flowstone.limestone.replica.log_file_channel import ReplicaChannel, Session
+from flowstone.limestone.replica.log_file_channel import ReceivedSession, ReplicaChannel
 from flowstone.limestone.replica.received_blob import ReceivedBlob
 from flowstone.limestone.store import blobs
 from flowstone.limestone.store import seeding as seeding
 from flowstone.limestone.store.compaction import Compacted, compact_online
 from flowstone.limestone.store.compaction import settle as settle_compaction
 from flowstone.limestone.store.directory import DataDirectory, free_name
-from flowstone.limestone.store.recovery import INVALIDATED, Recovered, recover
-from flowstone.limestone.store.seeding import Phase, State
+from flowstone.limestone.store.recovery import INVALIDATED, RecoveredDirectory, recover
+from flowstone.limestone.store.seeding import Phase, SeedingState
 from flowstone.outside import Disk, Outside
 
 _NUMBERED: Final = re.compile(r"pwal_\d{4}", re.ASCII)
@@ -60,7 +60,7 @@ class ReplicaDirectory:
         self.promised_epoch = 0
         """The durable epoch, or the one that is being recorded: sessions up to it count as soon as they are written."""
         self.compatible = compatible
-        self.state = State()
+        self.state = SeedingState()
         self.was_restored = False
         """True if old data was restored on opening, because the seeding that should replace it did not complete."""
         self._outside = outside
@@ -71,7 +71,7 @@ class ReplicaDirectory:
         self._channels: dict[int, ReplicaChannel] = {}
         self._moving = asyncio.Lock()
         self._naming = asyncio.Lock()
-        self._beyond: dict[str, list[Session]] = {}
+        self._beyond: dict[str, list[ReceivedSession]] = {}
         """By file: sessions on disk that are not durable."""
         self._temporaries = count()
         """Numbers for temporary names: several channels may receive the same blob at once."""
@@ -108,7 +108,7 @@ class ReplicaDirectory:
             self._channels[number] = ReplicaChannel(self._disk, self.path, name, compatible=self.compatible)
         return self._channels[number]
 
-    def written(self, channel: ReplicaChannel, sessions: Iterable[Session]) -> None:
+    def written(self, channel: ReplicaChannel, sessions: Iterable[ReceivedSession]) -> None:
         """Note that these sessions have ended and are on disk."""
         if self.compatible:
             return
@@ -269,7 +269,7 @@ class ReplicaDirectory:
         """Record that the data is of this master from now on; None for one that does not identify itself."""
         async with self._naming:
             if self.state.follows != instance:
-                state = State(instance, self.state.phase)
+                state = SeedingState(instance, self.state.phase)
                 await self._outside.blocking(seeding.write, self._disk, self.path, state)
                 self.state = state
 
@@ -315,7 +315,7 @@ class ReplicaDirectory:
             _delete_temporaries(self._disk, self.path)
             _collect_blobs(self._disk, self.path, found)
 
-    def _recovered(self) -> Recovered:
+    def _recovered(self) -> RecoveredDirectory:
         while True:
             try:
                 return recover(self._disk, self.path)
@@ -340,7 +340,7 @@ def _delete_temporaries(disk: Disk, directory: str) -> None:
                 copying.remove(disk, f"{parent}/{name}")
 
 
-def _collect_blobs(disk: Disk, directory: str, found: Recovered) -> None:
+def _collect_blobs(disk: Disk, directory: str, found: RecoveredDirectory) -> None:
     """Delete blobs that no session names, not even one that a later session has overwritten: a master may set the
     replica back to any epoch in the files."""
     if not blobs.stored_ids(disk, directory):

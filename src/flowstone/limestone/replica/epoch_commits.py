@@ -10,7 +10,7 @@ it hides the session instead, so that it does not count before its end (`log_fil
 from __future__ import annotations
 
 
-class Commits:
+class EpochCommits:
     """Sessions by channel id. A channel has at most one open session, and any number that are being synced."""
 
     def __init__(self) -> None:

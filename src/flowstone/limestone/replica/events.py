@@ -26,7 +26,7 @@ class Listening(Event, frozen=True):
         return f"replica in {self.directory} listens at {self.endpoint}, durable epoch {self.durable_epoch}{manner}"
 
 
-class Connected(Event, frozen=True):
+class MasterConnected(Event, frozen=True, tag="connected"):
     """A master has opened its control channel."""
 
     peer: str
@@ -46,7 +46,7 @@ class Identified(Event, frozen=True):
         return f"master {self.peer} is {self.instance_uuid}, at epoch {self.durable_epoch}"
 
 
-class Disconnected(Event, frozen=True):
+class MasterDisconnected(Event, frozen=True, tag="disconnected"):
     """The session of a master has ended. `durable_epoch`: the durable epoch of the replica."""
 
     peer: str
@@ -86,7 +86,7 @@ class Seeded(Event, frozen=True):
         return f"seeded from {self.instance_uuid} up to epoch {self.epoch}"
 
 
-class Restored(Event, frozen=True):
+class ReplicaRestored(Event, frozen=True, tag="restored"):
     """The old data has been restored, because a seeding did not complete."""
 
     durable_epoch: int
@@ -95,7 +95,7 @@ class Restored(Event, frozen=True):
         return f"seeding did not complete: old data restored, durable epoch {self.durable_epoch}"
 
 
-class Withdrawn(Event, frozen=True):
+class EpochsWithdrawn(Event, frozen=True, tag="withdrawn"):
     """Sessions of epochs that never became durable were invalidated before another master is served."""
 
     sessions: int
@@ -105,7 +105,7 @@ class Withdrawn(Event, frozen=True):
         return f"{self.sessions} session(s) after epoch {self.durable_epoch} withdrawn: they never became durable"
 
 
-class Refused(Event, frozen=True):
+class MasterRefused(Event, frozen=True, tag="refused"):
     """A connection was closed because of a message, or because its request could not be executed."""
 
     peer: str
@@ -117,7 +117,7 @@ class Refused(Event, frozen=True):
         return f"connection from {self.peer} closed: {code}{self.reason}"
 
 
-class Compacted(Event, frozen=True):
+class ReplicaCompacted(Event, frozen=True, tag="compacted"):
     """Log files were compacted up to this epoch."""
 
     epoch: int
@@ -136,7 +136,7 @@ class Failed(Event, frozen=True):
         return self.reason
 
 
-class Stopped(Event, frozen=True):
+class ReplicaStopped(Event, frozen=True, tag="stopped"):
     durable_epoch: int
 
     def __str__(self) -> str:

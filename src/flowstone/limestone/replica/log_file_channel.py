@@ -30,7 +30,7 @@ _INVALIDATED: Final = bytes((EntryType.MARKER_INVALIDATED_BEGIN,))
 
 
 @dataclass
-class Session:
+class ReceivedSession:
     """One session. `offset`: position of its begin marker. `is_hidden`: the marker is invalid until the last byte of
     the session is synced. `marker`: the begin marker, until it is written to the file."""
 
@@ -68,9 +68,9 @@ class ReplicaChannel:
         """Held from the begin of a session until it is on disk or gone, and by who renames the file."""
         self.writing = asyncio.Lock()
         """Held while a worker writes to the file."""
-        self.session: Session | None = None
+        self.session: ReceivedSession | None = None
         """The one that has begun and not ended."""
-        self.ended: list[Session] = []
+        self.ended: list[ReceivedSession] = []
         """Those that have, and are not on disk yet."""
         self._disk = disk
         self._directory = directory
@@ -98,7 +98,7 @@ class ReplicaChannel:
         kind = EntryType.MARKER_INVALIDATED_BEGIN if is_hidden else EntryType.MARKER_BEGIN
         offset = self._size + self._writes.size
         marker = self._writes.add_apart(encode(Marker(kind, written)))
-        self.session = Session(epoch, offset, is_hidden, marker)
+        self.session = ReceivedSession(epoch, offset, is_hidden, marker)
 
     def add(self, entries: bytes) -> None:
         """Add entries in the form of the file, without markers."""
@@ -113,14 +113,14 @@ class ReplicaChannel:
         self.ended.append(self.session)
         self.session = None
 
-    def unhidden(self, epoch: int) -> list[Session]:
+    def unhidden(self, epoch: int) -> list[ReceivedSession]:
         """Return the incomplete or unsynced sessions up to this epoch that a recovery would take for valid."""
         if self._compatible:
             return []
         unfinished = self.ended if self.session is None else [*self.ended, self.session]
         return [session for session in unfinished if session.epoch <= epoch and not session.is_hidden]
 
-    def hide(self, sessions: list[Session]) -> None:
+    def hide(self, sessions: list[ReceivedSession]) -> None:
         """Mark these `unhidden` sessions, durably, as invalid until they have ended and are synced.
 
         Blocks if a session is in the file already. After an OSError some may still be valid."""
@@ -132,7 +132,7 @@ class ReplicaChannel:
                 session.marker[0] = _INVALIDATED + session.marker[0][1:]
             session.is_hidden = True
 
-    def flush(self, sync: bool) -> list[Session]:
+    def flush(self, sync: bool) -> list[ReceivedSession]:
         """Write everything to the file. With `sync`, return the ended sessions, which are durable now.
 
         On OSError, what was not flushed before is lost, and removed from the file if possible."""

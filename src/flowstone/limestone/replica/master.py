@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from flowstone.limestone.replica.connection import Connection
-from flowstone.limestone.replica.epoch_commits import Commits
+from flowstone.limestone.replica.connection import ReplicaConnection
+from flowstone.limestone.replica.epoch_commits import EpochCommits
 
 
 @dataclass
@@ -17,10 +17,10 @@ class Master:
     """The connections of one master, from the first to the last. `instance` and `token` are of those that say HELLO."""
 
     peer: str
-    commits: Commits = field(default_factory=Commits)
-    control: Connection | None = None
+    commits: EpochCommits = field(default_factory=EpochCommits)
+    control: ReplicaConnection | None = None
     had_control: bool = False
-    channels: dict[int, Connection] = field(default_factory=dict)
+    channels: dict[int, ReplicaConnection] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
     """Ids that log channels of it have had, and the numbers of their files."""
     instance: str | None = None

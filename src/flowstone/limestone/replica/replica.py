@@ -18,15 +18,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from flowstone.errors import CannotListen
 from flowstone.limestone.errors import BadMessage, LimestoneError
 from flowstone.limestone.format import wire_extensions as extensions
 from flowstone.limestone.format.endpoint import Endpoint
 from flowstone.limestone.format.messages import MESSAGE_SIZE_MAX, ErrorCode, LogChannelCreate
 from flowstone.limestone.format.names import CHANNELS_MAX
 from flowstone.limestone.format.transcode import compile_kernels
-from flowstone.limestone.format.wire_extensions import ExtensionError
+from flowstone.limestone.format.wire_extensions import WireExtensionError
 from flowstone.limestone.replica import events as events
-from flowstone.limestone.replica.connection import OPENING_SECONDS, READ_AHEAD_MAX, Connection, Refusal
+from flowstone.limestone.replica.connection import OPENING_SECONDS, READ_AHEAD_MAX, Refusal, ReplicaConnection
 from flowstone.limestone.replica.conversations import ControlConversation, LogConversation
 from flowstone.limestone.replica.directory import CannotSetBack, ReplicaDirectory
 from flowstone.limestone.replica.master import Master
@@ -70,10 +71,6 @@ class ReplicaStatus:
     channels: int
 
 
-class CannotListen(LimestoneError):
-    """The address is in use, or is not an address of this machine."""
-
-
 class Replica:
     """Call `start`; it serves until `stop`. `endpoint` has the chosen port if port 0 was requested."""
 
@@ -113,10 +110,10 @@ class Replica:
         self._is_open = asyncio.Event()
         self._is_stopping = False
         self._stopping: asyncio.Task[None] | None = None
-        self._connections: dict[Connection, asyncio.Task[None]] = {}
+        self._connections: dict[ReplicaConnection, asyncio.Task[None]] = {}
         self.memory = Memory(lambda: len(self._connections))
-        self._unopened: dict[Connection, None] = {}
-        self._idle: dict[Connection, None] = {}
+        self._unopened: dict[ReplicaConnection, None] = {}
+        self._idle: dict[ReplicaConnection, None] = {}
         """Of these, those that we wait for, or that were refused; the oldest first."""
         self._tasks: dict[asyncio.Task[None], None] = {}
 
@@ -139,7 +136,7 @@ class Replica:
         self.endpoint = Endpoint(self.endpoint.host, listener.port or 0, self._tls is not None)
         directory = self.directory
         if directory.was_restored:
-            self.tell(events.Restored(directory.durable_epoch))
+            self.tell(events.ReplicaRestored(directory.durable_epoch))
         where = (self._path, str(self.endpoint), directory.instance_uuid, directory.durable_epoch, self.compatible)
         self.tell(events.Listening(*where))
         self._watching = self._start(self._watch())
@@ -181,7 +178,7 @@ class Replica:
         await asyncio.gather(*self._connections.values(), *self._tasks, return_exceptions=True)
         await self._workers.close()
         await self.directory.close()
-        self.tell(events.Stopped(self.directory.durable_epoch))
+        self.tell(events.ReplicaStopped(self.directory.durable_epoch))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -208,8 +205,8 @@ class Replica:
 
     # --- connections ---
 
-    def _accept(self, client: Client) -> Connection:
-        connection = Connection(client, lambda: self.memory.share(READ_AHEAD_TOTAL, READ_AHEAD_MAX))
+    def _accept(self, client: Client) -> ReplicaConnection:
+        connection = ReplicaConnection(client, lambda: self.memory.share(READ_AHEAD_TOTAL, READ_AHEAD_MAX))
         if self._is_stopping or (len(self._unopened) >= UNOPENED_MAX and not self._drop_idle()):
             connection.abort()
             return connection
@@ -228,11 +225,11 @@ class Replica:
         del self._idle[oldest], self._unopened[oldest]
         return True
 
-    def heard(self, connection: Connection) -> None:
+    def heard(self, connection: ReplicaConnection) -> None:
         """Note that a connection has sent all it can before it is admitted or rejected."""
         self._idle.pop(connection, None)
 
-    async def _serve(self, connection: Connection) -> None:
+    async def _serve(self, connection: ReplicaConnection) -> None:
         try:
             await self._is_open.wait()
             await self._answer_errors(connection, self._converse(connection))
@@ -242,23 +239,23 @@ class Replica:
             self._idle.pop(connection, None)
             self._connections.pop(connection, None)
 
-    async def _answer_errors(self, connection: Connection, conversation: Awaitable[None]) -> None:
+    async def _answer_errors(self, connection: ReplicaConnection, conversation: Awaitable[None]) -> None:
         try:
             await conversation
         except Refusal as refusal:
             if connection in self._unopened:
                 self._idle[connection] = None
-            self.tell(events.Refused(connection.peer, refusal.code, refusal.message))
+            self.tell(events.MasterRefused(connection.peer, refusal.code, refusal.message))
             await connection.refuse(refusal)
         except BadMessage as error:
-            self.tell(events.Refused(connection.peer, None, error.message))
+            self.tell(events.MasterRefused(connection.peer, None, error.message))
         except (OSError, LimestoneError) as error:
             if not isinstance(error, CannotSetBack):
                 self.directory.look_again()
-            self.tell(events.Refused(connection.peer, ExtensionError.REFUSED, str(error)))
-            await connection.refuse(Refusal(ExtensionError.REFUSED, str(error)))
+            self.tell(events.MasterRefused(connection.peer, WireExtensionError.REFUSED, str(error)))
+            await connection.refuse(Refusal(WireExtensionError.REFUSED, str(error)))
 
-    async def _converse(self, connection: Connection) -> None:
+    async def _converse(self, connection: ReplicaConnection) -> None:
         try:
             async with asyncio.timeout(OPENING_SECONDS):
                 opened = await connection.opener()
@@ -274,14 +271,14 @@ class Replica:
         else:
             await ControlConversation(self, connection).run(message, rest)
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: ReplicaConnection) -> None:
         """Note that a connection has opened a channel, and proved the secret if there is one."""
         self._unopened.pop(connection, None)
         self._idle.pop(connection, None)
 
     # --- masters ---
 
-    async def admit_control(self, connection: Connection, instance: str | None = None) -> Master:
+    async def admit_control(self, connection: ReplicaConnection, instance: str | None = None) -> Master:
         """Return the master of this control channel. `instance`: the identity, if the secret was proved."""
         async with self._gate:
             current = self._master
@@ -293,10 +290,10 @@ class Replica:
             master = self._master or await self._welcome(connection)
             master.control, master.had_control, master.peer = connection, True, connection.peer
             self.opened(connection)
-            self.tell(events.Connected(connection.peer))
+            self.tell(events.MasterConnected(connection.peer))
             return master
 
-    async def admit_channel(self, connection: Connection, message: LogChannelCreate) -> tuple[Master, int]:
+    async def admit_channel(self, connection: ReplicaConnection, message: LogChannelCreate) -> tuple[Master, int]:
         """Return the master of this log channel, and the number of its file."""
         async with self._gate:
             current = self._master
@@ -305,9 +302,9 @@ class Replica:
             current = self._master
             token = current.token if current is not None else None
             if token is None and self.secret is not None:
-                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "this replica requires a shared secret")
+                raise Refusal(WireExtensionError.AUTHENTICATION_FAILED, "this replica requires a shared secret")
             if token is not None and not extensions.is_proven(token, message.secret):
-                raise Refusal(ExtensionError.AUTHENTICATION_FAILED, "token does not belong to the connected master")
+                raise Refusal(WireExtensionError.AUTHENTICATION_FAILED, "token does not belong to the connected master")
             channel_id = message.channel_id
             if channel_id >= CHANNELS_MAX:
                 raise Refusal(ErrorCode.TOO_MANY_LOG_CHANNELS, "Too many log channels: cannot assign more")
@@ -328,15 +325,15 @@ class Replica:
         except LimestoneError as error:
             raise Refusal(ErrorCode.TOO_MANY_LOG_CHANNELS, str(error)) from error
 
-    async def _welcome(self, connection: Connection) -> Master:
+    async def _welcome(self, connection: ReplicaConnection) -> Master:
         """A new master, and a directory that holds what is durable and nothing else."""
         directory = self.directory
         was_seeding = directory.is_seeding
         withdrawn = await directory.settle()
         if was_seeding and directory.was_restored:
-            self.tell(events.Restored(directory.durable_epoch))
+            self.tell(events.ReplicaRestored(directory.durable_epoch))
         elif withdrawn:
-            self.tell(events.Withdrawn(withdrawn, directory.durable_epoch))
+            self.tell(events.EpochsWithdrawn(withdrawn, directory.durable_epoch))
         self._master = Master(connection.peer)
         return self._master
 
@@ -356,7 +353,7 @@ class Replica:
         The catalog lists those files as detached; they stay until they are deleted manually."""
         done = await self.directory.compact()
         if done.inputs:
-            self.tell(events.Compacted(done.catalog.max_epoch_id, len(done.inputs)))
+            self.tell(events.ReplicaCompacted(done.catalog.max_epoch_id, len(done.inputs)))
         return len(done.inputs)
 
     async def _watch(self) -> None:

@@ -57,7 +57,7 @@ class Compacted:
 
 
 @dataclass(frozen=True)
-class Written:
+class CompactedContent:
     """The content of a compacted file. `max_blob_id`: the largest id that any input has named."""
 
     rows: int
@@ -65,17 +65,17 @@ class Written:
     blob_ids: frozenset[int]
 
 
-Writer = Callable[[Disk, str, Sequence[str], int, str], Written]
+Writer = Callable[[Disk, str, Sequence[str], int, str], CompactedContent]
 """Writes a compacted file to a new path, from the directory's compacted file and these log files, up to an epoch."""
 
 
-def write_here(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, path: str) -> Written:
+def write_here(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, path: str) -> CompactedContent:
     """The writer that runs in this process. Raise DamagedFile if an input has lost durable entries."""
     found = recover(disk, directory, repairs=False, durable_epoch=epoch, files=inputs).snapshot
     with disk.create(path) as file:
         rows = found.write_compacted(file)
         file.sync()
-    return Written(rows, found.max_blob_id, frozenset(found.blob_ids()))
+    return CompactedContent(rows, found.max_blob_id, frozenset(found.blob_ids()))
 
 
 # --- online ---------------------------------------------------------------------------------------
@@ -202,7 +202,9 @@ def _keep_later(disk: Disk, directory: str, later: dict[str, list[Snippet]], mil
 # --- the step -------------------------------------------------------------------------------------
 
 
-def step(disk: Disk, directory: str, listed: Catalog, inputs: Sequence[str], epoch: int) -> tuple[Catalog, Written]:
+def step(
+    disk: Disk, directory: str, listed: Catalog, inputs: Sequence[str], epoch: int
+) -> tuple[Catalog, CompactedContent]:
     """Write the rows of the inputs, up to `epoch`, to the compacted file, and update the catalog."""
     made, written = prepare(disk, directory, inputs, epoch)
     return commit(disk, directory, listed, inputs, epoch, made, written), written
@@ -216,7 +218,7 @@ def prepare(
     *,
     write: Writer = write_here,
     temporary: str | None = None,
-) -> tuple[str, Written]:
+) -> tuple[str, CompactedContent]:
     """Write the new compacted file to a temporary place; return its path and its content."""
     temporary = temporary or f"{directory}/{TEMPORARY}"
     disk.make_directory(temporary)
@@ -226,7 +228,7 @@ def prepare(
 
 
 def commit(
-    disk: Disk, directory: str, listed: Catalog, inputs: Sequence[str], epoch: int, made: str, written: Written
+    disk: Disk, directory: str, listed: Catalog, inputs: Sequence[str], epoch: int, made: str, written: CompactedContent
 ) -> Catalog:
     """Move the new compacted file into place, then detach the inputs; return the new catalog."""
     if listed.compacted != _LISTED:

@@ -43,7 +43,7 @@ def sort_key(storage_id: int, key: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """A file with rows. It is opened for each read, unless it is held open."""
 
     disk: Disk | None
@@ -57,7 +57,7 @@ class Source:
         assert self.disk is not None
         return self.disk.open(self.path)
 
-    def opened_for_long(self) -> Source:
+    def opened_for_long(self) -> RowSource:
         """Return the same file held open until `close`, so that it survives a rename or deletion."""
         if self.disk is None or self.held is not None:
             return self
@@ -68,7 +68,7 @@ class Source:
             self.held.close()
 
 
-NO_SOURCE: Final = Source(None, "")
+NO_SOURCE: Final = RowSource(None, "")
 """Stands for a missing compacted file. It contains no row."""
 
 
@@ -83,7 +83,7 @@ class Gathered:
     targets: Order
 
 
-def gather(sources: Sequence[Source], rows: Rows, window: int = GATHER_SIZE) -> Iterator[Gathered]:
+def gather(sources: Sequence[RowSource], rows: Rows, window: int = GATHER_SIZE) -> Iterator[Gathered]:
     """Yield the entries of the rows, in order. Raise DamagedFile if a file has become shorter."""
     sizes = rows[:, columns.SIZE].astype(np.int64)
     ends = np.cumsum(sizes)
@@ -131,7 +131,7 @@ class StoreSnapshot:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[RowSource],
         winners: Sorted,
         cleared: Mapping[int, WriteVersion],
         max_blob_id: int,
@@ -228,7 +228,7 @@ class StoreSnapshot:
         moved.rows[changed, columns.AT] = np.cumsum(sizes) - sizes + np.uint64(len(BEGIN))
         moved.rows[changed, columns.ORIGIN] = moved.types[changed] | np.uint64(1 << 8)
         moved = moved.only(changed | (moved.origins == COMPACTED))
-        source = Source(disk, path, disk.open(path))
+        source = RowSource(disk, path, disk.open(path))
         return StoreSnapshot((compacted, source), moved, self.cleared, self.max_blob_id, is_in_order=True)
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from flowstone.limestone.store.compaction import Compacted
 from flowstone.limestone.store.cursor import StoreSnapshot
 from flowstone.limestone.store.directory import DataDirectory
 from flowstone.limestone.store.epochs import Due, EpochRules
-from flowstone.limestone.store.recovery import FinishedSizes, Recovered, recover_live
+from flowstone.limestone.store.recovery import FinishedSizes, RecoveredDirectory, recover_live
 from flowstone.limestone.store.rotation import Rotated, Rotation
 from flowstone.limestone.store.upkeep import CONTROL, Upkeep
 from flowstone.limestone.store.workers import with_workers
@@ -583,7 +583,7 @@ def _alone(work: Callable[[Outside, str, str], None], outside: Outside, source: 
         work(outside, source, target)
 
 
-def _made_ready(disk: Disk, directory: DataDirectory, found: Recovered) -> StoreSnapshot:
+def _made_ready(disk: Disk, directory: DataDirectory, found: RecoveredDirectory) -> StoreSnapshot:
     """What follows recovery, in the original's order; all of it may be cut short, and is done again."""
     path = directory.path
     packing.compile_kernels()

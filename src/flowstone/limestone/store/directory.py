@@ -18,7 +18,7 @@ from flowstone.limestone.format.files import write_whole
 from flowstone.limestone.format.manifest import Manifest
 from flowstone.limestone.store import offline_directory as offline
 from flowstone.limestone.store import seeding as replica_seeding
-from flowstone.limestone.store.recovery import Recovered, recover
+from flowstone.limestone.store.recovery import RecoveredDirectory, recover
 from flowstone.outside import Disk, Lock, Outside
 from flowstone.outside.worker import by_worker
 
@@ -67,7 +67,7 @@ class DataDirectory:
         replica_seeding.promote(disk, self.path)
         return manifest.read(disk, self.path) or self.manifest, EpochWriter.open(disk, self.path)
 
-    async def recover(self) -> Recovered:
+    async def recover(self) -> RecoveredDirectory:
         """Read the directory; invalidate or cut off what does not count. Raise DamagedFile if durable data is lost."""
         return await by_worker(self._outside, recover, self._outside.disk, self.path)
 

@@ -17,9 +17,9 @@ from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import catalog, epoch_file, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import EntryType, Torn
-from flowstone.limestone.format.entry_table import Bytes, Part, Tail, tables
-from flowstone.limestone.format.log_scan import RECOVERY, Changes, Finding, Mode, Scan, Verdict
-from flowstone.limestone.store.cursor import NO_SOURCE, Source, StoreSnapshot
+from flowstone.limestone.format.entry_table import Bytes, EntryPart, EntryTail, tables
+from flowstone.limestone.format.log_scan import RECOVERY, FileRepair, LogScan, ScanFinding, ScanMode, Verdict
+from flowstone.limestone.store.cursor import NO_SOURCE, RowSource, StoreSnapshot
 from flowstone.limestone.store.latest_entries import COMPACTED, Winners
 from flowstone.outside import Disk
 
@@ -29,7 +29,7 @@ ATTEMPTS_MAX: Final = 10
 """Number of attempts to open the files of a directory that is in use, if they are rotated meanwhile."""
 
 FinishedSizes = Callable[[], Mapping[str, int]]
-Add = Callable[[Part, Bytes], None]
+Add = Callable[[EntryPart, Bytes], None]
 """Takes a part of a file, and a mask of its entries that count."""
 
 
@@ -39,14 +39,14 @@ class FileReport:
 
     name: str
     verdict: Verdict
-    findings: tuple[Finding, ...]
-    changes: Changes
+    findings: tuple[ScanFinding, ...]
+    changes: FileRepair
     max_epoch: int
     counted: int
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredDirectory:
     """The content of a directory. `last_epoch`: the largest epoch that is durable or in any marker; new sessions must
     not have a smaller one."""
 
@@ -73,12 +73,12 @@ class Inputs:
     """The files to read: the compacted file, if any, and log files. `sizes` limits the bytes of a log file."""
 
     listed: Catalog
-    compacted: Source | None
-    logs: Mapping[str, Source]
+    compacted: RowSource | None
+    logs: Mapping[str, RowSource]
     sizes: Mapping[str, int]
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[RowSource]:
         """All sources; the index of a source is its number as the origin of winners."""
         return [self.compacted or NO_SOURCE, *self.logs.values()]
 
@@ -92,8 +92,8 @@ def inputs_of(disk: Disk, directory: str, files: Sequence[str] | None = None) ->
     listed = catalog.read(disk, directory) or Catalog()
     compacted = compacted_path(disk, directory)
     found = input_files(disk, directory, listed) if files is None else files
-    logs = {name: Source(disk, f"{directory}/{name}") for name in found}
-    return Inputs(listed, None if compacted is None else Source(disk, compacted), logs, {})
+    logs = {name: RowSource(disk, f"{directory}/{name}") for name in found}
+    return Inputs(listed, None if compacted is None else RowSource(disk, compacted), logs, {})
 
 
 def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) -> Inputs:
@@ -102,7 +102,7 @@ def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) ->
     The opened files are consistent if the names are unchanged afterwards."""
     for _ in range(ATTEMPTS_MAX):
         found = inputs_of(disk, directory)
-        held: list[Source] = []
+        held: list[RowSource] = []
         try:
             held += (source.opened_for_long() for source in found.sources)
             logs = dict(zip(found.logs, held[1:], strict=True))
@@ -120,13 +120,15 @@ def live_inputs_of(disk: Disk, directory: str, finished_sizes: FinishedSizes) ->
     raise LimestoneError(f"{directory}: files change faster than they can be opened", hint="try again")
 
 
-def read_file(source: Source, name: str, size: int | None, durable_epoch: int, mode: Mode, add: Add) -> FileReport:
+def read_file(
+    source: RowSource, name: str, size: int | None, durable_epoch: int, mode: ScanMode, add: Add
+) -> FileReport:
     """Pass the entries that count in the first `size` bytes of a log file to `add`."""
-    scan = Scan((), durable_epoch, mode, is_detached=names.is_detached(name))
+    scan = LogScan((), durable_epoch, mode, is_detached=names.is_detached(name))
     with source.opened() as file:
         whole = file.size()
         for part in tables(file.read_at, whole if size is None else min(size, whole)):
-            if isinstance(part, Tail):
+            if isinstance(part, EntryTail):
                 scan.take_end(*part)
                 break
             takes = np.empty(part.table.shape[1], np.uint8)
@@ -146,18 +148,18 @@ def compacted_path(disk: Disk, directory: str) -> str | None:
     return next((path for path in paths if disk.kind(path) == "file"), None)
 
 
-def read_compacted(source: Source, add: Add) -> None:
+def read_compacted(source: RowSource, add: Add) -> None:
     """Pass the entries of the compacted file to `add`. Raise DamagedFile if it is incomplete."""
     with source.opened() as file:
         for part in tables(file.read_at, file.size()):
-            if isinstance(part, Tail):
+            if isinstance(part, EntryTail):
                 what = "file ends inside an entry" if isinstance(part.token, Torn) else "invalid entry"
                 hint = "restore it from a backup: no other file has its rows"
                 raise DamagedFile(source.path, part.offset, what, hint=hint)
             add(part, np.ones(part.table.shape[1], np.uint8))
 
 
-def apply(disk: Disk, path: str, changes: Changes) -> None:
+def apply(disk: Disk, path: str, changes: FileRepair) -> None:
     """Make the changes that a file needs, durably."""
     if changes.marks:
         disk.overwrite(path, INVALIDATED, *changes.marks)
@@ -170,12 +172,12 @@ def apply(disk: Disk, path: str, changes: Changes) -> None:
 def recover(
     disk: Disk,
     directory: str,
-    mode: Mode = RECOVERY,
+    mode: ScanMode = RECOVERY,
     *,
     repairs: bool = True,
     durable_epoch: int | None = None,
     files: Sequence[str] | None = None,
-) -> Recovered:
+) -> RecoveredDirectory:
     """Read a directory whose manifest has been checked. If `repairs`, invalidate or cut off what does not count.
 
     `durable_epoch` replaces that of the epoch file. `files` replaces the log files that are read at start. Raise
@@ -196,7 +198,7 @@ def _sync(disk: Disk, path: str) -> None:
         file.sync()
 
 
-def recover_live(disk: Disk, directory: str, durable_epoch: int, finished_sizes: FinishedSizes) -> Recovered:
+def recover_live(disk: Disk, directory: str, durable_epoch: int, finished_sizes: FinishedSizes) -> RecoveredDirectory:
     """Read a directory that its store is writing to, without changing it. The snapshot holds its files open.
 
     `finished_sizes` returns the size of the complete sessions of each active log file. Later bytes may be withdrawn.
@@ -209,7 +211,7 @@ def recover_live(disk: Disk, directory: str, durable_epoch: int, finished_sizes:
         raise
 
 
-def _read(inputs: Inputs, directory: str, durable_epoch: int, mode: Mode) -> Recovered:
+def _read(inputs: Inputs, directory: str, durable_epoch: int, mode: ScanMode) -> RecoveredDirectory:
     winners = Winners()
 
     def adding(origin: int) -> Add:
@@ -226,7 +228,7 @@ def _read(inputs: Inputs, directory: str, durable_epoch: int, mode: Mode) -> Rec
             raise _damaged(directory, report)
     last_epoch = max((report.max_epoch for report in reports), default=0)
     snapshot = StoreSnapshot(inputs.sources, winners.sorted(), winners.cleared, winners.max_blob_id)
-    return Recovered(durable_epoch, max(durable_epoch, last_epoch), snapshot, inputs.listed, reports)
+    return RecoveredDirectory(durable_epoch, max(durable_epoch, last_epoch), snapshot, inputs.listed, reports)
 
 
 def _damaged(directory: str, report: FileReport) -> DamagedFile:

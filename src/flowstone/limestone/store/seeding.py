@@ -46,18 +46,18 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class State:
+class SeedingState:
     """`follows`: the identity of the master whose epochs the directory holds; None if unknown."""
 
     follows: str | None = None
     phase: Phase = Phase.SETTLED
 
 
-def read(disk: Disk, directory: str) -> State:
+def read(disk: Disk, directory: str) -> SeedingState:
     path = f"{directory}/{FILE}"
     data = files.read_whole(disk, path)
     if data is None:
-        return State()
+        return SeedingState()
     try:
         fields = json.loads(data)
         follows, phase = fields["follows"], Phase(fields["phase"])
@@ -65,15 +65,15 @@ def read(disk: Disk, directory: str) -> State:
         raise DamagedFile(path, 0, "file does not name the master of this data") from None
     if follows is not None and not isinstance(follows, str):
         raise DamagedFile(path, 0, "file does not name the master of this data")
-    return State(follows, phase)
+    return SeedingState(follows, phase)
 
 
-def write(disk: Disk, directory: str, state: State) -> None:
+def write(disk: Disk, directory: str, state: SeedingState) -> None:
     data = json.dumps({"follows": state.follows, "phase": state.phase.value}).encode()
     files.replace(disk, directory, FILE, TEMPORARY, data)
 
 
-def put_aside(disk: Disk, directory: str) -> State:
+def put_aside(disk: Disk, directory: str) -> SeedingState:
     """Move all data aside, and leave an empty directory."""
     state = read(disk, directory)
     assert state.phase is Phase.SETTLED
@@ -87,14 +87,14 @@ def put_aside(disk: Disk, directory: str) -> State:
     return state
 
 
-def keep(disk: Disk, directory: str, follows: str) -> State:
+def keep(disk: Disk, directory: str, follows: str) -> SeedingState:
     """Record that the new data of this master is durable; the old data can no longer be restored."""
-    state = State(follows, Phase.DISCARDING)
+    state = SeedingState(follows, Phase.DISCARDING)
     write(disk, directory, state)
     return state
 
 
-def discard(disk: Disk, directory: str, state: State) -> State:
+def discard(disk: Disk, directory: str, state: SeedingState) -> SeedingState:
     """Delete the data that was put aside."""
     assert state.phase is Phase.DISCARDING
     delete_aside(disk, directory)
@@ -113,7 +113,7 @@ def has_data_aside(disk: Disk, directory: str) -> bool:
     return read(disk, directory).phase in (Phase.MOVING, Phase.SEEDING)
 
 
-def bring_back(disk: Disk, directory: str) -> tuple[State, bool]:
+def bring_back(disk: Disk, directory: str) -> tuple[SeedingState, bool]:
     """Complete or revert what a crash or a lost master interrupted; return True if old data was restored."""
     state = read(disk, directory)
     if state.phase is Phase.DISCARDING:

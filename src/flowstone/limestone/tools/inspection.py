@@ -18,10 +18,10 @@ from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.format import catalog, epoch_file, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import EntryType
-from flowstone.limestone.format.entry_table import MAJOR, TYPE, Tail, tables
+from flowstone.limestone.format.entry_table import MAJOR, TYPE, EntryTail, tables
 from flowstone.limestone.format.epoch_file import Epochs
 from flowstone.limestone.format.files import read_whole
-from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, Changes, Finding, Mode, Scan, Verdict
+from flowstone.limestone.format.log_scan import INSPECT, RECOVERY, FileRepair, LogScan, ScanFinding, ScanMode, Verdict
 from flowstone.limestone.format.manifest import Manifest
 from flowstone.limestone.store import blobs
 from flowstone.limestone.store.recovery import recover
@@ -31,7 +31,7 @@ Tell = Callable[[int, str], None]
 """Called with the number of bytes read, and the name of the file."""
 
 
-class Status(Enum):
+class InspectionStatus(Enum):
     """What can be done about a directory, in the terms of tglogutil."""
 
     OK = "OK"
@@ -40,14 +40,14 @@ class Status(Enum):
 
 
 @dataclass(frozen=True)
-class LogFile:
+class InspectedFile:
     """One log file. `counts`: entries that count, by type. `sessions`: all begin markers, even invalidated ones."""
 
     name: str
     size: int
     verdict: Verdict
-    findings: tuple[Finding, ...]
-    changes: Changes
+    findings: tuple[ScanFinding, ...]
+    changes: FileRepair
     max_epoch: int
     sessions: int
     counts: dict[EntryType, int]
@@ -80,7 +80,7 @@ class Inspection:
     durable_epoch: int | None
     catalog: Catalog
     catalog_problem: str | None
-    files: tuple[LogFile, ...]
+    files: tuple[InspectedFile, ...]
     blob_count: int
     missing_blobs: tuple[int, ...]
 
@@ -97,13 +97,13 @@ class Inspection:
         return dict(sorted(total.items()))
 
     @property
-    def status(self) -> Status:
+    def status(self) -> InspectionStatus:
         worst = max((file.verdict for file in self.files), default=Verdict.OK)
         if not worst.is_repairable or self.durable_epoch is None or self.catalog_problem is not None:
-            return Status.UNREPAIRABLE
+            return InspectionStatus.UNREPAIRABLE
         if worst is not Verdict.OK or self.epoch_file.problem is not None:
-            return Status.AUTO_REPAIRABLE
-        return Status.OK
+            return InspectionStatus.AUTO_REPAIRABLE
+        return InspectionStatus.OK
 
 
 def inspect(
@@ -131,21 +131,21 @@ def look_at(
     directory: str,
     name: str,
     durable_epoch: int,
-    mode: Mode,
+    mode: ScanMode,
     listed: Catalog,
     *,
     is_detached: bool | None = None,
     tell: Tell | None = None,
-) -> LogFile:
+) -> InspectedFile:
     """Scan a log file in a mode, and return what was found. `is_detached` overrides what its name says."""
     detached = names.is_detached(name) if is_detached is None else is_detached
-    scan = Scan((), durable_epoch, mode, is_detached=detached)
+    scan = LogScan((), durable_epoch, mode, is_detached=detached)
     counts: Counter[EntryType] = Counter()
     sessions = 0
     with disk.open(f"{directory}/{name}") as file:
         size, told = file.size(), 0
         for part in tables(file.read_at, size):
-            if isinstance(part, Tail):
+            if isinstance(part, EntryTail):
                 scan.take_end(*part)
                 break
             takes = np.empty(part.table.shape[1], np.uint8)
@@ -161,7 +161,7 @@ def look_at(
                 break
         if tell is not None:
             tell(size - told, name)
-    return LogFile(
+    return InspectedFile(
         name,
         size,
         scan.verdict,
@@ -209,7 +209,7 @@ def _epoch_count(disk: Disk, directory: str) -> int:
     for name in log_files(disk, directory):
         with disk.open(f"{directory}/{name}") as file:
             for part in tables(file.read_at, file.size()):
-                if not isinstance(part, Tail):
+                if not isinstance(part, EntryTail):
                     begun = part.table[MAJOR, part.table[TYPE] == np.uint64(EntryType.MARKER_BEGIN)]
                     found = np.union1d(found, begun)
     return len(found)
@@ -223,7 +223,7 @@ def _catalog(disk: Disk, directory: str) -> tuple[Catalog, str | None]:
 
 
 def _missing_blobs(
-    disk: Disk, directory: str, durable: int | None, files: tuple[LogFile, ...], stored: frozenset[int]
+    disk: Disk, directory: str, durable: int | None, files: tuple[InspectedFile, ...], stored: frozenset[int]
 ) -> tuple[int, ...]:
     """Return the ids of missing blobs; none if no row names blobs or the rows cannot be read."""
     if durable is None or not any(EntryType.NORMAL_WITH_BLOB in file.counts for file in files):

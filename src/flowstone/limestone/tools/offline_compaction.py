@@ -17,13 +17,13 @@ from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import catalog, copying, epoch_file, manifest, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import EntryType
-from flowstone.limestone.format.entry_table import TYPE, Bytes, Part
+from flowstone.limestone.format.entry_table import TYPE, Bytes, EntryPart
 from flowstone.limestone.format.files import replace as replace_file
 from flowstone.limestone.store import blobs
 from flowstone.limestone.store import offline_directory as offline
 from flowstone.limestone.store import seeding as replica_seeding
 from flowstone.limestone.store.compaction import TEMPORARY, Writer, commit, prepare, remove_detached, settle, write_here
-from flowstone.limestone.store.cursor import Source
+from flowstone.limestone.store.cursor import RowSource
 from flowstone.limestone.store.recovery import input_files, read_compacted, recover
 from flowstone.outside import Disk, Outside
 
@@ -33,7 +33,7 @@ _ROW_TYPES: Final = (EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB)
 
 
 @dataclass(frozen=True)
-class Plan:
+class CompactionPlan:
     """What a compaction will read: the compacted file, and all sessions up to `epoch` of these log files."""
 
     epoch: int
@@ -49,7 +49,7 @@ class Plan:
 class OfflineCompacted:
     """The result of a compaction. `backup`: the path of the backup; None if none was requested."""
 
-    plan: Plan
+    plan: CompactionPlan
     catalog: Catalog
     rows: int
     bytes_after: int
@@ -64,7 +64,7 @@ def refuse_link(disk: Disk, directory: str) -> None:
         )
 
 
-def plan(disk: Disk, directory: str, epoch: int | None = None) -> Plan:
+def plan(disk: Disk, directory: str, epoch: int | None = None) -> CompactionPlan:
     """Plan the compaction of a locked directory. Raise DamagedFile if its epoch file or catalog cannot be read."""
     wanted = epoch_file.read(disk, directory).durable if epoch is None else epoch
     listed = catalog.read(disk, directory) or Catalog()
@@ -78,7 +78,7 @@ def plan(disk: Disk, directory: str, epoch: int | None = None) -> Plan:
         or not _is_settled(disk, directory, listed)
         or (epoch is not None and not _is_durable(disk, directory, epoch))
     )
-    return Plan(wanted, tuple(inputs), superfluous, sum(sizes.values()), has_work)
+    return CompactionPlan(wanted, tuple(inputs), superfluous, sum(sizes.values()), has_work)
 
 
 def _is_durable(disk: Disk, directory: str, epoch: int) -> bool:
@@ -102,7 +102,7 @@ def _is_settled(disk: Disk, directory: str, listed: Catalog) -> bool:
     )
 
 
-def check(disk: Disk, directory: str, planned: Plan) -> int:
+def check(disk: Disk, directory: str, planned: CompactionPlan) -> int:
     """Read all inputs without changing anything, and return the number of rows. Raise DamagedFile as the compaction
     would."""
     return len(recover(disk, directory, repairs=False, durable_epoch=planned.epoch, files=planned.inputs).snapshot)
@@ -126,7 +126,7 @@ def compact_offline(
 def execute(
     outside: Outside,
     directory: str,
-    planned: Plan,
+    planned: CompactionPlan,
     *,
     keeps_backup: bool = True,
     write: Writer = write_here,
@@ -172,11 +172,11 @@ def _count(disk: Disk, directory: str) -> int:
     """Return the number of rows of the compacted file. Raise DamagedFile if it is incomplete."""
     rows = 0
 
-    def add(part: Part, takes: Bytes) -> None:
+    def add(part: EntryPart, takes: Bytes) -> None:
         nonlocal rows
         rows += int(np.isin(part.table[TYPE], _ROW_TYPES).sum())
 
-    read_compacted(Source(disk, f"{directory}/{names.COMPACTED}"), add)
+    read_compacted(RowSource(disk, f"{directory}/{names.COMPACTED}"), add)
     return rows
 
 

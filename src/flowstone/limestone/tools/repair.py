@@ -16,19 +16,19 @@ from flowstone.limestone.format import catalog, epoch_file, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.limestone.format.entries import MARKER_SIZE, EntryType, only_zeros
 from flowstone.limestone.format.files import replace as replace_file
-from flowstone.limestone.format.log_scan import REPAIR, REPAIR_CUT, Changes, Verdict
+from flowstone.limestone.format.log_scan import REPAIR, REPAIR_CUT, FileRepair, Verdict
 from flowstone.limestone.format.manifest import Manifest
 from flowstone.limestone.store import offline_directory as offline
 from flowstone.limestone.store import seeding as replica_seeding
 from flowstone.limestone.store.directory import free_name
 from flowstone.limestone.store.recovery import apply
-from flowstone.limestone.tools.inspection import EpochFile, LogFile, Tell, log_files, look_at, look_at_epoch_file
+from flowstone.limestone.tools.inspection import EpochFile, InspectedFile, Tell, log_files, look_at, look_at_epoch_file
 from flowstone.outside import Disk, Outside
 
 BEGIN: Final = bytes((EntryType.MARKER_BEGIN,))
 
 
-class Status(Enum):
+class RepairStatus(Enum):
     """The result of a repair, in the terms of tglogutil."""
 
     OK = "OK"
@@ -37,7 +37,7 @@ class Status(Enum):
 
 
 @dataclass(frozen=True)
-class Plan:
+class RepairPlan:
     """What a repair will do. `durable_epoch`: sessions of later epochs are invalidated; None if it is unknown.
 
     `renames`: log files to rotate, and their new names. `files` have their current names."""
@@ -45,21 +45,21 @@ class Plan:
     durable_epoch: int | None
     epoch_file: EpochFile
     renames: tuple[tuple[str, str], ...]
-    files: tuple[LogFile, ...]
+    files: tuple[InspectedFile, ...]
 
     @property
-    def status(self) -> Status:
+    def status(self) -> RepairStatus:
         worst = max((file.verdict for file in self.files), default=Verdict.OK)
         if worst > Verdict.TAIL_BROKEN_BUT_MARKED or self.durable_epoch is None:
-            return Status.UNREPAIRABLE
+            return RepairStatus.UNREPAIRABLE
         is_whole = worst is Verdict.OK and self.epoch_file.problem is None
-        return Status.OK if is_whole else Status.REPAIRED
+        return RepairStatus.OK if is_whole else RepairStatus.REPAIRED
 
     @property
     def changes_anything(self) -> bool:
-        if self.status is Status.UNREPAIRABLE:
+        if self.status is RepairStatus.UNREPAIRABLE:
             return False
-        return bool(self.renames) or self.status is Status.REPAIRED
+        return bool(self.renames) or self.status is RepairStatus.REPAIRED
 
 
 def plan(
@@ -70,7 +70,7 @@ def plan(
     epoch: int | None = None,
     cuts: bool = False,
     tell: Tell | None = None,
-) -> Plan:
+) -> RepairPlan:
     """Plan the repair of a locked directory. `epoch` replaces the durable epoch. `cuts`: cut broken tails off instead
     of invalidating them. Raise DamagedFile if the catalog cannot be read: then it is unknown which log files count."""
     listed = catalog.read(disk, directory) or Catalog()
@@ -87,10 +87,10 @@ def plan(
         for file in files
         if file.size and not file.is_detached
     )
-    return Plan(durable, epochs, renames, files)
+    return RepairPlan(durable, epochs, renames, files)
 
 
-def _without_made_up_epochs(disk: Disk, directory: str, file: LogFile) -> LogFile:
+def _without_made_up_epochs(disk: Disk, directory: str, file: InspectedFile) -> InspectedFile:
     """Cut a file at a damaged byte that the plan would mark.
 
     The original marks a byte that begins no entry, which turns it and the following bytes into a begin marker. The next
@@ -103,11 +103,11 @@ def _without_made_up_epochs(disk: Disk, directory: str, file: LogFile) -> LogFil
         is_begin = opened.read_at(last, 1) == BEGIN
         if is_begin or size - last < MARKER_SIZE or only_zeros(opened.read_at, last, size):
             return file
-    return replace(file, changes=Changes(file.changes.marks[:-1], cut=last))
+    return replace(file, changes=FileRepair(file.changes.marks[:-1], cut=last))
 
 
 def execute(
-    outside: Outside, directory: str, manifest: Manifest, planned: Plan, *, keeps_backup: bool = True
+    outside: Outside, directory: str, manifest: Manifest, planned: RepairPlan, *, keeps_backup: bool = True
 ) -> str | None:
     """Execute a plan in a directory that has been locked since; return the path of the backup, if one was made.
 

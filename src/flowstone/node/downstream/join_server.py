@@ -19,7 +19,7 @@ import numpy as np
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
 from flowstone.box.engine.read_view import ReadView
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 from flowstone.box.system import CLUSTER_ID, SEQUENCE_DATA_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
@@ -37,7 +37,7 @@ from flowstone.node.wal.log_tail import packets_of
 from flowstone.replication.limbo.control_rows import Promote, RaftState
 from flowstone.replication.membership.membership import unused_id
 from flowstone.replication.messages import encode_marker, encode_row_packet, encode_vclock_reply
-from flowstone.replication.raft.election import Mode
+from flowstone.replication.raft.election import ElectionMode
 from flowstone.replication.relay.relay_logic import RowFilter, xlog_gap
 from flowstone.replication.row_stream import stream_packets
 from flowstone.replication.vclock import VClock
@@ -57,7 +57,7 @@ _FIRST_WITH_PLAIN_RAFT: Final = ((2, 11, 6), (3, 2, 2))
 """The first versions of both series that expect RAFT rows on the wire without the local group id."""
 
 
-class Link(Protocol):
+class JoinLink(Protocol):
     """The connection of a replica. Tasks that serve its requests are cancelled when it closes."""
 
     @property
@@ -83,10 +83,10 @@ def with_confirmed(state: Promote, owner_id: int, lsn: int) -> Promote:
     return Promote(state.owner_id, confirmed.get(state.owner_id), state.term, confirmed)
 
 
-class Join:
+class JoinServer:
     """Serves one request of a replica. All packets have the `sync` of the request."""
 
-    def __init__(self, instance: Instance, wal_dir: str, link: Link, sync: int, version: int = 0) -> None:
+    def __init__(self, instance: Instance, wal_dir: str, link: JoinLink, sync: int, version: int = 0) -> None:
         self._instance = instance
         self._wal_dir = wal_dir
         self._link = link
@@ -151,7 +151,7 @@ class Join:
             )
         )
 
-    async def _send_space(self, view: ReadView, space: Space) -> None:
+    async def _send_space(self, view: ReadView, space: EngineSpace) -> None:
         assert space.primary is not None
         if space.id == SEQUENCE_DATA_ID:
             # Inserts advance sequences without a row in the log, so the current values come from the view.
@@ -200,7 +200,7 @@ class Join:
     async def _check_leads(self) -> None:
         """Fence a leader that has lost its quorum: an asynchronous write now could cause a split brain."""
         instance = self._instance
-        if instance.elections.mode is not Mode.OFF:
+        if instance.elections.mode is not ElectionMode.OFF:
             await linearization_point(instance, instance.queue.timeout)
             if instance.is_read_only:
                 raise instance.box.read_only_error()
@@ -297,7 +297,7 @@ def _pieces(tuples: list[bytes]) -> Iterator[list[bytes]]:
         yield piece
 
 
-def _sent_spaces(view: ReadView) -> Iterator[Space]:
+def _sent_spaces(view: ReadView) -> Iterator[EngineSpace]:
     """Yield the spaces to send: neither temporary nor local ones, ordered by id, so that definitions precede data."""
     for _, space in sorted(view.spaces.items()):
         definition = space.definition

@@ -23,13 +23,13 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.packet import split
 from flowstone.iproto.replies import encode_error
 from flowstone.iproto.row import decode_row
-from flowstone.node.downstream.join_server import Link as JoiningLink
+from flowstone.node.downstream.join_server import JoinLink as JoiningLink
 from flowstone.node.downstream.join_server import raft_row
 from flowstone.node.info import replicaset_name
 from flowstone.node.instance import Instance
 from flowstone.node.wal.gc import Consumer
 from flowstone.node.wal.log_reader import LogReader, LogsGone
-from flowstone.node.wal.log_tail import Tail, packets_of, promoted_term
+from flowstone.node.wal.log_tail import LogTail, packets_of, promoted_term
 from flowstone.outside import Receiver
 from flowstone.replication.messages import (
     Ack,
@@ -64,7 +64,7 @@ FIRST_VERSION_WITH_RAFT: Final = 2 << 16 | 6 << 8
 _CLOSED: Final = "Broken pipe"
 
 
-class Link(JoiningLink, Protocol):
+class RelayLink(JoiningLink, Protocol):
     """The connection of a replica, as a relay uses it."""
 
     @property
@@ -114,7 +114,7 @@ class Downstream:
         self.state = state
 
 
-class Following(Protocol):
+class RelayOwner(Protocol):
     """The relays of a node, as a single relay uses them; implemented by `Relays`."""
 
     instance: Instance
@@ -123,7 +123,7 @@ class Following(Protocol):
     def wal_dir(self) -> str: ...
 
     @property
-    def tail(self) -> Tail: ...
+    def tail(self) -> LogTail: ...
 
     def forget(self, relay: Relay) -> None:
         """Remove a relay that has ended."""
@@ -141,7 +141,9 @@ class Following(Protocol):
 class Relay:
     """Sends our log to one replica."""
 
-    def __init__(self, relays: Following, replica: Downstream, link: Link, subscribe: Subscribe, sync: int) -> None:
+    def __init__(
+        self, relays: RelayOwner, replica: Downstream, link: RelayLink, subscribe: Subscribe, sync: int
+    ) -> None:
         self.replica = replica
         self._relays = relays
         self._instance = instance = relays.instance

@@ -19,13 +19,13 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.requests import Request
-from flowstone.node.downstream.join_server import Join
-from flowstone.node.downstream.relay_stream import Downstream, Link, Relay
+from flowstone.node.downstream.join_server import JoinServer
+from flowstone.node.downstream.relay_stream import Downstream, Relay, RelayLink
 from flowstone.node.info import members
 from flowstone.node.instance import Instance
 from flowstone.node.wal.gc import Consumer, GarbageCollector
 from flowstone.node.wal.journal import WalMode
-from flowstone.node.wal.log_tail import Tail
+from flowstone.node.wal.log_tail import LogTail
 from flowstone.rate_limit import RateLimit
 from flowstone.replication.messages import (
     NIL_UUID,
@@ -35,7 +35,7 @@ from flowstone.replication.messages import (
     decode_subscribe,
     encode_vclock_reply,
 )
-from flowstone.replication.relay.relay_logic import Facts, RelayState, RequestOfReplica, refusal
+from flowstone.replication.relay.relay_logic import RelayFacts, RelayState, RequestOfReplica, refusal
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
@@ -68,7 +68,7 @@ class Relays:
         self._followers: dict[Relay, None] = {}
         self._joining: dict[UUID, None] = {}
         """Replicas whose JOIN is being served."""
-        self._tail: Tail | None = None
+        self._tail: LogTail | None = None
         self._is_pump_due = False
         self._last_refusal = ""
         self._refusal_lines = RateLimit(REFUSAL_LINES_BURST, REFUSAL_LINE_SECONDS)
@@ -177,14 +177,14 @@ class Relays:
 
     # --- requests of replicas ---
 
-    def serve(self, request: Request, link: Link) -> Coroutine[Any, Any, None]:
+    def serve(self, request: Request, link: RelayLink) -> Coroutine[Any, Any, None]:
         """Serve a request of a replica. A rejection is raised by the call itself, or when the result is awaited."""
         if link.is_busy:
             raise errors.Protocol("Can't process join/subscribe while there are pending requests")
         link.hold()
         return self._serve(request, link)
 
-    async def _serve(self, request: Request, link: Link) -> None:
+    async def _serve(self, request: Request, link: RelayLink) -> None:
         handlers = {
             RequestType.JOIN: self._join,
             RequestType.FETCH_SNAPSHOT: self._fetch_snapshot,
@@ -199,7 +199,7 @@ class Relays:
         finally:
             link.release()
 
-    def _log_refusal(self, request: Request, link: Link, error: TarantoolError) -> None:
+    def _log_refusal(self, request: Request, link: RelayLink, error: TarantoolError) -> None:
         """Log a rejection, unless it repeats the last one: replicas retry every second.
 
         The rate is limited, too, because any client can send different requests that are rejected.
@@ -212,7 +212,7 @@ class Relays:
             self._last_refusal = text
         LOG.log(level, "%s", text, extra={"peer": link.peer})
 
-    def _check(self, asked: RequestOfReplica, link: Link) -> Downstream:
+    def _check(self, asked: RequestOfReplica, link: RelayLink) -> Downstream:
         """Return the replica that sent the request; raise an error if the request is rejected."""
         uuid = asked.instance_uuid or NIL_UUID
         replica = self._downstreams.get(uuid) or Downstream(uuid)
@@ -222,13 +222,13 @@ class Relays:
             raise error
         return replica
 
-    def _facts(self, replica: Downstream, user: int) -> Facts:
+    def _facts(self, replica: Downstream, user: int) -> RelayFacts:
         instance = self.instance
         access, cluster = instance.box.access, instance.box.spaces[CLUSTER_ID]
         may_write = lambda: access.check(  # noqa: E731
             user, Privilege.WRITE, "space", CLUSTER_ID, cluster.definition.owner, cluster.name
         )
-        return Facts(
+        return RelayFacts(
             self._is_2_6,
             instance.uuid,
             instance.replicaset_uuid,
@@ -256,10 +256,10 @@ class Relays:
             return None
         return instance.box.read_only_error()
 
-    async def _join(self, request: Request, link: Link) -> None:
+    async def _join(self, request: Request, link: RelayLink) -> None:
         asked = decode_join(request.body, is_2_6=self._is_2_6)
         replica = self._check(asked, link)
-        join = Join(self.instance, self.wal_dir, link, request.sync, asked.version)
+        join = JoinServer(self.instance, self.wal_dir, link, request.sync, asked.version)
         # Created before the read view, so that logs written after the view are kept.
         consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", self.instance.vclock)
         self._joining[asked.instance_uuid] = None
@@ -285,16 +285,16 @@ class Relays:
         join.send_position()
         self._registered(replica, consumer, stop)
 
-    async def _fetch_snapshot(self, request: Request, link: Link) -> None:
+    async def _fetch_snapshot(self, request: Request, link: RelayLink) -> None:
         asked = decode_fetch_snapshot(request.body, is_2_6=self._is_2_6)
         self._check(asked, link)
         LOG.info("sending read-view to replica at %s", link.peer)
-        join = Join(self.instance, self.wal_dir, link, request.sync, asked.version)
+        join = JoinServer(self.instance, self.wal_dir, link, request.sync, asked.version)
         await join.send_snapshot()
         LOG.info("read-view sent.")
         join.send_position()
 
-    async def _register(self, request: Request, link: Link) -> None:
+    async def _register(self, request: Request, link: RelayLink) -> None:
         asked = decode_register(request.body, is_2_6=self._is_2_6)
         replica = self._check(asked, link)
         # 2.6 sends the rows written from now on; newer servers send all rows that the replica does not have.
@@ -302,7 +302,7 @@ class Relays:
         consumer = self._collector.add_consumer(f"replica {asked.instance_uuid}", start)
         try:
             LOG.info("registering replica %s at %s", asked.instance_uuid, link.peer, extra={"peer": link.peer})
-            join = Join(self.instance, self.wal_dir, link, request.sync)
+            join = JoinServer(self.instance, self.wal_dir, link, request.sync)
             await join.register(asked.instance_uuid, asked.instance_name)
             stop = self.instance.vclock
             await join.send_log(start, stop)
@@ -321,7 +321,7 @@ class Relays:
         self._set_consumer(replica, consumer)
         self._collector.came_back(replica.uuid)
 
-    async def _subscribe(self, request: Request, link: Link) -> None:
+    async def _subscribe(self, request: Request, link: RelayLink) -> None:
         asked = decode_subscribe(request.body, is_2_6=self._is_2_6)
         replica = self._check(asked, link)
         self._downstreams[replica.uuid] = replica
@@ -350,11 +350,11 @@ class Relays:
         return self._collector.wal_dir
 
     @property
-    def tail(self) -> Tail:
+    def tail(self) -> LogTail:
         """The tail of the log, kept from the first access on while a replica follows."""
         if self._tail is None:
             journal = self.instance.journal
-            self._tail = Tail(journal.written_vclock, self._rows_written)
+            self._tail = LogTail(journal.written_vclock, self._rows_written)
             journal.on_written.append(self._tail.append)
         return self._tail
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from flowstone.node.server.limits import Limits
+from flowstone.node.server.limits import ServerLimits
 from flowstone.node.server.session import Session
 
 BALLOT_WATCHERS_MAX: Final = 64
@@ -27,7 +27,7 @@ do not lock out clients if `connections_max` is small."""
 class AuthDeadline:
     """One pass over the connections of a server at the time `now`, oldest first: the oldest ones stay exempt."""
 
-    def __init__(self, limits: Limits, now: float, *, trusts_guests: bool) -> None:
+    def __init__(self, limits: ServerLimits, now: float, *, trusts_guests: bool) -> None:
         self._seconds = None if trusts_guests else limits.auth_seconds
         self._now = now
         self._address_max = min(BALLOT_WATCHERS_MAX, limits.connections_max // ADDRESS_SHARE)

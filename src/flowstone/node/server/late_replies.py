@@ -16,7 +16,7 @@ from flowstone.node.counters import Counters
 from flowstone.node.wal.commits import client_error
 
 
-class Peer(Protocol):
+class ReplyPeer(Protocol):
     """A connection."""
 
     def send_late(self, packets: Sequence[bytes], count: int) -> None:
@@ -29,7 +29,7 @@ class LateReply:
 
     __slots__ = ("_all", "_peer", "_sync", "packet")
 
-    def __init__(self, all: LateReplies, peer: Peer, sync: int, packet: bytes) -> None:
+    def __init__(self, all: LateReplies, peer: ReplyPeer, sync: int, packet: bytes) -> None:
         self._all = all
         self._peer = peer
         self._sync = sync
@@ -50,7 +50,7 @@ class LateRun:
     def __init__(
         self,
         all: LateReplies,
-        spans: Sequence[tuple[Peer, int, int]],
+        spans: Sequence[tuple[ReplyPeer, int, int]],
         syncs: Sequence[int],
         packets: bytes,
         ends: Sequence[int],
@@ -93,15 +93,15 @@ class LateReplies:
         self._box = box
         self._counters = counters
         self._wide = wide
-        self._due: dict[Peer, list[bytes]] = {}
-        self._counts: dict[Peer, int] = {}
+        self._due: dict[ReplyPeer, list[bytes]] = {}
+        self._counts: dict[ReplyPeer, int] = {}
 
-    def reply(self, peer: Peer, sync: int, packet: bytes = b"") -> LateReply:
+    def reply(self, peer: ReplyPeer, sync: int, packet: bytes = b"") -> LateReply:
         """For a transaction that is being submitted: what is to be told of its verdict."""
         return LateReply(self, peer, sync, packet)
 
     def run(
-        self, spans: Sequence[tuple[Peer, int, int]], syncs: Sequence[int], packets: bytes, ends: Sequence[int]
+        self, spans: Sequence[tuple[ReplyPeer, int, int]], syncs: Sequence[int], packets: bytes, ends: Sequence[int]
     ) -> LateRun:
         """As `reply`, for many."""
         return LateRun(self, spans, syncs, packets, ends, 0, len(syncs))
@@ -110,7 +110,7 @@ class LateReplies:
         self._counters.errors += 1
         return encode_error(sync, self._box.schema_version, client_error(error), self._wide)
 
-    def send(self, peer: Peer, packet: bytes, count: int = 1) -> None:
+    def send(self, peer: ReplyPeer, packet: bytes, count: int = 1) -> None:
         """One verdict is about many: what is due before the loop comes round leaves together."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._send)

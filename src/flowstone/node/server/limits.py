@@ -9,7 +9,7 @@ from flowstone.node.instance import Instance
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """Limits on clients. The nesting depth of MessagePack is a constant elsewhere."""
 
     connections_max: int = 10_000
@@ -37,10 +37,10 @@ class Limits:
     """Open transactions of clients that have not authenticated, unless guests have been granted rights."""
 
 
-def limits_of(instance: Instance) -> Limits:
+def limits_of(instance: Instance) -> ServerLimits:
     """Return the limits of the configuration."""
     configuration = instance.configuration
-    return Limits(
+    return ServerLimits(
         connections_max=configuration.connections_max,
         net_msg_max=configuration.net_msg_max,
         wal_queue_max_size=configuration.wal_queue_max_size,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flowstone.box.engine.transaction import InteractiveTransaction, Transaction
+from flowstone.box.engine.transaction import BoxTransaction, InteractiveTransaction
 from flowstone.errors import LocalProtocolError
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack
@@ -74,18 +74,18 @@ class Call:
             raise errors.IllegalParams(f"Illegal parameters, {name} should be a number")
         return value
 
-    def reading(self) -> Transaction:
+    def reading(self) -> BoxTransaction:
         """Return the transaction for reads: that of the stream, or a new one."""
         return self.transaction if self.transaction is not None else self.instance.box.begin(self.user)
 
-    def writing(self, statement: Callable[[Transaction], Results]) -> Outcome:
+    def writing(self, statement: Callable[[BoxTransaction], Results]) -> Outcome:
         """Run `statement` in the transaction of the stream, or in a transaction of its own, which is then committed."""
         transaction = self.transaction
         if transaction is None:
             return self._commit(statement)
         return transaction.attempt(lambda: statement(transaction))
 
-    async def _commit(self, statement: Callable[[Transaction], Results]) -> Results:
+    async def _commit(self, statement: Callable[[BoxTransaction], Results]) -> Results:
         transaction = self.instance.box.begin(self.user)
         try:
             results = statement(transaction)

@@ -15,14 +15,14 @@ from typing import Any
 from flowstone.box.box import Box
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.engine.sequence import Sequence
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import auth, errors
 from flowstone.node.instance import Instance
 from flowstone.node.server.procedures import Call, Outcome, Procedure, Results, value
 from flowstone.node.server.procedures_space import describe_index, stored_format
 
-Change = Callable[[Call, Transaction], Results]
+Change = Callable[[Call, BoxTransaction], Results]
 
 _METHOD = re.compile(r"box\.sequence\.([^.:]+):(\w+)")
 
@@ -45,7 +45,7 @@ def _asking(question: Change) -> Procedure:
     return run
 
 
-def _tried(change: Change, call: Call, transaction: Transaction) -> Results:
+def _tried(change: Change, call: Call, transaction: BoxTransaction) -> Results:
     try:
         return change(call, transaction)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
@@ -60,12 +60,12 @@ def _now(call: Call) -> int:
 # --- spaces and indexes ---
 
 
-def _create_space(call: Call, transaction: Transaction) -> Results:
+def _create_space(call: Call, transaction: BoxTransaction) -> Results:
     space, outcome = ddl.create_space(transaction, call.text(0, "name"), **call.options(1))
     return value(_describe_space(space, transaction.box), outcome)
 
 
-def _describe_space(space: Space, box: Box) -> dict[str, Any]:
+def _describe_space(space: EngineSpace, box: Box) -> dict[str, Any]:
     """Return the fields of the Lua object of a space that can be sent."""
     definition = space.definition
     return {
@@ -81,17 +81,17 @@ def _describe_space(space: Space, box: Box) -> dict[str, Any]:
     }
 
 
-def _drop_space(call: Call, transaction: Transaction) -> Results:
+def _drop_space(call: Call, transaction: BoxTransaction) -> Results:
     ddl.drop_space(transaction, call.number(0, "space_id"), if_exists=bool(call.options(2).get("if_exists")))
     return []
 
 
-def _rename_space(call: Call, transaction: Transaction) -> Results:
+def _rename_space(call: Call, transaction: BoxTransaction) -> Results:
     ddl.rename_space(transaction, call.number(0, "space_id"), call.text(1, "space_name"))
     return []
 
 
-def _format_space(call: Call, transaction: Transaction) -> Results:
+def _format_space(call: Call, transaction: BoxTransaction) -> Results:
     space = transaction.space(call.number(0, "id"))
     if call.get(1) is None:
         return value(stored_format(transaction, space))
@@ -99,22 +99,22 @@ def _format_space(call: Call, transaction: Transaction) -> Results:
     return []
 
 
-def _create_index(call: Call, transaction: Transaction) -> Results:
+def _create_index(call: Call, transaction: BoxTransaction) -> Results:
     index, _ = ddl.create_index(transaction, call.number(0, "space_id"), call.text(1, "name"), **call.options(2))
     return value(describe_index(index, transaction.box))
 
 
-def _drop_index(call: Call, transaction: Transaction) -> Results:
+def _drop_index(call: Call, transaction: BoxTransaction) -> Results:
     ddl.drop_index(transaction, call.number(0, "space_id"), call.number(1, "index_id"))
     return []
 
 
-def _rename_index(call: Call, transaction: Transaction) -> Results:
+def _rename_index(call: Call, transaction: BoxTransaction) -> Results:
     ddl.rename_index(transaction, call.number(0, "space_id"), call.number(1, "index_id"), call.text(2, "name"))
     return []
 
 
-def _alter_index(call: Call, transaction: Transaction) -> Results:
+def _alter_index(call: Call, transaction: BoxTransaction) -> Results:
     ddl.alter_index(transaction, call.number(0, "space_id"), call.get(1), **call.options(2))
     return []
 
@@ -122,7 +122,7 @@ def _alter_index(call: Call, transaction: Transaction) -> Results:
 # --- users, roles, privileges ---
 
 
-def _create_user(call: Call, transaction: Transaction) -> Results:
+def _create_user(call: Call, transaction: BoxTransaction) -> Results:
     ddl.create_user(transaction, call.text(0, "name"), **_only(call.options(1), USER_OPTIONS), time=_now(call))
     return []
 
@@ -146,20 +146,20 @@ def _flag(call: Call, number: int, name: str) -> dict[str, bool]:
     return {name: bool(_only(call.options(number), {name: "boolean"}).get(name))}
 
 
-def _drop_user(call: Call, transaction: Transaction) -> Results:
+def _drop_user(call: Call, transaction: BoxTransaction) -> Results:
     ddl.drop_user(transaction, call.get(0), **_flag(call, 1, "if_exists"))
     return []
 
 
-def _user_exists(call: Call, transaction: Transaction) -> Results:
+def _user_exists(call: Call, transaction: BoxTransaction) -> Results:
     return value(ddl.user_exists(transaction, call.get(0)))
 
 
-def _user_info(call: Call, transaction: Transaction) -> Results:
+def _user_info(call: Call, transaction: BoxTransaction) -> Results:
     return value(ddl.user_info(transaction, call.get(0)))
 
 
-def _passwd(call: Call, transaction: Transaction) -> Results:
+def _passwd(call: Call, transaction: BoxTransaction) -> Results:
     """Set the password: with one argument that of the caller, with two arguments that of another user."""
     if call.get(0) is None:
         raise errors.ProcLua("Usage: box.schema.user.passwd([user,] password)")
@@ -174,12 +174,12 @@ def _password(call: Call) -> Outcome:
     return value(base64.b64encode(auth.hash_of_hash(call.text(0, "password"))).decode())
 
 
-def _enable_user(call: Call, transaction: Transaction) -> Results:
+def _enable_user(call: Call, transaction: BoxTransaction) -> Results:
     ddl.enable_user(transaction, call.get(0))
     return []
 
 
-def _disable_user(call: Call, transaction: Transaction) -> Results:
+def _disable_user(call: Call, transaction: BoxTransaction) -> Results:
     ddl.disable_user(transaction, call.get(0))
     return []
 
@@ -187,7 +187,7 @@ def _disable_user(call: Call, transaction: Transaction) -> Results:
 def _granting(grant: Callable[..., None], is_there: str) -> Change:
     """Return a procedure that grants or revokes; its arguments are user, privileges, object type and name, options."""
 
-    def change(call: Call, transaction: Transaction) -> Results:
+    def change(call: Call, transaction: BoxTransaction) -> Results:
         options = call.options(4)
         flag = {is_there: True} if options.get(is_there) else {}
         grantor = {"grantor": options["grantor"]} if "grantor" in options and is_there == "if_not_exists" else {}
@@ -197,42 +197,42 @@ def _granting(grant: Callable[..., None], is_there: str) -> Change:
     return change
 
 
-def _create_role(call: Call, transaction: Transaction) -> Results:
+def _create_role(call: Call, transaction: BoxTransaction) -> Results:
     ddl.create_role(transaction, call.text(0, "name"), **_flag(call, 1, "if_not_exists"))
     return []
 
 
-def _drop_role(call: Call, transaction: Transaction) -> Results:
+def _drop_role(call: Call, transaction: BoxTransaction) -> Results:
     ddl.drop_role(transaction, call.get(0), **_flag(call, 1, "if_exists"))
     return []
 
 
-def _role_exists(call: Call, transaction: Transaction) -> Results:
+def _role_exists(call: Call, transaction: BoxTransaction) -> Results:
     return value(ddl.role_exists(transaction, call.get(0)))
 
 
-def _role_info(call: Call, transaction: Transaction) -> Results:
+def _role_info(call: Call, transaction: BoxTransaction) -> Results:
     return value(ddl.role_info(transaction, call.get(0)))
 
 
 # --- functions and sequences ---
 
 
-def _create_function(call: Call, transaction: Transaction) -> Results:
+def _create_function(call: Call, transaction: BoxTransaction) -> Results:
     ddl.create_function(transaction, call.text(0, "name"), **{**call.options(1), "time": _now(call)})
     return []
 
 
-def _drop_function(call: Call, transaction: Transaction) -> Results:
+def _drop_function(call: Call, transaction: BoxTransaction) -> Results:
     ddl.drop_function(transaction, call.get(0), **_flag(call, 1, "if_exists"))
     return []
 
 
-def _function_exists(call: Call, transaction: Transaction) -> Results:
+def _function_exists(call: Call, transaction: BoxTransaction) -> Results:
     return value(ddl.function_exists(transaction, call.get(0)))
 
 
-def _create_sequence(call: Call, transaction: Transaction) -> Results:
+def _create_sequence(call: Call, transaction: BoxTransaction) -> Results:
     return value(_describe_sequence(ddl.create_sequence(transaction, call.text(0, "name"), **call.options(1))))
 
 
@@ -251,12 +251,12 @@ def _describe_sequence(sequence: Sequence) -> dict[str, Any]:
     }
 
 
-def _alter_sequence(call: Call, transaction: Transaction) -> Results:
+def _alter_sequence(call: Call, transaction: BoxTransaction) -> Results:
     ddl.alter_sequence(transaction, call.get(0), **call.options(1))
     return []
 
 
-def _drop_sequence(call: Call, transaction: Transaction) -> Results:
+def _drop_sequence(call: Call, transaction: BoxTransaction) -> Results:
     ddl.drop_sequence(transaction, call.get(0), **_flag(call, 1, "if_exists"))
     return []
 
@@ -273,35 +273,35 @@ def find_method(instance: Instance, name: str) -> Procedure | None:
     return (_asking if only_reads else _changing)(partial(change, match[1]))
 
 
-def _next(name: str, call: Call, transaction: Transaction) -> Results:
+def _next(name: str, call: Call, transaction: BoxTransaction) -> Results:
     return value(ddl.next_value(transaction, name))
 
 
-def _current(name: str, call: Call, transaction: Transaction) -> Results:
+def _current(name: str, call: Call, transaction: BoxTransaction) -> Results:
     return value(ddl.current_value(transaction, name))
 
 
-def _set(name: str, call: Call, transaction: Transaction) -> Results:
+def _set(name: str, call: Call, transaction: BoxTransaction) -> Results:
     ddl.set_value(transaction, name, call.number(0, "value"))
     return []
 
 
-def _reset(name: str, call: Call, transaction: Transaction) -> Results:
+def _reset(name: str, call: Call, transaction: BoxTransaction) -> Results:
     ddl.reset_sequence(transaction, name)
     return []
 
 
-def _alter(name: str, call: Call, transaction: Transaction) -> Results:
+def _alter(name: str, call: Call, transaction: BoxTransaction) -> Results:
     ddl.alter_sequence(transaction, name, **call.options(0))
     return []
 
 
-def _drop(name: str, call: Call, transaction: Transaction) -> Results:
+def _drop(name: str, call: Call, transaction: BoxTransaction) -> Results:
     ddl.drop_sequence(transaction, name)
     return []
 
 
-_METHODS: dict[str, tuple[Callable[[str, Call, Transaction], Results], bool]] = {
+_METHODS: dict[str, tuple[Callable[[str, Call, BoxTransaction], Results], bool]] = {
     "next": (_next, False),
     "current": (_current, True),
     "set": (_set, False),

@@ -15,16 +15,16 @@ from flowstone.box.box import Box
 from flowstone.box.ddl import functions as ddl
 from flowstone.box.definitions import IndexPart
 from flowstone.box.engine import statements
-from flowstone.box.engine.index import WHOLE, Index
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.index import WHOLE, EngineIndex
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import errors
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.node.instance import Instance
 from flowstone.node.server.procedures import Call, Outcome, Procedure, Results, array, value
 from flowstone.node.spaces import ITERATORS
 
-Method = Callable[[Call, Transaction, Space, int], Results]
+Method = Callable[[Call, BoxTransaction, EngineSpace, int], Results]
 """A method of the index with this id; methods of a space get its primary index."""
 
 _NAME = re.compile(r"box\.space\.([^.:]+)(?:\.index\.([^.:]+))?:(\w+)")
@@ -113,25 +113,25 @@ def _one(raw: bytes | None) -> Results:
 # --- reading ---
 
 
-def _len(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _len(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     if not space.indexes:
         return value(0)
     everything = ITERATORS["ALL"]
     return value(statements.count(transaction, space, index_id, iterator=everything))
 
 
-def _count(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _count(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     if not space.indexes:
         return value(0)
     key = _key(call.get(0))
     return value(statements.count(transaction, space, index_id, iterator=_iterator(call.get(1), key), key=key))
 
 
-def _get(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _get(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     return _one(statements.get(transaction, space, index_id, _key(call.get(0))))
 
 
-def _select(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _select(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     key, given = _key(call.get(0)), call.get(1)
     options = given if isinstance(given, dict) else {}
     after = options.get("after")
@@ -158,15 +158,17 @@ def _select(call: Call, transaction: Transaction, space: Space, index_id: int) -
     return [array(found), *([] if position is None else value(position.decode("utf-8", "surrogateescape")))]
 
 
-def _min(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _min(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     return _one(_edge("min", "EQ", _key(call.get(0)), transaction, space, index_id))
 
 
-def _max(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _max(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     return _one(_edge("max", "REQ", _key(call.get(0)), transaction, space, index_id))
 
 
-def _edge(name: str, iterator: str, key: bytes, transaction: Transaction, space: Space, index_id: int) -> bytes | None:
+def _edge(
+    name: str, iterator: str, key: bytes, transaction: BoxTransaction, space: EngineSpace, index_id: int
+) -> bytes | None:
     """Return the first tuple that matches the key in the order of the iterator; None without a match."""
     index = space.index(index_id)
     if not index.is_ordered:
@@ -179,7 +181,7 @@ def _edge(name: str, iterator: str, key: bytes, transaction: Transaction, space:
     return found[0] if found else None
 
 
-def _random(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _random(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     statements.check_access(transaction, space, 1)
     number = call.get(0)
     if not isinstance(number, int) or isinstance(number, bool):
@@ -187,17 +189,17 @@ def _random(call: Call, transaction: Transaction, space: Space, index_id: int) -
     return _one(transaction.random(space.index(index_id), number))
 
 
-def _bsize(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _bsize(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     statements.check_access(transaction, space, 1)
     tuples = transaction.scan(space.primary, WHOLE) if space.primary is not None else ()
     return value(sum(len(raw) for _, raw in tuples))
 
 
-def _format(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _format(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     return value(stored_format(transaction, space))
 
 
-def stored_format(transaction: Transaction, space: Space) -> tuple[Any, ...]:
+def stored_format(transaction: BoxTransaction, space: EngineSpace) -> tuple[Any, ...]:
     """Return the format of the space in `_vspace`; empty if the user may not see the space."""
     row = statements.get(transaction, transaction.space("_vspace"), 0, pack((space.id,)))
     format: tuple[Any, ...] = unpack(row)[6] if row is not None else ()
@@ -207,29 +209,29 @@ def stored_format(transaction: Transaction, space: Space) -> tuple[Any, ...]:
 # --- writing ---
 
 
-def _insert(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _insert(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     return [statements.insert(transaction, space, _tuple(call, 0))]
 
 
-def _replace(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _replace(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     return [statements.replace(transaction, space, _tuple(call, 0))]
 
 
-def _update(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _update(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     key, operations = _key(call.get(0)), _operations(call, 1)
     return _one(statements.update(transaction, space, index_id, key, operations, _FIRST_FIELD))
 
 
-def _upsert(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _upsert(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     statements.upsert(transaction, space, _tuple(call, 0), _operations(call, 1), _FIRST_FIELD)
     return []
 
 
-def _delete(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _delete(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     return _one(statements.delete(transaction, space, index_id, _key(call.get(0))))
 
 
-def _auto_increment(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _auto_increment(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     given = call.get(0)
     if not isinstance(given, tuple):
         raise errors.TupleNotArray("Tuple/Key must be MsgPack array")
@@ -238,22 +240,22 @@ def _auto_increment(call: Call, transaction: Transaction, space: Space, index_id
     return [statements.insert(transaction, space, pack((number, *given)))]
 
 
-def _truncate(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _truncate(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     ddl.truncate(transaction, space.id)
     return []
 
 
-def _drop(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _drop(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     ddl.drop_space(transaction, space.id)
     return []
 
 
-def _rename(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _rename(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     ddl.rename_space(transaction, space.id, call.text(0, "space_name"))
     return []
 
 
-def _format_or_set(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _format_or_set(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     format = call.get(0)
     if format is None:
         return _format(call, transaction, space, index_id)
@@ -261,12 +263,12 @@ def _format_or_set(call: Call, transaction: Transaction, space: Space, index_id:
     return []
 
 
-def _create_index(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _create_index(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     index, _ = ddl.create_index(transaction, space.id, call.text(0, "name"), **call.options(1))
     return value(describe_index(index, transaction.box))
 
 
-def describe_index(index: Index, box: Box) -> dict[str, Any]:
+def describe_index(index: EngineIndex, box: Box) -> dict[str, Any]:
     """Return the fields of the Lua object of an index."""
     definition = index.definition
     return {
@@ -287,17 +289,17 @@ def _describe_part(part: IndexPart, box: Box) -> dict[str, Any]:
     return described | ({"path": part.path} if part.path else {})
 
 
-def _drop_index(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _drop_index(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     ddl.drop_index(transaction, space.id, index_id)
     return []
 
 
-def _rename_index(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _rename_index(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     ddl.rename_index(transaction, space.id, index_id, call.text(0, "name"))
     return []
 
 
-def _alter_index(call: Call, transaction: Transaction, space: Space, index_id: int) -> Results:
+def _alter_index(call: Call, transaction: BoxTransaction, space: EngineSpace, index_id: int) -> Results:
     ddl.alter_index(transaction, space.id, index_id, **call.options(0))
     return []
 

@@ -106,7 +106,7 @@ class QuickLane:
             if kind == INSERT and key in primary.map:
                 return None
         old = primary.set(key, new)
-        self._commits.queue.made_fact()
+        self._commits.queue.note_async_commit()
         self._counters.operations[kind] += 1
         try:
             self._journal.write_now(self._row(kind, lane.space.id, content), 1)

@@ -23,7 +23,7 @@ from flowstone.iproto.requests import Request, decode_request
 from flowstone.node.downstream.relays import Relays
 from flowstone.node.instance import Instance
 from flowstone.node.server.auth_deadline import AuthDeadline
-from flowstone.node.server.limits import Limits, limits_of
+from flowstone.node.server.limits import ServerLimits, limits_of
 from flowstone.node.server.login_attempts import LoginAttempts
 from flowstone.node.server.procedures_box import built_in
 from flowstone.node.server.session import Session, no_replication
@@ -54,7 +54,7 @@ _MAY_TAKE_LONG: Final = (
 _OF_EVERY_GUEST: Final = int(Privilege.SESSION | Privilege.USAGE)
 
 
-class Connection:
+class ClientConnection:
     """The connection of one client: unread bytes, flow control, and its session."""
 
     def __init__(self, server: Server, client: Client, session_id: int) -> None:
@@ -381,7 +381,7 @@ def _size_wanted(unread: bytearray, size_max: int) -> int:
 class Server:
     """Serves the clients of an instance. `listen` opens a listener, `close` closes it and all connections."""
 
-    def __init__(self, instance: Instance, *, limits: Limits | None = None) -> None:
+    def __init__(self, instance: Instance, *, limits: ServerLimits | None = None) -> None:
         self.instance = instance
         self.limits = limits or limits_of(instance)
         self.watchers = Watchers(sources_of(instance))
@@ -403,9 +403,9 @@ class Server:
             instance.counters,
             wide=not self.is_2_6,
         )
-        self._connections: dict[Connection, None] = {}
+        self._connections: dict[ClientConnection, None] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
-        self._ready: dict[Connection, None] = {}
+        self._ready: dict[ClientConnection, None] = {}
         self._is_scheduled = False
         self._is_full = False
         self._unwritten = 0
@@ -444,7 +444,7 @@ class Server:
         tasks = [*self._tasks, *([self._sweeper] if self._sweeper is not None else [])]
         self._sweeper = None
         for task in tasks:
-            asyncio.get_running_loop().call_soon(task.cancel)  # after its first step, as in `Connection.closed`
+            asyncio.get_running_loop().call_soon(task.cancel)  # after its first step, as in `ClientConnection.closed`
         await asyncio.gather(*tasks, return_exceptions=True)
         for connection in list(self._connections):
             connection.client.close()
@@ -457,22 +457,22 @@ class Server:
 
     # --- connections ---
 
-    def _accept(self, client: Client) -> Connection | _Turned:
+    def _accept(self, client: Client) -> ClientConnection | _RejectedClient:
         if len(self._connections) >= self.limits.connections_max:
             if not self._is_full:  # logged once until a connection is accepted again
                 LOG.warning("connection limit reached (%d); rejecting %s", self.limits.connections_max, client.peer)
             self._is_full = True
             client.abort()
-            return _Turned()
+            return _RejectedClient()
         self._is_full = False
         counters = self.instance.counters
         counters.connections_total += 1
-        connection = Connection(self, client, counters.connections_total)
+        connection = ClientConnection(self, client, counters.connections_total)
         self._connections[connection] = None
         counters.connections = len(self._connections)
         return connection
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
         self.instance.counters.connections = len(self._connections)
         self._ready.pop(connection, None)
@@ -491,7 +491,7 @@ class Server:
 
     # --- turns ---
 
-    def schedule(self, connection: Connection) -> None:
+    def schedule(self, connection: ClientConnection) -> None:
         """Process the packets of `connection` in the next turn."""
         self._ready[connection] = None
         if not self._is_scheduled:
@@ -545,7 +545,7 @@ class Server:
             self.watchers.check(vclock_counts=True)
 
 
-class _Turned:
+class _RejectedClient:
     """Discards input from a rejected connection."""
 
     def received(self, data: bytes) -> None: ...

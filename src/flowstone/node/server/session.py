@@ -18,8 +18,8 @@ from typing import Any, Final, TypeVar
 from flowstone.box.access import GUEST, Privilege
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine import statements
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import InteractiveTransaction, Isolation, Transaction
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction, InteractiveTransaction, Isolation
 from flowstone.errors import FlowstoneError, RemoteProtocolError
 from flowstone.iproto import auth, errors
 from flowstone.iproto.constants import Key, RequestType, type_name
@@ -30,7 +30,7 @@ from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
 from flowstone.node.server.login_attempts import LoginAttempts, address_of
 from flowstone.node.server.procedures import Call, Procedures, rows_of_call_16
-from flowstone.node.server.streams import OpenTransactions, Stream
+from flowstone.node.server.streams import OpenTransactions, RequestStream
 from flowstone.node.server.turn_batch import Reply
 from flowstone.node.server.watchers import BALLOT, Watchers, ballot
 from flowstone.node.synchro.linearizable import linearization_point
@@ -52,7 +52,7 @@ Answer = Reply | Coroutine[Any, Any, Reply]
 Replicate = Callable[[Request], Coroutine[Any, Any, None]]
 """Serves a request of a replica; raises the error if it cannot."""
 
-Handler = Callable[["Session", Request, "Stream | None"], Answer]
+Handler = Callable[["Session", Request, "RequestStream | None"], Answer]
 
 _SPACE_ID, _INDEX_ID, _LIMIT, _OFFSET = 0x10, 0x11, 0x12, 0x13
 _ITERATOR, _INDEX_BASE, _FETCH_POSITION = 0x14, 0x15, 0x1F
@@ -105,7 +105,7 @@ class Session:
         self._replicate = replicate or no_replication
         self._salt = salt
         self._wide = instance.box.dialect is not Dialect.V2_6
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, RequestStream] = {}
         self._open_transactions = open_transactions or OpenTransactions(STREAMS_MAX, STREAMS_MAX)
         self._logins = logins or LoginAttempts(instance)
         self._watched: dict[str, None] = {}
@@ -184,10 +184,10 @@ class Session:
             "request": type_name(request.type),
         }
 
-    def _ok(self, request: Request, body: bytes = b"\x80", transaction: Transaction | None = None) -> Reply:
+    def _ok(self, request: Request, body: bytes = b"\x80", transaction: BoxTransaction | None = None) -> Reply:
         return Reply(encode_ok(request.sync, self._box.schema_version, body, self._wide), request.sync, transaction)
 
-    def _data(self, request: Request, tuples: list[bytes], transaction: Transaction | None = None) -> Reply:
+    def _data(self, request: Request, tuples: list[bytes], transaction: BoxTransaction | None = None) -> Reply:
         packet = encode_data(request.sync, self._box.schema_version, tuples, self._wide)
         return Reply(packet, request.sync, transaction)
 
@@ -214,7 +214,7 @@ class Session:
         if stream is None:
             if len(self._streams) >= STREAMS_MAX:
                 raise errors.Unsupported(f"A connection does not support more than {STREAMS_MAX} open streams")
-            stream = self._streams[request.stream_id] = Stream()
+            stream = self._streams[request.stream_id] = RequestStream()
         if stream.last is not None:
             return self._behind(stream, stream.last, handler, request)
         try:
@@ -226,7 +226,7 @@ class Session:
             self._forget_idle(request.stream_id)
 
     def _behind(
-        self, stream: Stream, before: asyncio.Future[None] | None, handler: Handler, request: Request
+        self, stream: RequestStream, before: asyncio.Future[None] | None, handler: Handler, request: Request
     ) -> Coroutine[Any, Any, Reply]:
         """Return a coroutine that executes the request after the earlier requests of its stream."""
         through: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -266,7 +266,7 @@ class Session:
         for stream in self._streams.values():
             stream.expire(now)
 
-    def _begin(self, request: Request, stream: Stream | None) -> Answer:
+    def _begin(self, request: Request, stream: RequestStream | None) -> Answer:
         assert stream is not None, "the decoder lets no BEGIN pass without a stream"
         wants_sync = _wants_sync(request)
         if stream.transaction is not None:
@@ -297,14 +297,14 @@ class Session:
         await linearization_point(self._instance, timeout)
         return begin()
 
-    def _end(self, stream: Stream) -> InteractiveTransaction | None:
+    def _end(self, stream: RequestStream) -> InteractiveTransaction | None:
         """Remove the transaction from the stream, and return it."""
         transaction, stream.transaction = stream.transaction, None
         if transaction is not None:
             self._open_transactions.remove(stream.is_known)
         return transaction
 
-    def _commit(self, request: Request, stream: Stream | None) -> Reply:
+    def _commit(self, request: Request, stream: RequestStream | None) -> Reply:
         assert stream is not None, "the decoder lets no COMMIT pass without a stream"
         wants_sync = _wants_sync(request)
         stream.expire(self._now())
@@ -316,7 +316,7 @@ class Session:
         prepared = transaction.prepare()
         return self._ok(request, transaction=prepared if prepared.statements else None)
 
-    def _rollback(self, request: Request, stream: Stream | None) -> Reply:
+    def _rollback(self, request: Request, stream: RequestStream | None) -> Reply:
         assert stream is not None, "the decoder lets no ROLLBACK pass without a stream"
         transaction = self._end(stream)
         if transaction is not None:
@@ -326,7 +326,10 @@ class Session:
     # --- statements ---
 
     def _write(
-        self, request: Request, stream: Stream | None, statement: Callable[[Transaction, Space], bytes | None]
+        self,
+        request: Request,
+        stream: RequestStream | None,
+        statement: Callable[[BoxTransaction, EngineSpace], bytes | None],
     ) -> Reply:
         """Run a statement in the transaction of the stream, or in one of its own, which is returned with the reply."""
         transaction = stream.usable(self._now()) if stream is not None else None
@@ -341,21 +344,23 @@ class Session:
             raise
         return self._data(request, [] if result is None else [result], own if own.statements else None)
 
-    def _attempt(self, transaction: Transaction, request: Request, statement: Callable[[Transaction, Space], T]) -> T:
+    def _attempt(
+        self, transaction: BoxTransaction, request: Request, statement: Callable[[BoxTransaction, EngineSpace], T]
+    ) -> T:
         """Run one statement of an open transaction."""
         return transaction.attempt(lambda: statement(transaction, self._space(transaction, request)))
 
-    def _space(self, transaction: Transaction, request: Request) -> Space:
+    def _space(self, transaction: BoxTransaction, request: Request) -> EngineSpace:
         if self._wide and _SPACE_NAME in request.fields:
             return transaction.space(request.text(_SPACE_NAME))
         return transaction.space(request.uint(_SPACE_ID))
 
-    def _index_id(self, space: Space, request: Request) -> int:
+    def _index_id(self, space: EngineSpace, request: Request) -> int:
         if self._wide and _INDEX_NAME in request.fields:
             return space.index(request.text(_INDEX_NAME)).definition.id
         return request.uint(_INDEX_ID)
 
-    def _select(self, request: Request, stream: Stream | None) -> Reply:
+    def _select(self, request: Request, stream: RequestStream | None) -> Reply:
         transaction = stream.usable(self._now()) if stream is not None else None
         if transaction is None:
             reading = self._box.begin(self.user)
@@ -368,7 +373,9 @@ class Session:
         packet = encode_data_with_position(request.sync, self._box.schema_version, tuples, position, self._wide)
         return Reply(packet, request.sync)
 
-    def _read(self, request: Request, transaction: Transaction, space: Space) -> tuple[list[bytes], bytes | None]:
+    def _read(
+        self, request: Request, transaction: BoxTransaction, space: EngineSpace
+    ) -> tuple[list[bytes], bytes | None]:
         index_id = self._index_id(space, request)
         fields = request.fields
         after: bytes | None = None
@@ -391,15 +398,15 @@ class Session:
             return tuples, None
         return tuples, statements.position_of(space.index(index_id), tuples[-1]) if tuples else after
 
-    def _insert(self, request: Request, stream: Stream | None) -> Reply:
+    def _insert(self, request: Request, stream: RequestStream | None) -> Reply:
         raw = request.fields[_TUPLE]
         return self._write(request, stream, lambda txn, space: statements.insert(txn, space, raw))
 
-    def _replace(self, request: Request, stream: Stream | None) -> Reply:
+    def _replace(self, request: Request, stream: RequestStream | None) -> Reply:
         raw = request.fields[_TUPLE]
         return self._write(request, stream, lambda txn, space: statements.replace(txn, space, raw))
 
-    def _update(self, request: Request, stream: Stream | None) -> Reply:
+    def _update(self, request: Request, stream: RequestStream | None) -> Reply:
         key, operations, base = request.fields[_KEY], request.fields[_TUPLE], request.uint(_INDEX_BASE)
         return self._write(
             request,
@@ -407,19 +414,19 @@ class Session:
             lambda txn, space: statements.update(txn, space, self._index_id(space, request), key, operations, base),
         )
 
-    def _delete(self, request: Request, stream: Stream | None) -> Reply:
+    def _delete(self, request: Request, stream: RequestStream | None) -> Reply:
         key = request.fields[_KEY]
         return self._write(
             request, stream, lambda txn, space: statements.delete(txn, space, self._index_id(space, request), key)
         )
 
-    def _upsert(self, request: Request, stream: Stream | None) -> Reply:
+    def _upsert(self, request: Request, stream: RequestStream | None) -> Reply:
         raw, operations, base = request.fields[_TUPLE], request.fields[_OPS], request.uint(_INDEX_BASE)
         return self._write(request, stream, lambda txn, space: statements.upsert(txn, space, raw, operations, base))
 
     # --- calls ---
 
-    def _call(self, request: Request, stream: Stream | None) -> Answer:
+    def _call(self, request: Request, stream: RequestStream | None) -> Answer:
         name = request.text(Key.FUNCTION_NAME)
         user = self._caller(name)
         transaction = stream.usable(self._now()) if stream is not None else None
@@ -448,19 +455,19 @@ class Session:
     def _results(self, request: Request, results: list[bytes]) -> Reply:
         return self._data(request, rows_of_call_16(results) if request.type == RequestType.CALL_16 else results)
 
-    def _eval(self, request: Request, stream: Stream | None) -> Reply:
+    def _eval(self, request: Request, stream: RequestStream | None) -> Reply:
         self._box.access.check_universe(self.user, Privilege.EXECUTE)
         raise errors.Unsupported("Flowstone does not support EVAL: register a Python function and CALL it")
 
-    def _sql(self, request: Request, stream: Stream | None) -> Reply:
+    def _sql(self, request: Request, stream: RequestStream | None) -> Reply:
         raise errors.Unsupported("Flowstone does not support SQL: use SELECT and the other requests of the protocol")
 
     # --- connection ---
 
-    def _ping(self, request: Request, stream: Stream | None) -> Reply:
+    def _ping(self, request: Request, stream: RequestStream | None) -> Reply:
         return self._ok(request)
 
-    def _identify(self, request: Request, stream: Stream | None) -> Reply:
+    def _identify(self, request: Request, stream: RequestStream | None) -> Reply:
         dialect = self._box.dialect
         body = {
             Key.VERSION.value: dialect.protocol_version,
@@ -469,7 +476,7 @@ class Session:
         }
         return self._ok(request, pack(body))
 
-    def _auth(self, request: Request, stream: Stream | None) -> Answer:
+    def _auth(self, request: Request, stream: RequestStream | None) -> Answer:
         name, proof = request.text(Key.USER_NAME), unpack(request.fields[_TUPLE])
         if name == "guest" and not proof:
             self.user, self.is_authenticated = self._box.access.login(name).id, False
@@ -503,14 +510,14 @@ class Session:
             return self._refusal(request, error)
         return self._ok(request)
 
-    def _vote(self, request: Request, stream: Stream | None) -> Reply:
+    def _vote(self, request: Request, stream: RequestStream | None) -> Reply:
         return self._ok(request, pack({Key.BALLOT.value: ballot(self._instance)}))
 
-    def _vote_deprecated(self, request: Request, stream: Stream | None) -> Reply:
+    def _vote_deprecated(self, request: Request, stream: RequestStream | None) -> Reply:
         vclock = {replica_id: lsn for replica_id, lsn in self._instance.vclock if replica_id}
         return self._ok(request, pack({Key.VCLOCK.value: vclock}))
 
-    def _serve_replica(self, request: Request, stream: Stream | None) -> Answer:
+    def _serve_replica(self, request: Request, stream: RequestStream | None) -> Answer:
         return self._answer_replica(request, self._replicate(request))
 
     async def _answer_replica(self, request: Request, work: Coroutine[Any, Any, None]) -> Reply:
@@ -521,7 +528,7 @@ class Session:
             return self._refusal(request, error)
         return Reply(b"", request.sync)
 
-    def _watch(self, request: Request, stream: Stream | None) -> Reply:
+    def _watch(self, request: Request, stream: RequestStream | None) -> Reply:
         key = request.text(Key.EVENT_KEY)
         most = WATCHES_MAX if self.is_authenticated else WATCHES_MAX_BEFORE_AUTH
         if key not in self._watched and len(self._watched) >= most:
@@ -530,13 +537,13 @@ class Session:
         self._watchers.watch(self, self._send, key, request.sync)
         return Reply(b"", request.sync)
 
-    def _unwatch(self, request: Request, stream: Stream | None) -> Reply:
+    def _unwatch(self, request: Request, stream: RequestStream | None) -> Reply:
         key = request.text(Key.EVENT_KEY)
         self._watched.pop(key, None)
         self._watchers.unwatch(self, key)
         return Reply(b"", request.sync)
 
-    def _watch_once(self, request: Request, stream: Stream | None) -> Reply:
+    def _watch_once(self, request: Request, stream: RequestStream | None) -> Reply:
         value = self._watchers.value(request.text(Key.EVENT_KEY))
         return self._data(request, [] if value is None else [value])
 

@@ -9,7 +9,7 @@ from flowstone.box.engine.transaction import InteractiveTransaction
 from flowstone.iproto import errors
 
 
-class Stream:
+class RequestStream:
     """A stream: its requests are executed one after the other, and may share a transaction."""
 
     __slots__ = ("deadline", "is_known", "last", "transaction")

@@ -18,11 +18,11 @@ import numpy as np
 from flowstone.box.box import Box
 from flowstone.box.engine import bulk
 from flowstone.box.engine.bulk import BulkWrite, Lane, SingleWrite
-from flowstone.box.engine.index import Index
+from flowstone.box.engine.index import EngineIndex
 from flowstone.box.engine.keys import Key
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 from flowstone.box.engine.statements import TUPLE_HEAD_SIZE
-from flowstone.box.engine.transaction import ADMIN, Transaction
+from flowstone.box.engine.transaction import ADMIN, BoxTransaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import batches
 from flowstone.iproto import request_scan as scan
@@ -34,12 +34,12 @@ from flowstone.iproto.scan import Bytes, Cells
 from flowstone.node.counters import Counters
 from flowstone.node.server.late_replies import LateReplies
 from flowstone.node.server.quick import QuickLane
-from flowstone.node.server.turn_batch import Batch, Part, Peer, Reply
-from flowstone.node.synchro.limbo_driver import Waiting
+from flowstone.node.server.turn_batch import BatchPart, BatchPeer, Reply, ScannedBatch
+from flowstone.node.synchro.limbo_driver import Waiter
 from flowstone.node.wal.commits import Commits, client_error
 from flowstone.node.wal.journal import Journal
 from flowstone.outside import Clock
-from flowstone.replication.limbo.queue import Entry
+from flowstone.replication.limbo.queue import LimboEntry
 
 BULK_COUNT_MIN: Final = 12
 """A kernel costs some 20 µs to call and a bulk run calls four: fewer requests are done sooner one by one."""
@@ -71,10 +71,10 @@ class _Outbox:
     """The replies of a turn, by connection and in order, until nothing of the turn waits for the log any more."""
 
     def __init__(self) -> None:
-        self._replies: dict[Peer, list[bytes]] = {}
+        self._replies: dict[BatchPeer, list[bytes]] = {}
         self._waiting = 1  # the turn itself
 
-    def add(self, peer: Peer, packet: bytes) -> Callable[[bytes], None]:
+    def add(self, peer: BatchPeer, packet: bytes) -> Callable[[bytes], None]:
         """Queues `packet`; the result replaces it by another one."""
         peer.replying(len(packet))
         packets = self._replies.setdefault(peer, [])
@@ -119,7 +119,7 @@ class Turns:
         self._late = LateReplies(box, counters, wide=wide)
         self._table: Cells = np.empty((scan.LINES, TURN_REQUESTS_MAX), np.int64)
 
-    def run(self, peers: Sequence[Peer]) -> None:
+    def run(self, peers: Sequence[BatchPeer]) -> None:
         """One turn for all connections with unread bytes. Some may still hold whole packets, for the next."""
         if len(peers) == 1 and len(peers[0].unread) < BULK_SIZE_MIN and self._run_single(peers[0]):
             return
@@ -131,7 +131,7 @@ class Turns:
         self._journal.flush()
         outbox.release()
 
-    def _run_single(self, peer: Peer) -> bool:
+    def _run_single(self, peer: BatchPeer) -> bool:
         """A turn that is one request, without what many need; False, with nothing done, if it is something else."""
         unread = peer.unread
         if len(unread) < 6 or unread[0] != 0xCE or len(unread) != 5 + int.from_bytes(unread[1:5], "big"):
@@ -149,7 +149,7 @@ class Turns:
         outbox.release()
         return True
 
-    def _run_plain(self, peers: Sequence[Peer], outbox: _Outbox) -> None:
+    def _run_plain(self, peers: Sequence[BatchPeer], outbox: _Outbox) -> None:
         for peer in peers:
             try:
                 packets, end = split(peer.unread, size_max=peer.packet_size_max)
@@ -160,7 +160,7 @@ class Turns:
             for packet in packets:
                 self._handle(peer, packet, outbox)
 
-    def _run_scanned(self, peers: Sequence[Peer], outbox: _Outbox) -> None:
+    def _run_scanned(self, peers: Sequence[BatchPeer], outbox: _Outbox) -> None:
         data = b"".join([peer.unread for peer in peers])
         buf: Bytes = np.frombuffer(data, np.uint8)
         spans: Cells = np.zeros((len(peers), scan.SPAN_COLUMNS), np.int64)
@@ -170,7 +170,7 @@ class Turns:
         spans[:, scan.AT] = spans[:, scan.START]
         spans[:, scan.SIZE_MAX] = [peer.packet_size_max for peer in peers]
         count = scan.scan_requests(buf, spans, self._table)
-        batch = Batch(data, buf, self._table, peers)
+        batch = ScannedBatch(data, buf, self._table, peers)
         for code, start, end in _stretches(scan.runs(self._table[scan.CODE, :count])):
             if code == NOT_SIMPLE or batch.size(start, end) > BULK_SIZE_MAX:
                 self._one_by_one(batch, start, end, outbox)
@@ -182,12 +182,12 @@ class Turns:
                 self._one_by_one(batch, start, end, outbox)
         self._leave(peers, spans)
 
-    def _one_by_one(self, batch: Batch, start: int, end: int, outbox: _Outbox) -> None:
+    def _one_by_one(self, batch: ScannedBatch, start: int, end: int, outbox: _Outbox) -> None:
         spans, ats, ends = (batch.cells[line, start:end].tolist() for line in _PACKET_LINES)
         for span, at, behind in zip(spans, ats, ends, strict=True):
             self._handle(batch.peers[span], batch.data[at:behind], outbox)
 
-    def _leave(self, peers: Sequence[Peer], spans: Cells) -> None:
+    def _leave(self, peers: Sequence[BatchPeer], spans: Cells) -> None:
         """Takes from each connection what was executed, and ends those that sent no packets."""
         for peer, (start, _, at, _, status) in zip(peers, spans.tolist(), strict=True):
             if status == scan.WRONG_LENGTH:
@@ -197,14 +197,14 @@ class Turns:
             else:
                 del peer.unread[: at - start]
 
-    def _handle(self, peer: Peer, packet: bytes, outbox: _Outbox) -> None:
+    def _handle(self, peer: BatchPeer, packet: bytes, outbox: _Outbox) -> None:
         reply = peer.handle(packet)
         if isinstance(reply, Reply):
             self._answer(peer, reply, outbox)
         else:
             peer.start(reply)
 
-    def _answer(self, peer: Peer, reply: Reply, outbox: _Outbox) -> None:
+    def _answer(self, peer: BatchPeer, reply: Reply, outbox: _Outbox) -> None:
         if reply.transaction is None:
             if reply.packet:
                 outbox.add(peer, reply.packet)
@@ -226,7 +226,7 @@ class Turns:
             replace(self._error(reply.sync, error))
             outbox.release()
 
-    def _answer_later(self, peer: Peer, reply: Reply, transaction: Transaction) -> None:
+    def _answer_later(self, peer: BatchPeer, reply: Reply, transaction: BoxTransaction) -> None:
         """For what waits for a verdict: nothing else of the turn waits with it."""
         peer.postponed(1)
         late = self._late.reply(peer, reply.sync, reply.packet)
@@ -235,7 +235,7 @@ class Turns:
         except TarantoolError as error:
             late(error)
 
-    def _run_waiting(self, kind: int, lane: Lane, keys: list[Key], part: Part) -> bool:
+    def _run_waiting(self, kind: int, lane: Lane, keys: list[Key], part: BatchPart) -> bool:
         """Executes writes that wait for a verdict, each to be taken back for itself; False, with nothing done, if one
         of them cannot be executed."""
         index, queue = lane.primary, self._commits.queue
@@ -253,13 +253,13 @@ class Turns:
             peer.postponed(behind - first)
         journal, is_sync = self._journal, lane.space.definition.is_sync
         lsn = journal.next_lsn(journal.replica_id)
-        entries: list[Entry[Waiting]] = []
+        entries: list[LimboEntry[Waiter]] = []
         olds: list[bytes | None] = []
         refusal: TarantoolError | None = None
         for key, raw, late in zip(keys, tuples, lates, strict=True):
             effect = SingleWrite(index, key, raw)
             try:
-                entry = queue.submit(Waiting(effect, late), is_synchronous=is_sync, size=len(raw) if raw else 0)
+                entry = queue.submit(Waiter(effect, late), is_synchronous=is_sync, size=len(raw) if raw else 0)
             except TarantoolError as error:
                 effect.rollback()
                 refusal = error
@@ -278,7 +278,7 @@ class Turns:
                 late(refusal)
         return True
 
-    def _run_together(self, lane: Lane, keys: list[Key], part: Part) -> bool:
+    def _run_together(self, lane: Lane, keys: list[Key], part: BatchPart) -> bool:
         """Puts tuples as a run of transactions; False, with nothing done, if that cannot be for all of them."""
         if len(set(keys)) < len(keys):  # a part of the run would take back what stood at a key before both
             return False
@@ -287,7 +287,7 @@ class Turns:
         syncs = part.syncs.astype(np.uint64).tolist()
         late = self._late.run(part.by_peer(), syncs, out[: edges[-1]].tobytes(), edges.tolist())
         bulk.replace_many(lane, keys, bulk.slices(part.data, ats, ends), written)
-        entry = self._commits.queue.submit_run(Waiting(written, late), count, int((ends - ats).sum()))
+        entry = self._commits.queue.submit_run(Waiter(written, late), count, int((ends - ats).sum()))
         if entry is None:
             written.rollback()
             return False
@@ -298,7 +298,7 @@ class Turns:
         self._log_waiting(part, [entry], lsn, count)
         return True
 
-    def _log_waiting(self, part: Part, entries: list[Entry[Waiting]], lsn: int, count: int) -> None:
+    def _log_waiting(self, part: BatchPart, entries: list[LimboEntry[Waiter]], lsn: int, count: int) -> None:
         journal, flags = self._journal, self._commits.queue.limbo.row_flags(entries[0])
         start, end = part.start, part.start + count
         content = int((part.cells[scan.PACKET_END, start:end] - part.cells[scan.PACKET_AT, start:end]).sum())
@@ -312,7 +312,7 @@ class Turns:
         self._counters.errors += 1
         return encode_error(sync, self._box.schema_version, error, self._wide)
 
-    def _lane(self, code: int, part: Part) -> Lane | None:
+    def _lane(self, code: int, part: BatchPart) -> Lane | None:
         """The lane of requests that can be executed in bulk, with the rights of those who sent them."""
         box, kind = self._box, code >> scan.TYPE_SHIFT
         space = box.spaces.get(code & SPACE_ID_MASK)
@@ -328,12 +328,12 @@ class Turns:
         """Whether writes are facts only when they have a verdict."""
         return lane.space.definition.is_sync or not self._commits.queue.is_empty
 
-    def _may(self, space: Space, part: Part, privilege: int) -> bool:
+    def _may(self, space: EngineSpace, part: BatchPart, privilege: int) -> bool:
         allows = self._box.access.allows
         users = dict.fromkeys(peer.user for peer in part.peers_of())
         return all(user == ADMIN or allows(user, space.id) & privilege for user in users)
 
-    def _keys(self, code: int, lane: Lane, part: Part) -> list[Key] | None:
+    def _keys(self, code: int, lane: Lane, part: BatchPart) -> list[Key] | None:
         """The keys of all requests of the part; None if one of them needs a closer look."""
         if code >> scan.TYPE_SHIFT in (SELECT, DELETE):
             ats, ends = part.line(scan.KEY_AT), part.line(scan.KEY_END)
@@ -343,7 +343,7 @@ class Turns:
             return None
         return bulk.tuple_keys(lane, part.data, part.buf, ats, ends)
 
-    def _run_bulk(self, code: int, part: Part, outbox: _Outbox) -> bool:
+    def _run_bulk(self, code: int, part: BatchPart, outbox: _Outbox) -> bool:
         """Executes requests of one type on one space, all of them; False, with nothing done, if that cannot be."""
         lane = self._lane(code, part)
         keys = self._keys(code, lane, part) if lane is not None else None
@@ -370,7 +370,7 @@ class Turns:
             self._log(part, written, replace, outbox)
         return True
 
-    def _run_mixed(self, batch: Batch, start: int, end: int, outbox: _Outbox) -> None:
+    def _run_mixed(self, batch: ScannedBatch, start: int, end: int, outbox: _Outbox) -> None:
         """Executes plain statements of several kinds in their order; those that need more go one by one."""
         plan = self._plan(batch.part(start, end))
         if plan is None:
@@ -394,12 +394,12 @@ class Turns:
                 return
             plan = plan[len(results) + 1 :]
 
-    def _count(self, part: Part) -> None:
+    def _count(self, part: BatchPart) -> None:
         kinds, counts = np.unique(part.line(scan.CODE) >> scan.TYPE_SHIFT, return_counts=True)
         for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
             self._counters.operations[kind] += count
 
-    def _plan(self, part: Part) -> list[_Step] | None:
+    def _plan(self, part: BatchPart) -> list[_Step] | None:
         """What each request does to which index; None if one of them needs a closer look."""
         codes = part.line(scan.CODE)
         steps: list[_Step | None] = [None] * len(codes)
@@ -437,17 +437,21 @@ class Turns:
             results.append(old if kind == DELETE else raw)
         return results
 
-    def _reply_tuples(self, part: Part, tuples: list[bytes | None], outbox: _Outbox) -> list[Callable[[bytes], None]]:
+    def _reply_tuples(
+        self, part: BatchPart, tuples: list[bytes | None], outbox: _Outbox
+    ) -> list[Callable[[bytes], None]]:
         return self._reply(part, *_joined(tuples), outbox)
 
     def _reply(
-        self, part: Part, source: Bytes, ats: Cells, sizes: Cells, outbox: _Outbox
+        self, part: BatchPart, source: Bytes, ats: Cells, sizes: Cells, outbox: _Outbox
     ) -> list[Callable[[bytes], None]]:
         """Queues a reply to each request; one replacer per connection."""
         out, edges = self._build_replies(part, part.end - part.start, source, ats, sizes)
         return [outbox.add(peer, out[edges[first] : edges[behind]].tobytes()) for peer, first, behind in part.by_peer()]
 
-    def _build_replies(self, part: Part, count: int, source: Bytes, ats: Cells, sizes: Cells) -> tuple[Bytes, Cells]:
+    def _build_replies(
+        self, part: BatchPart, count: int, source: Bytes, ats: Cells, sizes: Cells
+    ) -> tuple[Bytes, Cells]:
         """Replies to the first `count` requests, one behind the other, and where each begins."""
         out: Bytes = np.empty(batches.replies_bound(count, int(np.maximum(sizes, 0).sum())), np.uint8)
         edges: Cells = np.empty(count + 1, np.int64)
@@ -455,14 +459,16 @@ class Turns:
         batches.build_replies(source, ats, sizes, part.cells, part.start, end, out, version, wide, edges)
         return out, edges
 
-    def _packets(self, part: Part, tuples: Sequence[bytes | None]) -> list[bytes]:
+    def _packets(self, part: BatchPart, tuples: Sequence[bytes | None]) -> list[bytes]:
         """The replies to the first requests of a part, each for itself."""
         source, ats, sizes = _joined(tuples)
         out, edges = self._build_replies(part, len(tuples), source, ats, sizes)
         data, ends = out[: edges[-1]].tobytes(), edges.tolist()
         return [data[at:end] for at, end in pairwise(ends)]
 
-    def _log(self, part: Part, written: BulkWrite, replace: list[Callable[[bytes], None]], outbox: _Outbox) -> None:
+    def _log(
+        self, part: BatchPart, written: BulkWrite, replace: list[Callable[[bytes], None]], outbox: _Outbox
+    ) -> None:
         journal = self._journal
         count = part.end - part.start
         # The content of a packet is more than that of its row.
@@ -480,11 +486,11 @@ class Turns:
             outbox.release()
 
         outbox.hold()
-        self._commits.queue.made_fact()
+        self._commits.queue.note_async_commit()
         self._box.in_flight.append(written)
         journal.submit(out[:size].tobytes(), rows, done)
 
-    def _refuse(self, part: Part, replace: list[Callable[[bytes], None]], error: TarantoolError) -> None:
+    def _refuse(self, part: BatchPart, replace: list[Callable[[bytes], None]], error: TarantoolError) -> None:
         """Turns the replies of a part into errors: reads among its writes have seen what was taken back."""
         syncs = part.syncs.astype(np.uint64).tolist()
         for instead, (_, first, behind) in zip(replace, part.by_peer(), strict=True):
@@ -499,7 +505,7 @@ def _joined(tuples: Sequence[bytes | None]) -> tuple[Bytes, Cells, Cells]:
     return np.frombuffer(source, np.uint8), np.cumsum(content) - content, sizes
 
 
-_Step = tuple[int, Index, Key, bytes | None]
+_Step = tuple[int, EngineIndex, Key, bytes | None]
 
 
 def _stretches(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.iproto import request_scan as scan
 from flowstone.iproto.scan import Bytes, Cells
 
@@ -17,10 +17,10 @@ class Reply(NamedTuple):
 
     packet: bytes
     sync: int = 0
-    transaction: Transaction | None = None
+    transaction: BoxTransaction | None = None
 
 
-class Peer(Protocol):
+class BatchPeer(Protocol):
     """A connection, as a turn sees it. `unread` holds the bytes that no turn has taken yet."""
 
     unread: bytearray
@@ -65,12 +65,12 @@ class Peer(Protocol):
         ...
 
 
-class Part:
+class BatchPart:
     """Requests of a batch: columns `start` to `end` of `cells`, or the chosen ones of them."""
 
     __slots__ = ("_peers", "_spans", "buf", "cells", "data", "end", "start", "syncs")
 
-    def __init__(self, data: bytes, buf: Bytes, cells: Cells, start: int, end: int, peers: Sequence[Peer]) -> None:
+    def __init__(self, data: bytes, buf: Bytes, cells: Cells, start: int, end: int, peers: Sequence[BatchPeer]) -> None:
         self.data = data
         self.buf = buf
         self.cells = cells
@@ -84,16 +84,16 @@ class Part:
     def line(self, number: int) -> Cells:
         return self.cells[number, self.start : self.end]
 
-    def choose(self, which: Cells) -> Part:
+    def choose(self, which: Cells) -> BatchPart:
         """Some of the requests, by their numbers from the start."""
         cells = np.ascontiguousarray(self.cells[:, self.start + which])
-        return Part(self.data, self.buf, cells, 0, len(which), self._peers)
+        return BatchPart(self.data, self.buf, cells, 0, len(which), self._peers)
 
-    def by_peer(self) -> list[tuple[Peer, int, int]]:
+    def by_peer(self) -> list[tuple[BatchPeer, int, int]]:
         """The connections, and which of the requests are theirs, counted from the start."""
         return self._spans
 
-    def peers_of(self) -> list[Peer]:
+    def peers_of(self) -> list[BatchPeer]:
         return [peer for peer, _, _ in self._spans]
 
     @property
@@ -102,17 +102,17 @@ class Part:
         return any(peer.is_waiting for peer, _, _ in self._spans)
 
 
-class Batch(NamedTuple):
+class ScannedBatch(NamedTuple):
     """What a turn has scanned."""
 
     data: bytes
     buf: Bytes
     cells: Cells
-    peers: Sequence[Peer]
+    peers: Sequence[BatchPeer]
 
     def size(self, start: int, end: int) -> int:
         """Bytes of the requests from `start` to `end`."""
         return int(self.cells[scan.PACKET_END, end - 1] - self.cells[scan.PACKET_AT, start])
 
-    def part(self, start: int, end: int) -> Part:
-        return Part(self.data, self.buf, self.cells, start, end, self.peers)
+    def part(self, start: int, end: int) -> BatchPart:
+        return BatchPart(self.data, self.buf, self.cells, start, end, self.peers)

@@ -21,7 +21,7 @@ from flowstone.iproto.replies import encode_event
 from flowstone.node.info import members
 from flowstone.node.instance import Instance
 from flowstone.node.synchro.elections import MAY_LEAD
-from flowstone.replication.raft.election import Mode
+from flowstone.replication.raft.election import ElectionMode
 from flowstone.replication.vclock import VClock
 
 BALLOT = "internal.ballot"
@@ -175,7 +175,7 @@ def ballot(instance: Instance) -> dict[int, Any]:
         BallotKey.IS_BOOTED.value: not is_loading,
         BallotKey.VCLOCK.value: vclock,
         BallotKey.GC_VCLOCK.value: gc_vclock,
-        BallotKey.CAN_LEAD.value: Mode(instance.configuration.election_mode) in MAY_LEAD,
+        BallotKey.CAN_LEAD.value: ElectionMode(instance.configuration.election_mode) in MAY_LEAD,
         BallotKey.BOOTSTRAP_LEADER_UUID.value: str(instance.bootstrap_leader_uuid or UUID(int=0)),
         BallotKey.REGISTERED_REPLICA_UUIDS.value: []
         if instance.is_expelled

@@ -26,7 +26,7 @@ from flowstone.node.wal.journal import Journal, JournalClosed
 from flowstone.outside import Outside
 from flowstone.replication.limbo.control_rows import RaftState
 from flowstone.replication.membership.membership import expelled
-from flowstone.replication.raft.election import Config, ElectionInfo, Mode, Ready
+from flowstone.replication.raft.election import Config, ElectionInfo, ElectionMode, Ready
 from flowstone.replication.raft.raft import Raft
 
 LOG = logging.getLogger("flowstone.node")
@@ -34,7 +34,7 @@ LOG = logging.getLogger("flowstone.node")
 RETRY_SECONDS: Final = 1.0
 """Pause before a failed write of term and vote is retried. A real server terminates instead."""
 
-MAY_LEAD: Final = frozenset((Mode.CANDIDATE, Mode.MANUAL))
+MAY_LEAD: Final = frozenset((ElectionMode.CANDIDATE, ElectionMode.MANUAL))
 """Modes in which ballots say that the instance can lead, for peers that look for a master."""
 
 _MISTAKE: Final = "on_election trigger failed"
@@ -78,9 +78,9 @@ class Elections:
         return self.raft.term
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> ElectionMode:
         """`election_mode`; OFF until `start` and after an expulsion."""
-        return self._config.mode if self._takes_part else Mode.OFF
+        return self._config.mode if self._takes_part else ElectionMode.OFF
 
     @property
     def is_started(self) -> bool:
@@ -191,7 +191,7 @@ class Elections:
     def configure(self, config: Config) -> None:
         """Apply changed options. The mode takes effect at `start`."""
         self._config = config
-        effective = config if self._takes_part else replace(config, mode=Mode.OFF)
+        effective = config if self._takes_part else replace(config, mode=ElectionMode.OFF)
         self._do(lambda now: self.raft.configure(effective, now))
 
     def set_quorum(self, quorum: int, members: Collection[int]) -> None:

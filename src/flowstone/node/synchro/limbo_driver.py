@@ -1,6 +1,6 @@
 """The synchronous queue of a running node: runs the state machine of `replication/limbo/limbo.py`, which has the rules.
 
-`SynchroQueue` passes events to the limbo (transactions, results of writes, ACKs, rows of peers, time) and performs the
+`LimboDriver` passes events to the limbo (transactions, results of writes, ACKs, rows of peers, time) and performs the
 resulting actions. It writes verdicts to the log, removes transactions from `Box.in_flight`, oldest first if committed
 and newest first if rolled back, and reports the outcome to clients. Transactions come from `node/wal/commits.py`, rows
 of peers from `node/upstream/row_applier.py`, terms and promotions from `node/synchro/elections.py`.
@@ -40,8 +40,8 @@ from flowstone.replication.limbo.actions import (
 )
 from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, Rollback
 from flowstone.replication.limbo.limbo import Limbo
-from flowstone.replication.limbo.queue import Entry, Pending, Run, State
-from flowstone.replication.limbo.split_brain import Body, Fate, Request
+from flowstone.replication.limbo.queue import EntryRun, EntryState, LimboEntry, Pending
+from flowstone.replication.limbo.split_brain import Body, Fate, SettlingRequest
 from flowstone.replication.limbo.tenures import Tenures
 from flowstone.replication.vclock import VClock
 
@@ -66,7 +66,7 @@ _TYPES: Final = {
     Demote: RequestType.RAFT_DEMOTE.value,
 }
 
-Told = Callable[[FlowstoneError | None], None]
+OnDone = Callable[[FlowstoneError | None], None]
 
 
 _CLAIM: Final = "claim it with await node.promote(), or start with election_mode"
@@ -90,7 +90,7 @@ class Revocable(Protocol):
         ...
 
 
-class Waiting(NamedTuple):
+class Waiter(NamedTuple):
     """A transaction in the queue: `effect` rolls it back, `told` gets its outcome (None: committed, else the error).
 
     `is_promised`: a client relies on the outcome, so a commit must be proven first (see `limbo_actions.Proven`). A run
@@ -99,18 +99,18 @@ class Waiting(NamedTuple):
     """
 
     effect: Revocable
-    told: Told
+    told: OnDone
     is_promised: bool = True
 
-    def take_first(self, count: int) -> Waiting:
-        effect, told = cast("Run", self.effect), cast("Run", self.told)
-        parts = cast(Revocable, effect.take_first(count)), cast(Told, told.take_first(count))
-        return Waiting(*parts, self.is_promised)
+    def take_first(self, count: int) -> Waiter:
+        effect, told = cast("EntryRun", self.effect), cast("EntryRun", self.told)
+        parts = cast(Revocable, effect.take_first(count)), cast(OnDone, told.take_first(count))
+        return Waiter(*parts, self.is_promised)
 
-    def take_last(self, count: int) -> Waiting:
-        effect, told = cast("Run", self.effect), cast("Run", self.told)
-        parts = cast(Revocable, effect.take_last(count)), cast(Told, told.take_last(count))
-        return Waiting(*parts, self.is_promised)
+    def take_last(self, count: int) -> Waiter:
+        effect, told = cast("EntryRun", self.effect), cast("EntryRun", self.told)
+        parts = cast(Revocable, effect.take_last(count)), cast(OnDone, told.take_last(count))
+        return Waiter(*parts, self.is_promised)
 
 
 class _Nobody:
@@ -134,10 +134,10 @@ class Received(NamedTuple):
     rows: bytes
     nop: Callable[[], bytes]
     lsns: Mapping[int, int]
-    logged: Told
+    logged: OnDone
 
 
-class SynchroQueue:
+class LimboDriver:
     """The synchronous queue of a node. Other modules may read `limbo`, but change it only through this class."""
 
     def __init__(self, box: Box, journal: Journal, clock: Clock) -> None:
@@ -147,15 +147,15 @@ class SynchroQueue:
         self.timeout = SYNCHRO_TIMEOUT
         self._max_size = 0
         self._member_count: int | None = None
-        self.limbo: Limbo[Waiting] = Limbo(instance_id=0, dialect=box.dialect, quorum=1, timeout=self.timeout)
+        self.limbo: Limbo[Waiter] = Limbo(instance_id=0, dialect=box.dialect, quorum=1, timeout=self.timeout)
         self.on_change: list[Callable[[], None]] = []
         """Called when the owner or the term has changed, or the queue was frozen or thawed."""
         self.on_free: list[Callable[[], None]] = []
         """Called when rows of peers no longer have to wait for a verdict that is being written."""
-        self._received: dict[Request, Received] = {}
-        self._deciding: Request | None = None
-        self._unproven: dict[Entry[Waiting], None] = {}
-        self._watched: dict[Entry[Waiting], list[asyncio.Future[None]]] = {}
+        self._received: dict[SettlingRequest, Received] = {}
+        self._deciding: SettlingRequest | None = None
+        self._unproven: dict[LimboEntry[Waiter], None] = {}
+        self._watched: dict[LimboEntry[Waiter], list[asyncio.Future[None]]] = {}
         self._transfer: asyncio.Future[None] | None = None
         self._clearing: list[asyncio.Future[None]] = []
         self._alarm = Alarm(self._clock, self._tick)
@@ -195,7 +195,7 @@ class SynchroQueue:
         self.limbo.configure(member_count=self._member_count)
         self._box.in_flight.extend(each.transaction for each in pending)
         waiting = [
-            Pending(Waiting(each.transaction, NOBODY, is_promised=False), each.lsn, each.is_synchronous)
+            Pending(Waiter(each.transaction, NOBODY, is_promised=False), each.lsn, each.is_synchronous)
             for each in pending
         ]
         if pending and self._box.dialect is Dialect.V2_6:  # since 2.11, a queue waits for the next promotion
@@ -211,7 +211,7 @@ class SynchroQueue:
     def registered(self, instance_id: int) -> None:
         """Set the id of an instance that was anonymous."""
         self.limbo.instance_id = instance_id
-        self._look_around()
+        self._notify_changes()
 
     def expelled(self) -> None:
         """Stop deciding; pending clients get OutcomeUnknown, because an expelled instance gets no verdicts."""
@@ -219,7 +219,7 @@ class SynchroQueue:
         self._do(self.limbo.cancel_transfer(sync_rollback()))
         self.limbo.instance_id = 0
         self._let_go("this instance was expelled from its replica set", hint=_ELSEWHERE)
-        self._look_around()
+        self._notify_changes()
 
     def close(self) -> None:
         """Stop deciding. Pending clients, promotions and waiters get OutcomeUnknown."""
@@ -244,8 +244,8 @@ class SynchroQueue:
     # --- transactions: `node/wal/commits.py` and `node/upstream/row_applier.py` ---
 
     def submit(
-        self, waiting: Waiting, *, is_synchronous: bool, is_local: bool = False, size: int = 0
-    ) -> Entry[Waiting] | None:
+        self, waiting: Waiter, *, is_synchronous: bool, is_local: bool = False, size: int = 0
+    ) -> LimboEntry[Waiter] | None:
         """Call `Limbo.submit`, before the rows are encoded."""
         try:
             return self.limbo.submit(waiting, is_synchronous=is_synchronous, is_local=is_local, size=size)
@@ -254,12 +254,12 @@ class SynchroQueue:
             raise
 
     def receive(
-        self, waiting: Waiting, *, origin_id: int, lsn: int, is_synchronous: bool, size: int = 0
-    ) -> Entry[Waiting] | None:
+        self, waiting: Waiter, *, origin_id: int, lsn: int, is_synchronous: bool, size: int = 0
+    ) -> LimboEntry[Waiter] | None:
         """Call `Limbo.receive`, after the transaction was applied."""
         return self.limbo.receive(waiting, origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size)
 
-    def submit_run(self, run: Waiting, count: int, size: int) -> Entry[Waiting] | None:
+    def submit_run(self, run: Waiter, count: int, size: int) -> LimboEntry[Waiter] | None:
         """Call `submit` for a run of `count` synchronous transactions; return None if one of them may be rejected."""
         if self._max_size and self.limbo.size + size > self._max_size:
             return None
@@ -278,30 +278,30 @@ class SynchroQueue:
         limbo = self.limbo
         return not limbo.owner_id or limbo.promote_term(origin_id) == limbo.term
 
-    def made_fact(self) -> None:
+    def note_async_commit(self) -> None:
         """Record the commit of an asynchronous transaction that did not enter the queue."""
-        self.limbo.tenures.made_fact()
+        self.limbo.tenures.note_async_commit()
 
     def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool, was_control: bool = False) -> Fate:
         """Call `Limbo.admit`."""
         return self.limbo.admit(origin_id, lsn, flags=flags, has_effect=has_effect, was_control=was_control)
 
-    def written(self, entry: Entry[Waiting], lsn: int) -> None:
+    def written(self, entry: LimboEntry[Waiter], lsn: int) -> None:
         self._do(self.limbo.written(entry, lsn, self._clock.monotonic()))
 
-    def written_together(self, entries: Sequence[Entry[Waiting]]) -> None:
+    def written_together(self, entries: Sequence[LimboEntry[Waiter]]) -> None:
         self._do(self.limbo.written_together(entries, self._clock.monotonic()))
 
-    def write_failed(self, entry: Entry[Waiting]) -> None:
+    def write_failed(self, entry: LimboEntry[Waiter]) -> None:
         """Roll back a transaction that could not be written. The log reports failures newest first."""
         self._do(self.limbo.write_failed(entry), is_failing=True)
 
-    def withdraw(self, entry: Entry[Waiting]) -> None:
+    def withdraw(self, entry: LimboEntry[Waiter]) -> None:
         """Remove a transaction that never reached the log. The caller rolls it back, and `told` is not called."""
         actions = self.limbo.write_failed(entry)
         self._do([each for each in actions if not (isinstance(each, Undo) and each.entry is entry)], is_failing=True)
 
-    def decide(self, request: Request, received: Received) -> None:
+    def decide(self, request: SettlingRequest, received: Received) -> None:
         """Process a control row of a peer; not while `limbo.is_busy`. Raise an error if it contradicts our history."""
         self._received[request] = received
         actions = self.limbo.request(request)
@@ -358,7 +358,7 @@ class SynchroQueue:
     def see_term(self, term: int) -> None:
         """Call `Limbo.see_term`."""
         self.limbo.see_term(term)
-        self._look_around()
+        self._notify_changes()
 
     def fence(self) -> None:
         """Stop writing verdicts: the quorum is lost, and another leader may be elected."""
@@ -366,7 +366,7 @@ class SynchroQueue:
             text = "fencing synchronous queue: %d transactions stay pending until a leader is elected"
             LOG.warning(text, len(self.limbo))
         self.limbo.fence()
-        self._look_around()
+        self._notify_changes()
 
     async def promote(self, term: int, *, timeout: float | None = None) -> None:
         """Take over the queue in `term`; wait until our PROMOTE is written, or raise an error.
@@ -382,7 +382,7 @@ class SynchroQueue:
     def cancel_transfer(self, error: TarantoolError) -> None:
         self._do(self.limbo.cancel_transfer(error))
 
-    async def _hand_over(self, start: Callable[[float], list[Action[Waiting]]]) -> None:
+    async def _hand_over(self, start: Callable[[float], list[Action[Waiter]]]) -> None:
         actions = start(self._clock.monotonic())
         self._transfer = transfer = asyncio.get_running_loop().create_future()
         self._do(actions)
@@ -406,13 +406,13 @@ class SynchroQueue:
         """Wait until all transactions pending now are committed; raise if they are rolled back, or after `timeout`."""
         await self.decided(self.limbo.newest, timeout)
 
-    async def decided(self, newest: Entry[Waiting] | None, timeout: float | None = None) -> None:
+    async def decided(self, newest: LimboEntry[Waiter] | None, timeout: float | None = None) -> None:
         """Wait as `settled` does, for the transactions up to `newest`, an earlier value of `limbo.newest`."""
         if newest is None:
             return
-        if newest.state is State.UNDONE:
+        if newest.state is EntryState.UNDONE:
             raise sync_rollback()
-        if newest.state is State.COMMITTED:
+        if newest.state is EntryState.COMMITTED:
             return
         decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watched.setdefault(newest, []).append(decided)
@@ -424,7 +424,7 @@ class SynchroQueue:
 
     # --- actions of the limbo ---
 
-    def _do(self, actions: Iterable[Action[Waiting]], *, is_failing: bool = False) -> None:
+    def _do(self, actions: Iterable[Action[Waiter]], *, is_failing: bool = False) -> None:
         """Perform actions. `is_failing`: the log is reporting failed writes, and accepts no rows until it is done."""
         for action in actions:
             match action:
@@ -453,9 +453,9 @@ class SynchroQueue:
                     self._end_clearing()
         if not self._is_closed:
             self._alarm.set(self.limbo.deadline)
-        self._look_around()
+        self._notify_changes()
 
-    def _commit(self, entries: Sequence[Entry[Waiting]], *, is_proven: bool) -> None:
+    def _commit(self, entries: Sequence[LimboEntry[Waiter]], *, is_proven: bool) -> None:
         popleft = self._box.in_flight.popleft
         for entry in entries:
             if not entry.is_part:
@@ -467,13 +467,13 @@ class SynchroQueue:
             if self._watched:
                 self._tell_watchers(entry, None)
 
-    def _prove(self, entries: Sequence[Entry[Waiting]]) -> None:
+    def _prove(self, entries: Sequence[LimboEntry[Waiter]]) -> None:
         for entry in entries:
             if entry in self._unproven:
                 del self._unproven[entry]
                 _tell(entry.transaction.told, None)
 
-    def _undo(self, entry: Entry[Waiting], error: TarantoolError) -> None:
+    def _undo(self, entry: LimboEntry[Waiter], error: TarantoolError) -> None:
         if not entry.is_part:
             self._box.in_flight.pop()
         entry.transaction.effect.rollback()
@@ -481,7 +481,7 @@ class SynchroQueue:
         if self._watched:
             self._tell_watchers(entry, error)
 
-    def _tell_watchers(self, entry: Entry[Waiting], error: TarantoolError | None) -> None:
+    def _tell_watchers(self, entry: LimboEntry[Waiter], error: TarantoolError | None) -> None:
         for decided in self._watched.pop(entry, ()):
             if decided.done():
                 continue
@@ -490,19 +490,19 @@ class SynchroQueue:
             else:
                 decided.set_exception(sync_rollback())
 
-    def _say_owner(self, request: Request) -> None:
+    def _say_owner(self, request: SettlingRequest) -> None:
         body, limbo = request.body, self.limbo
         owner = f"is owned by replica {limbo.owner_id}" if limbo.owner_id else "has no owner"
         former = f"; transactions of replica {body.owner_id} confirmed up to lsn {body.lsn}" if body.owner_id else ""
         LOG.info("synchronous queue %s in term %d%s", owner, limbo.term, former)
 
-    def _reject(self, request: Request, error: TarantoolError) -> None:
+    def _reject(self, request: SettlingRequest, error: TarantoolError) -> None:
         """Report the rejection of a held row. `decide` itself raises the error of the row it was called with."""
         received = self._received.pop(request, None)
         if received is not None and request is not self._deciding:
             received.logged(error)
 
-    def _write(self, request: Request) -> None:
+    def _write(self, request: SettlingRequest) -> None:
         """Write a control row: as received from a peer, or a verdict or transfer of our own."""
         received = self._received.pop(request, None)
         if received is not None:
@@ -522,12 +522,12 @@ class SynchroQueue:
             return
         journal.flush()
 
-    def _write_nop(self, request: Request) -> None:
+    def _write_nop(self, request: SettlingRequest) -> None:
         received = self._received.pop(request)
         self._journal.submit_replicated(received.nop(), received.lsns, received.logged)
         self._journal.flush()
 
-    def _log(self, request: Request, received: Received, rows: bytes) -> None:
+    def _log(self, request: SettlingRequest, received: Received, rows: bytes) -> None:
         def logged(error: FlowstoneError | None) -> None:
             received.logged(error)  # first, so that held rows are not applied if the verdict was not written
             self._logged(request, error)
@@ -540,7 +540,7 @@ class SynchroQueue:
             return
         self._journal.flush()
 
-    def _logged(self, request: Request, error: FlowstoneError | None, lsn: int = 0) -> None:
+    def _logged(self, request: SettlingRequest, error: FlowstoneError | None, lsn: int = 0) -> None:
         if error is None:
             self._do(self.limbo.request_written(request, lsn))
         else:
@@ -567,7 +567,7 @@ class SynchroQueue:
         limbo = self.limbo
         return limbo.owner_id, limbo.term, limbo.is_frozen
 
-    def _look_around(self) -> None:
+    def _notify_changes(self) -> None:
         """Call `on_change` and `on_free` if the state has changed."""
         appearance = self._appearance()
         if appearance != self._shown:
@@ -586,7 +586,7 @@ def _encode(body: Body, replica_id: int, lsn: int, now: float) -> bytes:
     return encode_header(row) + row.body
 
 
-def _tell(told: Told, error: FlowstoneError | None) -> None:
+def _tell(told: OnDone, error: FlowstoneError | None) -> None:
     try:
         told(error)
     except Exception:

@@ -18,7 +18,7 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.extensions import ErrorRecord, ErrorStack
 from flowstone.outside import Clock
 from flowstone.replication.membership.membership import expelled
-from flowstone.replication.raft.election import Mode, State
+from flowstone.replication.raft.election import ElectionMode, ElectionState
 
 if TYPE_CHECKING:
     from flowstone.node.synchro.elections import Elections
@@ -106,7 +106,7 @@ class Promotions:
         with self._alone():
             if self._is_in_force:
                 return
-            if elections.mode is Mode.OFF:
+            if elections.mode is ElectionMode.OFF:
                 await self._empty(2 * self._queue.timeout)
                 term = await self._begin_term()
                 await self._hand_over(self._queue.promote, term)
@@ -119,7 +119,7 @@ class Promotions:
         if not elections.is_started:
             return
         with self._alone():
-            if elections.mode is not Mode.OFF:
+            if elections.mode is not ElectionMode.OFF:
                 if self._own_term == elections.raft.term and limbo.is_owner:
                     elections.resign()
                 return
@@ -157,12 +157,12 @@ class Promotions:
         """True if this instance is the leader, and owns the queue in the current term."""
         raft, limbo = self._elections.raft, self._queue.limbo
         is_owner = self._own_term == raft.term and limbo.is_owner and not limbo.is_frozen
-        return is_owner and (self._elections.mode is Mode.OFF or raft.state is State.LEADER)
+        return is_owner and (self._elections.mode is ElectionMode.OFF or raft.state is ElectionState.LEADER)
 
     async def _stand(self) -> None:
         """Wait until this instance wins an election."""
         elections = self._elections
-        if elections.raft.state is State.LEADER:
+        if elections.raft.state is ElectionState.LEADER:
             return
         term = elections.stand()
         try:
@@ -218,7 +218,7 @@ class Promotions:
 
     def _leads(self, term: int) -> bool:
         raft = self._elections.raft
-        return raft.state is State.LEADER and raft.term == term
+        return raft.state is ElectionState.LEADER and raft.term == term
 
     async def _take_over(self, term: int) -> None:
         while self._leads(term) and self._own_term != term:

@@ -11,7 +11,7 @@ from typing import Final
 
 from flowstone.box.engine.bulk import BulkWrite
 from flowstone.box.engine.read_view import ReadView
-from flowstone.box.engine.transaction import Statement, Transaction
+from flowstone.box.engine.transaction import BoxTransaction, Statement
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.slab import Slab
@@ -26,7 +26,7 @@ class Together:
 
     __slots__ = ("_effects",)
 
-    def __init__(self, effects: Sequence[BulkWrite | Transaction]) -> None:
+    def __init__(self, effects: Sequence[BulkWrite | BoxTransaction]) -> None:
         self._effects = effects
 
     def rollback(self) -> None:
@@ -38,20 +38,25 @@ class Together:
             effect.hide_from(view)
 
 
-class Batch:
+class AppliedBatch:
     """Consecutive rows of a slab, from `first` to `stop`, that have been applied but not submitted."""
 
     def __init__(self, slab: Slab, at: int) -> None:
         self.slab = slab
         self.first = self.stop = at
-        self.effects: list[BulkWrite | Transaction] = []
+        self.effects: list[BulkWrite | BoxTransaction] = []
         self.statements: list[Statement] = []
         self._changed: list[tuple[int, int, bytes]] = []
         self.has_facts = False
         """True if a row has an effect: NOPs only advance the vclock."""
 
     def add(
-        self, stop: int, effect: BulkWrite | Transaction, rows: bytes | None = None, *, has_effect: bool | None = None
+        self,
+        stop: int,
+        effect: BulkWrite | BoxTransaction,
+        rows: bytes | None = None,
+        *,
+        has_effect: bool | None = None,
     ) -> None:
         """Add the rows up to `stop`, which `effect` rolls back.
 
@@ -65,7 +70,7 @@ class Batch:
             self._changed.append((self.stop, stop, rows))
         self.stop = stop
         self.effects.append(effect)
-        if isinstance(effect, Transaction):
+        if isinstance(effect, BoxTransaction):
             self.statements += effect.statements
 
     def rows(self, now: float) -> bytes:

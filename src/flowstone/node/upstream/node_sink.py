@@ -18,7 +18,7 @@ from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
 from flowstone.node.instance import Instance
 from flowstone.node.upstream.row_applier import Applying
-from flowstone.node.wal.recovery import Recovered, replica_id_of, replicaset_uuid_of, sort_indexes
+from flowstone.node.wal.recovery import RecoveredBox, replica_id_of, replicaset_uuid_of, sort_indexes
 from flowstone.node.wal.replay import OF_A_PEER, Replay
 from flowstone.replication.limbo.control_rows import RaftState, decode_control
 from flowstone.replication.membership.membership import expelled
@@ -36,10 +36,10 @@ class JoinRefused(FlowstoneError):
     """The snapshot from a peer cannot be used: wrong version, no replica set, or this instance is not a member."""
 
 
-class Member:
+class NodeSink:
     """The `node.sink.Sink` of a node. `adopt` is called with the result of a join."""
 
-    def __init__(self, instance: Instance, adopt: Callable[[Recovered], Awaitable[None]]) -> None:
+    def __init__(self, instance: Instance, adopt: Callable[[RecoveredBox], Awaitable[None]]) -> None:
         self.on_written: list[Callable[[], None]] = []
         self.is_joining = False
         """True while a join fills the box: its contents are incomplete and must not be used."""
@@ -171,14 +171,16 @@ class Member:
         self.is_joining = False
         self._has_joined = True
 
-    def _recovered(self, replay: Replay) -> Recovered:
+    def _recovered(self, replay: Replay) -> RecoveredBox:
         box, uuid = self._instance.box, self._instance.uuid
         replicaset_uuid, replica_id = replicaset_uuid_of(box), replica_id_of(box, uuid)
         if replicaset_uuid is None:
             raise JoinRefused("snapshot from peer has no replica set UUID", hint="join another peer")
         if replica_id == 0 and not self.is_anonymous:
             raise JoinRefused(f"peer has not registered this instance ({uuid}) in _cluster", hint="join another peer")
-        return Recovered(replay.vclock, uuid, replicaset_uuid, replica_id, replay.synchro, row_count=replay.row_count)
+        return RecoveredBox(
+            replay.vclock, uuid, replicaset_uuid, replica_id, replay.synchro, row_count=replay.row_count
+        )
 
     # --- subscription ---
 

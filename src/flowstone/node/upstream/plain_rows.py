@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from flowstone.box.box import Box
 from flowstone.box.engine import bulk
 from flowstone.box.engine.bulk import BulkWrite, Lane
-from flowstone.box.engine.index import Index
+from flowstone.box.engine.index import EngineIndex
 from flowstone.box.engine.keys import Key
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag, RequestType
@@ -38,13 +38,13 @@ Step = tuple[bool, Lane, Key, bytes | None]
 """A write: True if the key must be new, the lane, the key, and the tuple, or None for a deletion."""
 
 
-class Replicated(Transaction):
+class Replicated(BoxTransaction):
     """A transaction of another instance, applied while clients use the box."""
 
     keeps_spaces = True
     enforces_keys = True
 
-    def put(self, space: Space, index: Index, key: Key, raw: bytes | None) -> None:
+    def put(self, space: EngineSpace, index: EngineIndex, key: Key, raw: bytes | None) -> None:
         """Write the tuple `raw`, which matches the format of `space`, at `key` of its primary `index`; None deletes."""
         if len(space.served) == 1:
             self._set(index, key, raw)
@@ -128,7 +128,7 @@ class PlainRows:
         is_special = definition.is_temporary or definition.is_local or definition.is_sync
         return None if is_special else lane
 
-    def apply(self, slab: Slab, first: int, stop: int) -> BulkWrite | Transaction | None:
+    def apply(self, slab: Slab, first: int, stop: int) -> BulkWrite | BoxTransaction | None:
         """Apply plain rows; return their effect, or None, with nothing changed, if a row needs to be applied alone."""
         codes = _codes(slab.cells[:, first:stop])
         if codes[0] >> _TYPE_SHIFT != _NOP and (codes == codes[0]).all():
@@ -160,7 +160,7 @@ class PlainRows:
                 steps[number] = (is_insert, lane, key, raw)
         return [step for step in steps if step is not None]
 
-    def _with_others(self, steps: Sequence[Step]) -> Transaction | None:
+    def _with_others(self, steps: Sequence[Step]) -> BoxTransaction | None:
         """Apply writes to spaces with secondary indexes; return None, with nothing changed, on a conflict."""
         effect = Replicated(self._box)
         try:
@@ -191,7 +191,7 @@ def _uniform(lane: Lane, kind: int, slab: Slab, cells: Cells) -> BulkWrite | Non
 def _alone(steps: Sequence[Step]) -> BulkWrite | None:
     """Apply rows of several types to spaces with one index; return None, with nothing changed, on a conflict."""
     written = BulkWrite()
-    place: Index | None = None
+    place: EngineIndex | None = None
     keys: list[Key] = []
     olds: list[bytes | None] = []
     for must_be_new, lane, key, raw in steps:

@@ -26,23 +26,23 @@ from numpy.typing import NDArray
 
 from flowstone.box.box import Box
 from flowstone.box.engine.bulk import BulkWrite, SingleWrite
-from flowstone.box.engine.transaction import Statement, Transaction
+from flowstone.box.engine.transaction import BoxTransaction, Statement
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import VCLOCK_MAX, Flag, RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.iproto.slab import Slab
 from flowstone.node.schema_row import schema_version
-from flowstone.node.synchro.limbo_driver import NOBODY, Received, Waiting
-from flowstone.node.upstream.applied_batch import Batch, Together
+from flowstone.node.synchro.limbo_driver import NOBODY, Received, Waiter
+from flowstone.node.upstream.applied_batch import AppliedBatch, Together
 from flowstone.node.upstream.plain_rows import PlainRows, Replicated, Step, distinct
 from flowstone.node.wal.commits import Commits, client_error
 from flowstone.node.wal.journal import Journal
 from flowstone.node.wal.replay import BULK_MIN, execute
 from flowstone.outside import Clock
 from flowstone.replication.limbo.control_rows import Demote, Promote, RaftState, decode_control
-from flowstone.replication.limbo.queue import Entry
-from flowstone.replication.limbo.split_brain import Fate, Request
+from flowstone.replication.limbo.queue import LimboEntry
+from flowstone.replication.limbo.split_brain import Fate, SettlingRequest
 from flowstone.replication.row_stream import journal_rows, replaces_control
 from flowstone.xlog.block import TRANSACTION_SIZE_MAX
 from flowstone.xlog.transactions import CONTROL_TYPES, make_transaction
@@ -205,7 +205,7 @@ class Applying:
         return keep
 
     def _apply(self, slab: Slab) -> None:
-        batch = Batch(slab, 0)
+        batch = AppliedBatch(slab, 0)
         try:
             for first, stop, kind in self._stretches(slab):
                 effect = None
@@ -254,7 +254,7 @@ class Applying:
 
     # --- pending transactions in bulk ---
 
-    def _let_wait(self, batch: Batch, first: int, stop: int) -> int:
+    def _let_wait(self, batch: AppliedBatch, first: int, stop: int) -> int:
         """Apply rows in bulk, each a pending transaction of its own; return the first row left to `_each`."""
         slab = batch.slab
         cells = slab.cells[:, first:stop]
@@ -287,13 +287,13 @@ class Applying:
         batch.go_on(end)
         return end
 
-    def _let_run(self, batch: Batch, origin_id: int, stop: int, effect: BulkWrite) -> None:
+    def _let_run(self, batch: AppliedBatch, origin_id: int, stop: int, effect: BulkWrite) -> None:
         """Add the rows up to `stop`, each an applied synchronous transaction, to the queue as one entry."""
         self._submit(batch)
         cells, first, last = batch.slab.cells, batch.stop, stop - 1
         lsn, size = int(cells[scan.LSN, last]), int(cells[scan.ROW_END, last]) - int(cells[scan.ROW_AT, first])
         entry = self._queue.limbo.receive(
-            Waiting(effect, NOBODY, is_promised=False),
+            Waiter(effect, NOBODY, is_promised=False),
             origin_id=origin_id,
             lsn=lsn,
             is_synchronous=True,
@@ -306,10 +306,10 @@ class Applying:
 
     def _enter_many(
         self, origin_id: int, steps: Sequence[Step], lsns: Sequence[int], is_flagged: Sequence[bool]
-    ) -> list[Entry[Waiting]]:
+    ) -> list[LimboEntry[Waiter]]:
         """Apply the steps up to the first duplicate key; return the entries of those applied."""
         receive, told = self._queue.limbo.receive, self._commits.teller(())
-        entries: list[Entry[Waiting]] = []
+        entries: list[LimboEntry[Waiter]] = []
         for (must_be_new, lane, key, raw), lsn, has_flag in zip(steps, lsns, is_flagged, strict=True):
             index = lane.primary
             if must_be_new and key in index.map:
@@ -318,7 +318,7 @@ class Applying:
             effect = SingleWrite(index, key, raw)
             size = len(raw) if raw is not None else 0
             entry = receive(
-                Waiting(effect, told, False), origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size
+                Waiter(effect, told, False), origin_id=origin_id, lsn=lsn, is_synchronous=is_synchronous, size=size
             )
             assert entry is not None, "the queue is not empty, or the first transaction is synchronous"
             entries.append(entry)
@@ -326,7 +326,7 @@ class Applying:
 
     # --- one by one ---
 
-    def _each(self, batch: Batch, first: int, stop: int) -> bool:
+    def _each(self, batch: AppliedBatch, first: int, stop: int) -> bool:
         """Apply transactions one by one. Return True if a verdict has to be written first, and the rest is held."""
         slab = batch.slab
         flags, types = slab.cells[scan.FLAGS, first:stop].tolist(), slab.cells[scan.TYPE, first:stop].tolist()
@@ -358,7 +358,7 @@ class Applying:
             self._released = []
             self.in_flight_bytes += _size(rest)
 
-    def _one(self, batch: Batch, first: int, stop: int) -> None:
+    def _one(self, batch: AppliedBatch, first: int, stop: int) -> None:
         """Apply the transaction in the rows from `first` to `stop`, add it to the batch, and submit it if pending."""
         slab, effect = batch.slab, Replicated(self._box)
         types = slab.cells[scan.TYPE, first:stop].tolist()
@@ -414,7 +414,7 @@ class Applying:
         fate = self._queue.admit(replica_id, lsn, flags=flags, has_effect=has_effect, was_control=is_control)
         return fate is Fate.NOP
 
-    def _enter(self, slab: Slab, first: int, stop: int, effect: Transaction) -> Entry[Waiting] | None:
+    def _enter(self, slab: Slab, first: int, stop: int, effect: BoxTransaction) -> LimboEntry[Waiter] | None:
         """Return the entry of the transaction in the queue; None if it does not have to wait.
 
         Rows of 2.6 have no flag for synchronous transactions, so the spaces decide, too.
@@ -423,7 +423,7 @@ class Applying:
         is_synchronous = bool(int(cells[scan.FLAGS, last]) & _WAIT_ACK) or effect.is_sync
         if not is_synchronous and self._queue.is_empty:
             return None
-        waiting = Waiting(effect, self._commits.teller(tuple(effect.statements)), is_promised=False)
+        waiting = Waiter(effect, self._commits.teller(tuple(effect.statements)), is_promised=False)
         return self._queue.receive(
             waiting,
             origin_id=int(cells[scan.REPLICA_ID, last]),
@@ -432,7 +432,7 @@ class Applying:
             size=int(cells[scan.ROW_END, last]) - int(cells[scan.ROW_AT, first]),
         )
 
-    def _execute(self, effect: Transaction, slab: Slab, number: int) -> bool:
+    def _execute(self, effect: BoxTransaction, slab: Slab, number: int) -> bool:
         """Execute a row; return False if `replication_skip_conflict` skips it because of a duplicate key."""
         savepoint = effect.savepoint()
         try:
@@ -461,24 +461,24 @@ class Applying:
 
     # --- the log ---
 
-    def _submit(self, batch: Batch, *, entry: Entry[Waiting] | None = None) -> None:
+    def _submit(self, batch: AppliedBatch, *, entry: LimboEntry[Waiter] | None = None) -> None:
         """Submit the rows of the batch, and empty it."""
         effects, statements = batch.effects, tuple(batch.statements)
         if not effects:
             return
         if entry is None and batch.has_facts:
-            self._queue.made_fact()
+            self._queue.note_async_commit()
         rows, lsns = batch.rows(self._clock.wall()), batch.lsns()
         batch.go_on(batch.stop)
         self._log(effects[0] if len(effects) == 1 else Together(effects), rows, lsns, statements, entry)
 
     def _log(
         self,
-        effect: BulkWrite | Transaction | Together,
+        effect: BulkWrite | BoxTransaction | Together,
         rows: bytes,
         lsns: dict[int, int],
         statements: tuple[Statement, ...],
-        entry: Entry[Waiting] | None,
+        entry: LimboEntry[Waiter] | None,
     ) -> None:
         """Submit rows to the log; `effect` rolls them back if the write fails."""
         logged = self._logging(len(rows))
@@ -527,7 +527,7 @@ class Applying:
             rows, lambda: self._in_place_of_control(row), {row.replica_id: row.lsn}, self._logging(len(rows))
         )
         try:
-            self._queue.decide(Request(row.replica_id, body, row.lsn), received)
+            self._queue.decide(SettlingRequest(row.replica_id, body, row.lsn), received)
         except FlowstoneError as error:
             self.in_flight_bytes -= len(rows)
             _say_where(error, slab, number)

@@ -22,7 +22,7 @@ from flowstone.node.info import members
 from flowstone.node.instance import Instance
 from flowstone.node.synchro.elections import MAY_LEAD
 from flowstone.node.upstream.applier import Applier
-from flowstone.node.upstream.node_sink import Member
+from flowstone.node.upstream.node_sink import NodeSink
 from flowstone.replication.applier.states import (
     DOES_NOT_KNOW_US,
     ENDED,
@@ -34,9 +34,9 @@ from flowstone.replication.applier.states import (
 from flowstone.replication.membership import bootstrap_leader, replica_set
 from flowstone.replication.membership.bootstrap_leader import Candidate
 from flowstone.replication.membership.membership import NotAMember, expelled
-from flowstone.replication.membership.replica_set import DuplicateConnection, Progress, ReplicaSet, Upstream
+from flowstone.replication.membership.replica_set import DuplicateConnection, MemberSet, SyncProgress, Upstream
 from flowstone.replication.messages import Ballot
-from flowstone.replication.raft.election import Mode, State
+from flowstone.replication.raft.election import ElectionMode, ElectionState
 from flowstone.replication.vclock import VClock
 
 LOG = logging.getLogger("flowstone.node")
@@ -57,8 +57,8 @@ class ReplicationClosed(FlowstoneError):
 class Replication:
     """The upstreams of a node. Call `find_data` if there is no data, else `connect`; then `follow` and `sync`."""
 
-    def __init__(self, instance: Instance, member: Member) -> None:
-        self.replica_set = ReplicaSet()
+    def __init__(self, instance: Instance, member: NodeSink) -> None:
+        self.replica_set = MemberSet()
         self._instance = instance
         self._member = member
         self._appliers: dict[Upstream, Applier] = {}
@@ -265,7 +265,7 @@ class Replication:
 
     def _own_ballot(self) -> Ballot:
         configuration = self._instance.configuration
-        can_lead = Mode(configuration.election_mode) in MAY_LEAD
+        can_lead = ElectionMode(configuration.election_mode) in MAY_LEAD
         return Ballot(is_ro_cfg=configuration.read_only, is_ro=True, is_booted=False, can_lead=can_lead)
 
     def _peers(self) -> list[Candidate]:
@@ -408,7 +408,7 @@ class Replication:
             lagging = (
                 _failure(applier)
                 for upstream, applier in self._appliers.items()
-                if upstream.progress is not Progress.SYNCED and not upstream.is_stranger
+                if upstream.progress is not SyncProgress.SYNCED and not upstream.is_stranger
             )
             LOG.error("failed to synchronize with enough replicas, entering orphan mode: %s", "; ".join(lagging))
         self.set_orphan(not self._is_synced)
@@ -449,7 +449,11 @@ class Replication:
         writable, because only a writable instance can expel members that are gone.
         """
         instance = self._instance
-        if instance.status == "orphan" and instance.elections.raft.state is State.LEADER and not self._lacks_own_rows():
+        if (
+            instance.status == "orphan"
+            and instance.elections.raft.state is ElectionState.LEADER
+            and not self._lacks_own_rows()
+        ):
             self.set_orphan(False)
 
     def reconfigure(self) -> None:

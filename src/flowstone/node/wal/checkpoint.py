@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.read_view import ReadView
-from flowstone.box.engine.space import Space
+from flowstone.box.engine.space import EngineSpace
 from flowstone.box.system import FIRST_USER_SPACE_ID, SEQUENCE_DATA_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.node.index_sorter import settle_indexes
-from flowstone.node.synchro.limbo_driver import SynchroQueue
+from flowstone.node.synchro.limbo_driver import LimboDriver
 from flowstone.node.wal.gc import GarbageCollector
 from flowstone.node.wal.journal import Journal
 from flowstone.outside import Outside
@@ -49,7 +49,7 @@ _KEPT_ENGINES = frozenset(("memtx", "vinyl"))
 """Engines whose tuples a snapshot has to hold. Vinyl spaces are among them: here their tuples are in memory only."""
 
 
-class States(NamedTuple):
+class SynchroStates(NamedTuple):
     """State in a snapshot besides tuples: term and vote, and the owner of the synchronous queue."""
 
     raft: RaftState = RaftState(term=1)
@@ -68,7 +68,7 @@ class Checkpointer:
         *,
         memtx_dir: str,
         instance_uuid: str,
-        queue: SynchroQueue,
+        queue: LimboDriver,
         raft: Callable[[], RaftState],
         checkpoint_interval: float = CHECKPOINT_INTERVAL,
         checkpoint_wal_threshold: int = CHECKPOINT_WAL_THRESHOLD,
@@ -86,7 +86,7 @@ class Checkpointer:
         self._refusal = refusal
         self._interval = checkpoint_interval
         self._wal_threshold = checkpoint_wal_threshold
-        self._states = States()
+        self._states = SynchroStates()
         self._is_in_progress = False
         self._timer: asyncio.Task[None] | None = None
         self._by_size: asyncio.Task[None] | None = None
@@ -189,7 +189,7 @@ class Checkpointer:
             raise error
 
     def _take_states(self) -> None:
-        self._states = States(self._raft(), self._queue.checkpoint())
+        self._states = SynchroStates(self._raft(), self._queue.checkpoint())
 
     async def _make_unasked(self) -> None:
         if self._is_in_progress or self._refusal() is not None:
@@ -235,7 +235,7 @@ async def write_snapshot(
     dialect: Dialect,
     instance_uuid: str,
     vclock: VClock,
-    states: States,
+    states: SynchroStates,
     *,
     slice_size: int = SLICE,
 ) -> str:
@@ -273,7 +273,7 @@ async def write_snapshot(
         raise
 
 
-def _system_first(view: ReadView) -> Iterator[Space | None]:
+def _system_first(view: ReadView) -> Iterator[EngineSpace | None]:
     """Yield the spaces of a snapshot by id, with None between system and user spaces, where the state rows belong."""
     kept = [
         space
@@ -285,7 +285,7 @@ def _system_first(view: ReadView) -> Iterator[Space | None]:
     yield from (space for space in kept if space.id >= FIRST_USER_SPACE_ID)
 
 
-def _add_states(writer: SnapWriter, dialect: Dialect, states: States) -> None:
+def _add_states(writer: SnapWriter, dialect: Dialect, states: SynchroStates) -> None:
     for kind in dialect.snapshot_states:
         if kind is RequestType.RAFT:
             writer.add_row(kind, states.raft.encode(), GROUP_LOCAL)

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from flowstone.box.box import Box
 from flowstone.box.dialect import Dialect
-from flowstone.box.engine.transaction import Statement, Transaction
+from flowstone.box.engine.transaction import BoxTransaction, Statement
 from flowstone.box.system import CLUSTER_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import Row, encode_header, encode_uint
-from flowstone.node.synchro.limbo_driver import NOBODY, OutcomeUnknown, Revocable, SynchroQueue, Told, Waiting
+from flowstone.node.synchro.limbo_driver import NOBODY, LimboDriver, OnDone, OutcomeUnknown, Revocable, Waiter
 from flowstone.node.wal.journal import Journal, JournalClosed
 from flowstone.outside import Clock
-from flowstone.replication.limbo.queue import Entry
+from flowstone.replication.limbo.queue import LimboEntry
 from flowstone.xlog.transactions import make_transaction
 
 Listener = Callable[[tuple[Statement, ...]], None]
@@ -38,13 +38,13 @@ class Commits:
         self._journal = journal
         self._clock = clock
         self._is_flush_due = False
-        self.queue = SynchroQueue(box, journal, clock)
+        self.queue = LimboDriver(box, journal, clock)
         self.on_commit: list[Listener] = []
         self.on_rollback: list[Listener] = []
         self.on_members: Callable[[], None] | None = None
         """Called when a change of `_cluster` was committed."""
 
-    def submit(self, transaction: Transaction, done: Told) -> None:
+    def submit(self, transaction: BoxTransaction, done: OnDone) -> None:
         """Submit the rows of the transaction; call `done` when it is committed, or with the error if rolled back.
 
         An asynchronous transaction is committed when it is written, a synchronous one when it is confirmed. If an error
@@ -74,9 +74,9 @@ class Commits:
         # Verdicts identify the transaction by the LSN of its last replicated row.
         lsn = self._journal.next_lsn(self._journal.replica_id if count else 0) + (count or local_count) - 1
         submit = lambda logged: self._journal.submit(rows, count, logged, local_count=local_count)  # noqa: E731
-        self._send(Waiting(transaction, told), submit, entry, lsn)
+        self._send(Waiter(transaction, told), submit, entry, lsn)
 
-    def _submit_plain(self, transaction: Transaction, statements: tuple[Statement, ...], done: Told) -> None:
+    def _submit_plain(self, transaction: BoxTransaction, statements: tuple[Statement, ...], done: OnDone) -> None:
         """Asynchronous commit: durable once written to the WAL."""
         try:
             rows, count, local_count = self._encode(statements, 0)
@@ -84,7 +84,7 @@ class Commits:
             transaction.rollback()
             raise
         if count:
-            self.queue.made_fact()
+            self.queue.note_async_commit()
 
         def written(error: FlowstoneError | None) -> None:
             self.settle(transaction, error)
@@ -100,14 +100,16 @@ class Commits:
                 raise
             raise client_error(error) from error
 
-    def _enter(self, transaction: Transaction, statements: tuple[Statement, ...], told: Told) -> Entry[Waiting] | None:
+    def _enter(
+        self, transaction: BoxTransaction, statements: tuple[Statement, ...], told: OnDone
+    ) -> LimboEntry[Waiter] | None:
         """Return the entry of the transaction in the queue; None if it does not have to wait."""
         is_local = all(statement.is_local for statement in statements)
         size = sum(len(statement.body) for statement in statements)
-        waiting = Waiting(transaction, told)
+        waiting = Waiter(transaction, told)
         return self.queue.submit(waiting, is_synchronous=transaction.is_sync, is_local=is_local, size=size)
 
-    def must_wait(self, transaction: Transaction) -> bool:
+    def must_wait(self, transaction: BoxTransaction) -> bool:
         """Return True if the transaction needs a verdict: the write alone does not commit it."""
         return transaction.is_sync or not self.queue.is_empty
 
@@ -116,23 +118,23 @@ class Commits:
         effect: Revocable,
         rows: bytes,
         lsns: Mapping[int, int],
-        logged: Told,
+        logged: OnDone,
         statements: tuple[Statement, ...] = (),
         *,
-        entry: Entry[Waiting] | None = None,
+        entry: LimboEntry[Waiter] | None = None,
     ) -> None:
         """Submit rows of other instances, which keep their LSNs; `effect` rolls them back.
 
         `lsns` has the last LSN of each instance. `logged` is called when the rows are written, or with the error.
-        `statements` are passed to listeners when they are committed. `entry` is the result of `SynchroQueue.receive`
+        `statements` are passed to listeners when they are committed. `entry` is the result of `LimboDriver.receive`
         for a pending transaction. Otherwise like `submit`.
         """
         submit = lambda done: self._journal.submit_replicated(rows, lsns, done)  # noqa: E731
-        waiting = Waiting(effect, self._teller(statements, NOBODY)) if entry is None else entry.transaction
+        waiting = Waiter(effect, self._teller(statements, NOBODY)) if entry is None else entry.transaction
         self._send(waiting, submit, entry, entry.lsn if entry is not None else 0, logged)
 
     def submit_waiting(
-        self, entries: Sequence[Entry[Waiting]], submit: Callable[[Told], None], logged: Told | None = None
+        self, entries: Sequence[LimboEntry[Waiter]], submit: Callable[[OnDone], None], logged: OnDone | None = None
     ) -> None:
         """Submit several transactions, which have entries in the queue and LSNs, as one write."""
 
@@ -154,11 +156,11 @@ class Commits:
                 self.queue.withdraw(entry)
             raise
 
-    def teller(self, statements: tuple[Statement, ...]) -> Told:
+    def teller(self, statements: tuple[Statement, ...]) -> OnDone:
         """Return a callback that passes the outcome of a transaction without a client to listeners."""
         return self._teller(statements, NOBODY)
 
-    def _teller(self, statements: tuple[Statement, ...], done: Told) -> Told:
+    def _teller(self, statements: tuple[Statement, ...], done: OnDone) -> OnDone:
         if not self.has_listeners and self.on_members is None:
             return done
 
@@ -178,11 +180,11 @@ class Commits:
 
     def _send(
         self,
-        waiting: Waiting,
-        submit: Callable[[Told], None],
-        entry: Entry[Waiting] | None,
+        waiting: Waiter,
+        submit: Callable[[OnDone], None],
+        entry: LimboEntry[Waiter] | None,
         lsn: int,
-        logged: Told | None = None,
+        logged: OnDone | None = None,
     ) -> None:
         def written(error: FlowstoneError | None) -> None:
             if entry is None:
@@ -232,7 +234,7 @@ class Commits:
         else:
             in_flight.remove(effect)  # it has no effect, so it does not wait for pending transactions before it
 
-    async def commit(self, transaction: Transaction) -> None:
+    async def commit(self, transaction: BoxTransaction) -> None:
         """Wait until the transaction is committed; raise ER_WAL_IO, or the error of the verdict, if rolled back."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -39,7 +39,7 @@ class LogsGone(FlowstoneError):
         self.need = need
 
 
-class Piece(NamedTuple):
+class LogPiece(NamedTuple):
     """Consecutive rows of the log. Some may be before the requested position. `after` is the position after them."""
 
     slab: Slab
@@ -59,7 +59,7 @@ class LogReader:
         self._offset = 0
         self._rest: Slab | None = None
 
-    def read(self, limit: VClock) -> Piece | None:
+    def read(self, limit: VClock) -> LogPiece | None:
         """Return the next rows up to `limit`, a position of the log; None if there are no more yet.
 
         Raise LogsGone if rows are missing.
@@ -140,7 +140,7 @@ class LogReader:
         self._offset = log.first_block
         self._position = self._position.merged(VClock(log.meta.vclock).without_zero())
 
-    def _next(self, limit: VClock) -> tuple[Piece | None, bool]:
+    def _next(self, limit: VClock) -> tuple[LogPiece | None, bool]:
         """Return the next rows of the open log, or None; and whether the log has more rows, all after `limit`."""
         if self._rest is None:
             is_at_limit = self._load(limit)
@@ -148,7 +148,7 @@ class LogReader:
                 return None, is_at_limit
         piece, self._rest = _split(self._rest)
         self._position = self._position.merged(VClock(piece.newest()).without_zero())
-        return Piece(piece, self._position), False
+        return LogPiece(piece, self._position), False
 
     def _load(self, limit: VClock) -> bool:
         """Decode the next blocks up to `limit`; return True if there are blocks, but all rows are after `limit`.

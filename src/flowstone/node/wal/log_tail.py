@@ -23,13 +23,13 @@ TAIL_SIZE_MAX: Final = 64 * 1024 * 1024
 """Maximum size of all chunks in bytes; a relay that lags by more reads files."""
 
 
-class Chunk:
+class TailChunk:
     """The rows of our log between two positions, and their packets for replicas."""
 
     __slots__ = ("_packets", "_promoted_term", "_rows", "_slab", "_tables", "after", "before", "number")
 
     def __init__(
-        self, number: int, rows: bytes, before: VClock, after: VClock, tables: list[Chunk] | None = None
+        self, number: int, rows: bytes, before: VClock, after: VClock, tables: list[TailChunk] | None = None
     ) -> None:
         """The chunk appends itself to `tables` when it creates its slab, so that the owner can call `forget_slab`."""
         self.number = number
@@ -108,16 +108,16 @@ def promoted_term(slab: Slab) -> int:
     return max(terms)
 
 
-class Tail:
+class LogTail:
     """The numbered chunks. `end` is the number of the next one. `on_rows` is called when there are rows to seal."""
 
     def __init__(self, vclock: VClock, on_rows: Callable[[], None], *, size_max: int = TAIL_SIZE_MAX) -> None:
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: deque[TailChunk] = deque()
         self._vclock = vclock
         self._rows: list[bytes] = []
         self._gathered = vclock
         self._on_rows = on_rows
-        self._tables: list[Chunk] = []
+        self._tables: list[TailChunk] = []
         self.size_max = size_max
         self.size = 0
         self.end = 0
@@ -133,14 +133,14 @@ class Tail:
     def seal(self) -> None:
         """Make a chunk of the rows appended since the last call."""
         if self._rows:
-            chunk = Chunk(self.end, b"".join(self._rows), self._vclock, self._gathered, self._tables)
+            chunk = TailChunk(self.end, b"".join(self._rows), self._vclock, self._gathered, self._tables)
             self._chunks.append(chunk)
             self.size += chunk.size
             self._vclock = self._gathered
             self._rows = []
             self.end += 1
 
-    def chunk(self, number: int) -> Chunk | None:
+    def chunk(self, number: int) -> TailChunk | None:
         """Return the chunk; None if it was dropped, or does not exist yet."""
         place = number - self.end + len(self._chunks)
         return self._chunks[place] if 0 <= place < len(self._chunks) else None

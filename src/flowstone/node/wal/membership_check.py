@@ -16,14 +16,14 @@ from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto import scan
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import unpack_body
-from flowstone.node.wal.recovery import Recovered, advice, dialect_of, recover
+from flowstone.node.wal.recovery import RecoveredBox, advice, dialect_of, recover
 from flowstone.outside import Disk, Outside
 from flowstone.replication.membership.membership import not_anonymous, unregistered
 from flowstone.xlog.directory import ListedFile, LogDirectory
 from flowstone.xlog.reader import LogFile
 
 
-def check_membership(box: Box, recovered: Recovered, *, is_anonymous: bool) -> None:
+def check_membership(box: Box, recovered: RecoveredBox, *, is_anonymous: bool) -> None:
     """Raise TarantoolError if the instance was expelled, even if it now starts as an anonymous replica."""
     uuid = recovered.instance_uuid
     if recovered.replica_id:

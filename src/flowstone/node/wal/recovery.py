@@ -1,8 +1,8 @@
 """Recovery of a box from its files, and bootstrap of a replica set in an empty directory.
 
 Recovery finds the newest snapshot and the logs after it, checks that there are no gaps, and passes their rows to
-`node/wal/replay.py`. It removes incomplete files that a crash has left, and changes no other file. `Recovered` has what
-the node needs to continue: vclock, identity, last log, and the state of elections and limbo.
+`node/wal/replay.py`. It removes incomplete files that a crash has left, and changes no other file. `RecoveredBox` has
+what the node needs to continue: vclock, identity, last log, and the state of elections and limbo.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.slab import Slab
 from flowstone.node.schema_row import schema_row
-from flowstone.node.wal.checkpoint import States, write_snapshot
+from flowstone.node.wal.checkpoint import SynchroStates, write_snapshot
 from flowstone.node.wal.journal import LastLog
 from flowstone.node.wal.replay import Replay, Synchro
 from flowstone.outside import AlreadyLocked, Disk, Lock, Outside
@@ -46,7 +46,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)", re.ASCII)
 
 
 @dataclass(slots=True)
-class Recovered:
+class RecoveredBox:
     """The result of recovery. `replica_id` is 0 for an instance that is not, or no longer, registered in `_cluster`."""
 
     vclock: VClock
@@ -117,7 +117,7 @@ def dialect_of(directory: LogDirectory) -> Dialect | None:
     return Dialect.V2_11 if version is None else from_greeting(version)
 
 
-async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force: bool = False) -> Recovered:
+async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force: bool = False) -> RecoveredBox:
     """Load the files of `directory` into `box`, which must be new.
 
     Raise an error with file and position for damage, gaps, and rows that cannot be applied. With `force` they are
@@ -150,7 +150,7 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
     sort_indexes(box)
     replay.synchro.pending = replay.pending
     instance_uuid = UUID(snapshot.meta.instance_uuid)
-    return Recovered(
+    return RecoveredBox(
         replay.vclock,
         instance_uuid,
         replicaset_uuid_of(box),
@@ -194,7 +194,7 @@ async def bootstrap(
     replicaset_uuid: UUID | None = None,
     first_user: FirstUser | None = None,
     peers: Sequence[UUID] = (),
-) -> Recovered:
+) -> RecoveredBox:
     """Create a replica set: fill `box`, which must be new, and write the first snapshot, with vclock {}.
 
     `peers` are registered as members with ids from 2 on.
@@ -211,8 +211,8 @@ async def bootstrap(
     finally:
         box.is_recovering = False
     with box.open_view() as view:
-        await write_snapshot(outside, memtx_dir, view, box.dialect, str(instance), VClock(), States())
-    return Recovered(VClock(), instance, replicaset, replica_id_of(box, instance), Synchro())
+        await write_snapshot(outside, memtx_dir, view, box.dialect, str(instance), VClock(), SynchroStates())
+    return RecoveredBox(VClock(), instance, replicaset, replica_id_of(box, instance), Synchro())
 
 
 def replicaset_uuid_of(box: Box) -> UUID | None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from flowstone.box.box import Box
 from flowstone.box.engine import bulk, statements
-from flowstone.box.engine.space import Space
-from flowstone.box.engine.transaction import Transaction
+from flowstone.box.engine.space import EngineSpace
+from flowstone.box.engine.transaction import BoxTransaction
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
@@ -30,9 +30,9 @@ from flowstone.replication.limbo.tenures import Tenures
 from flowstone.replication.row_stream import replaces_control
 from flowstone.replication.settled import SettledTracker, Tracked, is_nop, void_rows
 from flowstone.replication.vclock import VClock, VClockBuilder
-from flowstone.xlog.errors import DamagedFile, LsnUsedTwice
+from flowstone.xlog.errors import DamagedLog, LsnUsedTwice
 from flowstone.xlog.transactions import CONTROL_TYPES, Grouping, TransactionError, first_global
-from flowstone.xlog.transactions import Transaction as Rows
+from flowstone.xlog.transactions import LogTransaction as Rows
 
 LOG = logging.getLogger("flowstone.node")
 
@@ -119,7 +119,7 @@ class Synchro:
 class Applied(Tracked):
     """A transaction of the log that was applied to the box; `effect` can roll it back."""
 
-    effect: Transaction
+    effect: BoxTransaction
     touches_synchronous: bool
 
     @property
@@ -224,7 +224,7 @@ class Replay:
         at, end = int(cells[scan.TUPLE_AT, number]), int(cells[scan.TUPLE_END, number])
         try:
             if int(cells[scan.TYPE, number]) != _INSERT or space_id < 0 or at < 0:
-                raise DamagedFile(slab.path, _offset(slab, number), "snapshot row is not an INSERT of a tuple")
+                raise DamagedLog(slab.path, _offset(slab, number), "snapshot row is not an INSERT of a tuple")
             # The values of sequences are in rows of their own.
             statements.insert(self._box.begin(), self._box.space(space_id), slab.payload[at:end], numbered=False)
         except FlowstoneError as error:
@@ -257,7 +257,7 @@ class Replay:
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         for replica_id in np.unique(replica_ids).tolist():
             if not 0 <= replica_id < VCLOCK_MAX:
-                raise DamagedFile(slab.path, _offset(slab, 0), f"row has invalid replica id {replica_id}")
+                raise DamagedLog(slab.path, _offset(slab, 0), f"row has invalid replica id {replica_id}")
             mine = lsns[replica_ids == replica_id]
             known = self._file_lsns.get(replica_id, 0)
             steps = np.diff(mine, prepend=known)
@@ -289,7 +289,7 @@ class Replay:
         if not put(lane, keys, bulk.slices(slab.payload, ats, ends), bulk.BulkWrite()):
             return False
         self._vclock.merge(VClock(newest))
-        self.synchro.tenures.made_fact()
+        self.synchro.tenures.note_async_commit()
         return True
 
     def _apply_each(self, slab: Slab, first: int, stop: int) -> None:
@@ -311,7 +311,7 @@ class Replay:
                 self._apply(slab, transaction, range(begin, number + 1))
                 begin = number + 1
         if grouping.pending:
-            torn = DamagedFile(slab.path, _offset(slab, begin), "block ends inside a transaction")
+            torn = DamagedLog(slab.path, _offset(slab, begin), "block ends inside a transaction")
             self._leave_out(slab, grouping.pending, torn)
 
     def _apply_mixed(self, slab: Slab, first: int, stop: int) -> None:
@@ -333,7 +333,7 @@ class Replay:
                 self._apply(slab, transaction, numbers)
                 del unfinished[row.tsn]
         for _, numbers, rows in unfinished.values():
-            torn = DamagedFile(slab.path, _offset(slab, numbers[0]), "block ends inside a transaction")
+            torn = DamagedLog(slab.path, _offset(slab, numbers[0]), "block ends inside a transaction")
             self._leave_out(slab, rows, torn)
 
     def _leave_out(self, slab: Slab, rows: Sequence[Row], error: FlowstoneError) -> None:
@@ -368,7 +368,7 @@ class Replay:
         if is_control or waits or not before or is_nop(transaction):
             self._decide(slab, Applied(transaction, effect, effect.is_sync))
         else:
-            self.synchro.tenures.made_fact()
+            self.synchro.tenures.note_async_commit()
         if is_nop(transaction) and not (numbers and replaces_control(slab, numbers[-1])):
             self.synchro.note_void(transaction)
         for row in transaction.rows:
@@ -402,7 +402,7 @@ class Replay:
                 if decided.is_synchronous:
                     undone.append(decided.lsn)
             elif decided.rows[0].type not in _CONTROL and not is_nop(decided):
-                self.synchro.tenures.made_fact()
+                self.synchro.tenures.note_async_commit()
         return undone
 
     def _new_tracker(self, *, by_schema: bool) -> None:
@@ -422,7 +422,7 @@ class Replay:
         self._report(f"{path}: skipped {what}: {error}")
 
 
-def execute(box: Box, effect: Transaction, slab: Slab, number: int) -> None:
+def execute(box: Box, effect: BoxTransaction, slab: Slab, number: int) -> None:
     """Execute row `number`, which must be a data row, in the transaction `effect`."""
     cells, payload = slab.cells[:, number].tolist(), slab.payload
     kind = cells[scan.TYPE]
@@ -446,10 +446,10 @@ def execute(box: Box, effect: Transaction, slab: Slab, number: int) -> None:
             statements.upsert(effect, space, tuple_, operations, index_base)
         case _:
             what = f"unexpected row of type {type_name(kind)}"
-            raise DamagedFile(slab.path, _offset(slab, number), what)
+            raise DamagedLog(slab.path, _offset(slab, number), what)
 
 
-def _is_plain(space: Space) -> bool:
+def _is_plain(space: EngineSpace) -> bool:
     """Return True if rows of this space change one index only, and no sequence or queue."""
     return (
         space.id >= FIRST_USER_SPACE_ID

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.findings.wording import expel, for_command, make, position, rows_text
 from flowstone.observation.replica_set import FOLLOWING, Member, ReplicaSet, expelled, missing_rows
-from flowstone.observation.report import Peer, Report
+from flowstone.observation.report import Report, ReportedPeer
 
 
 def connection_findings(replica_set: ReplicaSet) -> Iterator[Finding]:
@@ -50,7 +50,7 @@ def is_master(report: Report) -> bool:
     return not report.ro and (was_followed or not any(peer.lsn for peer in others))
 
 
-def other_members(report: Report) -> list[Peer]:
+def other_members(report: Report) -> list[ReportedPeer]:
     """Return the other members that a server lists in `_cluster`."""
     return [peer for peer in report.replication if peer.id and peer.uuid != report.uuid]
 

@@ -15,9 +15,9 @@ from flowstone.box.schema import Schema
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
 from flowstone.observation.findings.wording import position, rows_text
-from flowstone.observation.live_transaction import LiveTransaction, Status, described, waiting_rows
+from flowstone.observation.live_transaction import LiveTransaction, TransactionStatus, described, waiting_rows
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.transactions import CONTROL_TYPES, Transaction
+from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction
 
 SHOWN_MAX: Final = 5
 """Limit of transactions shown of each side: enough to recognize them."""
@@ -34,7 +34,7 @@ class Alone:
     """The transactions that only one side has."""
 
     label: str
-    transactions: tuple[Transaction, ...]
+    transactions: tuple[LogTransaction, ...]
     schema: Schema
     is_whole: bool = True
     unlogged: tuple[tuple[int, int, int], ...] = ()
@@ -52,7 +52,7 @@ class Alone:
         return ", ".join(f"{number}:{first}{rest}" for number, first, rest in spans)
 
     @property
-    def first(self) -> Transaction | None:
+    def first(self) -> LogTransaction | None:
         return self.transactions[0] if self.transactions else None
 
     def lines(self) -> list[str]:
@@ -114,7 +114,7 @@ def _keys(side: Alone) -> dict[str, None]:
     return {f"{row.space} {row.key}": None for row in rows if row.space is not None and not row.key.endswith("…")}
 
 
-def behind(transactions: Iterable[Transaction], point: VClock) -> tuple[Transaction, ...]:
+def behind(transactions: Iterable[LogTransaction], point: VClock) -> tuple[LogTransaction, ...]:
     """Return the transactions with a row after `point`, without local transactions."""
     return tuple(
         transaction
@@ -131,7 +131,7 @@ is 0: it replaces a row that was dropped."""
 NOP_DIGEST: Final = 0
 
 
-def digests(transactions: Iterable[Transaction]) -> dict[tuple[int, int], int]:
+def digests(transactions: Iterable[LogTransaction]) -> dict[tuple[int, int], int]:
     return {(row.replica_id, row.lsn): digest(row) for one in transactions for row in one.rows if row.replica_id}
 
 
@@ -175,9 +175,9 @@ def _differing(ours_rows: Digests, theirs_rows: Digests) -> Iterator[tuple[int, 
     return (place for place, one in ours_rows.items() if theirs_rows.get(place, one) != one)
 
 
-def transaction_text(transaction: Transaction, schema: Schema) -> str:
+def transaction_text(transaction: LogTransaction, schema: Schema) -> str:
     """Return a transaction as text: its first row, such as `1:12 INSERT plain [1]`, and the number of further rows."""
-    shown: LiveTransaction = described(transaction, schema, Status.SETTLED)
+    shown: LiveTransaction = described(transaction, schema, TransactionStatus.SETTLED)
     row = shown.rows[0]
     more = len(transaction.rows) - 1
     text = " ".join(part for part in (row.type, row.space, row.data) if part)

@@ -10,15 +10,15 @@ from typing import Generic
 
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
-from flowstone.replication.limbo.queue import Entry, T
-from flowstone.replication.limbo.split_brain import Request
+from flowstone.replication.limbo.queue import LimboEntry, T
+from flowstone.replication.limbo.split_brain import SettlingRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(Generic[T]):
     """Commit these entries, in this order."""
 
-    entries: tuple[Entry[T], ...]
+    entries: tuple[LimboEntry[T], ...]
     is_proven: bool = True
     """False if a PROMOTE or DEMOTE decided that a quorum may not have yet: answer clients only after Proven."""
 
@@ -27,14 +27,14 @@ class Commit(Generic[T]):
 class Proven(Generic[T]):
     """Answer the clients of these committed entries: a quorum has the PROMOTE or DEMOTE that committed them."""
 
-    entries: tuple[Entry[T], ...]
+    entries: tuple[LimboEntry[T], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Undo(Generic[T]):
     """Undo this entry and report the error to its client. Newer entries are undone before older ones."""
 
-    entry: Entry[T]
+    entry: LimboEntry[T]
     error: TarantoolError
 
 
@@ -45,21 +45,21 @@ class Write:
     If the origin is this instance, it is a new row of ours; else write the row as it was received.
     """
 
-    request: Request
+    request: SettlingRequest
 
 
 @dataclass(frozen=True, slots=True)
 class WriteNop:
     """Write a NOP in place of this control row, which changes nothing. The limbo needs no report of the outcome."""
 
-    request: Request
+    request: SettlingRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
     """Reject this control row and stop its applier: the sender's history differs from ours, or a write failed."""
 
-    request: Request
+    request: SettlingRequest
     error: TarantoolError
 
 
@@ -67,7 +67,7 @@ class Reject:
 class Transferred:
     """The queue has a new owner, or none. Ends the `promote` or `demote` that wrote `request`, if it is ours."""
 
-    request: Request
+    request: SettlingRequest
 
 
 @dataclass(frozen=True, slots=True)

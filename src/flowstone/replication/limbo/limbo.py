@@ -56,11 +56,11 @@ from flowstone.replication.limbo.actions import (
     write_failure,
 )
 from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, Rollback
-from flowstone.replication.limbo.queue import Acks, Entry, Pending, Queue, State, T
+from flowstone.replication.limbo.queue import Acks, EntryState, LimboEntry, LimboQueue, Pending, T
 from flowstone.replication.limbo.split_brain import (
     Body,
     Fate,
-    Request,
+    SettlingRequest,
     filter_request,
     filter_request_of_2_6,
     filter_transaction,
@@ -90,7 +90,7 @@ class _Unproven(NamedTuple, Generic[T]):
 
     origin_id: int
     lsn: int
-    entries: tuple[Entry[T], ...]
+    entries: tuple[LimboEntry[T], ...]
 
 
 class Limbo(LimboState[T]):
@@ -106,7 +106,7 @@ class Limbo(LimboState[T]):
         self._written_lsn = 0
         self._reached_lsn = 0
         self._acks = Acks()
-        self._overdue: Entry[T] | None = None
+        self._overdue: LimboEntry[T] | None = None
         self._retry_at: float | None = None
         self._transfer: _Transfer | None = None
         self._clear_at: float | None = None
@@ -134,9 +134,9 @@ class Limbo(LimboState[T]):
         self._reached_lsn = self.confirmed_lsn
         terms = promote_terms or ({state.owner_id: state.term} if state.owner_id else {})
         self._tenures = Tenures(terms, former, voids or {})
-        self._queue = Queue()
+        self._queue = LimboQueue()
         for transaction, lsn, is_synchronous in pending:
-            entry = Entry(transaction, self._owner_id, is_synchronous=is_synchronous, lsn=lsn, is_written=True)
+            entry = LimboEntry(transaction, self._owner_id, is_synchronous=is_synchronous, lsn=lsn, is_written=True)
             self._queue.append(entry)
             if is_synchronous:
                 self._written_lsn = lsn
@@ -146,7 +146,7 @@ class Limbo(LimboState[T]):
 
     def submit(
         self, transaction: T, *, is_synchronous: bool, is_local: bool = False, size: int = 0, count: int = 1
-    ) -> Entry[T] | None:
+    ) -> LimboEntry[T] | None:
         """Add a transaction of our own before it is written. Return None if it commits with its write.
 
         Raise the error for the client; the transaction must be undone then. `is_local`: its rows are never replicated.
@@ -154,7 +154,7 @@ class Limbo(LimboState[T]):
         """
         if not is_synchronous and not self._queue:
             if not is_local:
-                self._tenures.made_fact()
+                self._tenures.note_async_commit()
             return None
         if self.is_in_rollback:
             raise sync_rollback()
@@ -163,11 +163,11 @@ class Limbo(LimboState[T]):
             if self._max_size and self._queue.size >= self._max_size:
                 raise queue_full()
         origin_id = 0 if is_local else self.instance_id
-        entry = Entry(transaction, origin_id, is_synchronous=is_synchronous, size=size, count=count)
+        entry = LimboEntry(transaction, origin_id, is_synchronous=is_synchronous, size=size, count=count)
         self._queue.append(entry)
         return entry
 
-    def row_flags(self, entry: Entry[T] | None) -> int:
+    def row_flags(self, entry: LimboEntry[T] | None) -> int:
         """Return the flags, besides COMMIT, of the last row of our transaction; `entry` comes from `submit`."""
         if entry is None or not self._has_transfers:
             return 0
@@ -194,14 +194,14 @@ class Limbo(LimboState[T]):
 
     def receive(
         self, transaction: T, *, origin_id: int, lsn: int, is_synchronous: bool, size: int = 0, count: int = 1
-    ) -> Entry[T] | None:
+    ) -> LimboEntry[T] | None:
         """Add a transaction of another instance, admitted and applied, before it is written; see `submit`."""
         self._check_not_busy()
         if not is_synchronous and not self._queue:
-            self._tenures.made_fact()
+            self._tenures.note_async_commit()
             return None
         self._claim(origin_id)
-        entry = Entry(transaction, origin_id, is_synchronous=is_synchronous, lsn=lsn, size=size, count=count)
+        entry = LimboEntry(transaction, origin_id, is_synchronous=is_synchronous, lsn=lsn, size=size, count=count)
         self._queue.append(entry)
         return entry
 
@@ -225,13 +225,13 @@ class Limbo(LimboState[T]):
 
     # --- the journal ---
 
-    def written(self, entry: Entry[T], lsn: int, now: float) -> list[Action[T]]:
+    def written(self, entry: LimboEntry[T], lsn: int, now: float) -> list[Action[T]]:
         """Record that the transaction is in the log. `lsn` is that of its last global row, or last row if local."""
         assert entry.lsn in (0, lsn), "the LSN of a transaction does not change"
         entry.lsn, entry.is_written = lsn, True
-        assert entry.state in (State.WAITING, State.RELEASED), "a verdict is written after its transactions"
-        if entry.state is State.RELEASED:
-            entry.state = State.COMMITTED
+        assert entry.state in (EntryState.WAITING, EntryState.RELEASED), "a verdict is written after its transactions"
+        if entry.state is EntryState.RELEASED:
+            entry.state = EntryState.COMMITTED
             return [Commit((entry,)), *self._advance()]
         if entry.origin_id:
             self._written_lsn = lsn
@@ -239,23 +239,23 @@ class Limbo(LimboState[T]):
             entry.written_at = now
         return self._advance()
 
-    def written_together(self, entries: Sequence[Entry[T]], now: float) -> list[Action[T]]:
+    def written_together(self, entries: Sequence[LimboEntry[T]], now: float) -> list[Action[T]]:
         """Do as `written` for several waiting entries that have their LSNs, but look for a quorum only once."""
         for entry in entries:
-            assert entry.state is State.WAITING, "a verdict is written after its transactions"
+            assert entry.state is EntryState.WAITING, "a verdict is written after its transactions"
             entry.is_written = True
             if entry.origin_id == self.instance_id:
                 entry.written_at = now
         self._written_lsn = entries[-1].lsn
         return self._advance()
 
-    def write_failed(self, entry: Entry[T]) -> list[Action[T]]:
+    def write_failed(self, entry: LimboEntry[T]) -> list[Action[T]]:
         """Record that neither the transaction nor any later one is in the log. A repeated call has no effect."""
         error = write_failure()
-        if entry.state is State.RELEASED:
-            entry.state = State.UNDONE
+        if entry.state is EntryState.RELEASED:
+            entry.state = EntryState.UNDONE
             return [Undo(entry, error)]
-        if entry.state is not State.WAITING:
+        if entry.state is not EntryState.WAITING:
             return []
         undone = [Undo(dropped, error) for dropped in self._queue.drop(entry)]
         return [*undone, *self._refuse_held(), *self._advance()]
@@ -291,7 +291,7 @@ class Limbo(LimboState[T]):
 
     # --- control rows ---
 
-    def request(self, request: Request) -> list[Action[T]]:
+    def request(self, request: SettlingRequest) -> list[Action[T]]:
         """Accept a CONFIRM, ROLLBACK, PROMOTE or DEMOTE of another instance, in the order of its rows.
 
         It is answered with Write, WriteNop or Reject, now or by a later event; the limbo is busy until then.
@@ -299,13 +299,13 @@ class Limbo(LimboState[T]):
         self._held.append(request)
         return self._advance()
 
-    def request_written(self, request: Request, lsn: int = 0) -> list[Action[T]]:
+    def request_written(self, request: SettlingRequest, lsn: int = 0) -> list[Action[T]]:
         """Complete a Write: the row, at `lsn`, is in the log and takes effect."""
         self._check_writing(request)
         self._writing = None
         return [*self._apply(request, request.lsn or lsn), *self._advance()]
 
-    def request_failed(self, request: Request, now: float) -> list[Action[T]]:
+    def request_failed(self, request: SettlingRequest, now: float) -> list[Action[T]]:
         """Fail a Write: the row is not in the log. Our own verdicts are retried after RETRY_DELAY."""
         self._check_writing(request)
         self._writing = self._overdue = None
@@ -317,16 +317,16 @@ class Limbo(LimboState[T]):
                 self._retry_at = now + RETRY_DELAY
         return [*actions, *self._advance()]
 
-    def _check_writing(self, request: Request) -> None:
+    def _check_writing(self, request: SettlingRequest) -> None:
         if request is not self._writing:
             raise LocalProtocolError(f"unexpected write completion: {request}")
 
-    def _filter(self, request: Request) -> Fate:
+    def _filter(self, request: SettlingRequest) -> Fate:
         if self._has_transfers:
             return filter_request(request, self.history, is_validating=self.is_validating)
         return filter_request_of_2_6(request, self.history)
 
-    def _apply(self, request: Request, own_lsn: int) -> list[Action[T]]:
+    def _apply(self, request: SettlingRequest, own_lsn: int) -> list[Action[T]]:
         match request.body:
             case Confirm(owner_id, lsn) if owner_id == self._owner_id:
                 # A quorum acknowledged rows after the owner's PROMOTE, so a quorum has read the PROMOTE.
@@ -341,7 +341,7 @@ class Limbo(LimboState[T]):
     def _confirm(self, lsn: int) -> list[Commit[T]]:
         committed = self._queue.confirm(lsn)
         if committed:
-            self._tenures.made_fact()
+            self._tenures.note_async_commit()
         self._note_confirmed(lsn)
         self._reached_lsn = max(self._reached_lsn, lsn)
         return [Commit(committed)] if committed else []
@@ -357,11 +357,11 @@ class Limbo(LimboState[T]):
         first = overdue
         if overdue.count > 1:
             first = overdue.take_others(1)
-            first.state = State.UNDONE
+            first.state = EntryState.UNDONE
             actions.append(Undo(overdue, sync_rollback()))
         return [*actions, Undo(first, quorum_timeout())]
 
-    def _change_owner(self, request: Request, body: Promote | Demote, own_lsn: int) -> list[Action[T]]:
+    def _change_owner(self, request: SettlingRequest, body: Promote | Demote, own_lsn: int) -> list[Action[T]]:
         if body.term <= self._term:
             return []  # histories are not validated: from a leader that missed its successor's election
         # A PROMOTE that does not name the owner comes from a leader whose quorum lacks the owner's transactions.
@@ -430,7 +430,7 @@ class Limbo(LimboState[T]):
             return []
         return [self._write(Confirm(self._owner_id, self._reached_lsn))]
 
-    def _answer(self, request: Request) -> Write | WriteNop | Reject:
+    def _answer(self, request: SettlingRequest) -> Write | WriteNop | Reject:
         try:
             fate = self._filter(request)
         except TarantoolError as error:
@@ -444,7 +444,7 @@ class Limbo(LimboState[T]):
         return Write(request)
 
     def _write(self, body: Body) -> Write:
-        self._writing = Request(self.instance_id, body)
+        self._writing = SettlingRequest(self.instance_id, body)
         return Write(self._writing)
 
     @property
@@ -486,7 +486,7 @@ class Limbo(LimboState[T]):
             actions.append(self._write(Rollback(self._owner_id, first.first_lsn)))
         return actions
 
-    def _first_undecided(self) -> Entry[T] | None:
+    def _first_undecided(self) -> LimboEntry[T] | None:
         """Return the entry whose timeout is running: the first, if we decide and no control row is being written."""
         # If it had a quorum, its CONFIRM would be pending.
         return self._queue.first if self._writing is None and not self._held and self._decides else None

@@ -1,8 +1,8 @@
 """The queue inside the limbo: transactions that are applied in memory and have no verdict yet, in log order.
 
-`Queue` knows the order in which entries leave (oldest first when confirmed, newest first when rolled back) and which
-entries lack a quorum; `Acks` knows which replica has which rows. `limbo.py` decides which transactions may enter, when
-they are decided, and what is written.
+`LimboQueue` knows the order in which entries leave (oldest first when confirmed, newest first when rolled back) and
+which entries lack a quorum; `Acks` knows which replica has which rows. `limbo.py` decides which transactions may enter,
+when they are decided, and what is written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowstone.replication.vclock import VClock
 T = TypeVar("T")
 
 
-class State(Enum):
+class EntryState(Enum):
     """The state of an entry.
 
     WAITING -> COMMITTED by a verdict; -> UNDONE by a verdict, or if its write fails.
@@ -31,7 +31,7 @@ class State(Enum):
     UNDONE = "undone"
 
 
-class Run(Protocol):
+class EntryRun(Protocol):
     """Several transactions handled as one, until a verdict on some of them splits the run."""
 
     def take_first(self, count: int) -> Self:
@@ -43,13 +43,13 @@ class Run(Protocol):
         ...
 
 
-class Entry(Generic[T]):
+class LimboEntry(Generic[T]):
     """A transaction in the queue. Created and changed only by the limbo; the caller keeps a reference.
 
     `lsn` is that of its last global row; 0 until the journal has assigned it. `written_at` is None for transactions of
     other instances and for recovered ones: they have no timeout. `count` above 1 means a run of synchronous
-    transactions of one row each, with consecutive LSNs; `transaction` is a `Run` then. `is_part` is True for the part
-    of a run that a verdict has split off while the rest remains pending.
+    transactions of one row each, with consecutive LSNs; `transaction` is a `EntryRun` then. `is_part` is True for the
+    part of a run that a verdict has split off while the rest remains pending.
     """
 
     __slots__ = (
@@ -85,38 +85,40 @@ class Entry(Generic[T]):
         self.count = count
         self.is_part = False
         self.written_at: float | None = None
-        self.state = State.WAITING
+        self.state = EntryState.WAITING
 
     @property
     def first_lsn(self) -> int:
         """The LSN of the first transaction of the run; 0 until LSNs are assigned."""
         return self.lsn - self.count + 1 if self.lsn else 0
 
-    def take_first(self, lsn: int) -> Entry[T]:
+    def take_first(self, lsn: int) -> LimboEntry[T]:
         """Split off and return the transactions up to `lsn`, which leave the queue; this entry keeps the rest."""
         count = lsn - self.first_lsn + 1
-        part = self._part(cast(T, cast(Run, self.transaction).take_first(count)), count)
+        part = self._part(cast(T, cast(EntryRun, self.transaction).take_first(count)), count)
         part.lsn, part.is_part = lsn, True
         self._shrink(part)
         return part
 
-    def take_others(self, count: int) -> Entry[T]:
+    def take_others(self, count: int) -> LimboEntry[T]:
         """Return an entry of the first `count` transactions, to replace this one, which keeps the rest and leaves."""
-        others = cast(T, cast(Run, self.transaction).take_last(self.count - count))
+        others = cast(T, cast(EntryRun, self.transaction).take_last(self.count - count))
         part = self._part(self.transaction, count)
         part.lsn = self.first_lsn + count - 1
         self.transaction, self.is_part = others, True
         self._shrink(part)
         return part
 
-    def _part(self, transaction: T, count: int) -> Entry[T]:
+    def _part(self, transaction: T, count: int) -> LimboEntry[T]:
         size = self.size * count // self.count
         kind, origin_id = self.is_synchronous, self.origin_id
-        part = Entry(transaction, origin_id, is_synchronous=kind, is_written=self.is_written, size=size, count=count)
+        part = LimboEntry(
+            transaction, origin_id, is_synchronous=kind, is_written=self.is_written, size=size, count=count
+        )
         part.written_at = self.written_at
         return part
 
-    def _shrink(self, part: Entry[T]) -> None:
+    def _shrink(self, part: LimboEntry[T]) -> None:
         self.count -= part.count
         self.size -= part.size
 
@@ -133,13 +135,13 @@ class Pending(NamedTuple, Generic[T]):
     is_synchronous: bool
 
 
-class Queue(Generic[T]):
+class LimboQueue(Generic[T]):
     """Entries in log order. Invariant: the first one, if any, is synchronous."""
 
     def __init__(self) -> None:
-        self._entries: deque[Entry[T]] = deque()
+        self._entries: deque[LimboEntry[T]] = deque()
         # The synchronous entries that no quorum was seen to have; always the last ones of the queue.
-        self._without_quorum: deque[Entry[T]] = deque()
+        self._without_quorum: deque[LimboEntry[T]] = deque()
         self._count = 0
         self.size = 0
         self.rollback_count = 0
@@ -147,19 +149,19 @@ class Queue(Generic[T]):
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Entry[T]]:
+    def __iter__(self) -> Iterator[LimboEntry[T]]:
         return iter(self._entries)
 
     @property
-    def first(self) -> Entry[T] | None:
+    def first(self) -> LimboEntry[T] | None:
         return self._entries[0] if self._entries else None
 
     @property
-    def last(self) -> Entry[T] | None:
+    def last(self) -> LimboEntry[T] | None:
         return self._entries[-1] if self._entries else None
 
     @property
-    def last_synchronous(self) -> Entry[T] | None:
+    def last_synchronous(self) -> LimboEntry[T] | None:
         return next((entry for entry in reversed(self._entries) if entry.is_synchronous), None)
 
     @property
@@ -172,7 +174,7 @@ class Queue(Generic[T]):
         """True if every entry is in the log. Writes are reported in order, so the last entry decides."""
         return not self._entries or self._entries[-1].is_written
 
-    def append(self, entry: Entry[T]) -> None:
+    def append(self, entry: LimboEntry[T]) -> None:
         assert self._entries or entry.is_synchronous, "an asynchronous transaction waits only after a synchronous one"
         self._entries.append(entry)
         if entry.is_synchronous:
@@ -189,13 +191,13 @@ class Queue(Generic[T]):
             newest = lsn
         return newest
 
-    def confirm(self, lsn: int) -> tuple[Entry[T], ...]:
+    def confirm(self, lsn: int) -> tuple[LimboEntry[T], ...]:
         """Remove the synchronous entries up to `lsn` and the asynchronous ones directly after them.
 
         Return those that are committed by this, in order. An asynchronous entry that is not written yet was submitted
         while the verdict was being written: it is released, and commits with its own write.
         """
-        committed: list[Entry[T]] = []
+        committed: list[LimboEntry[T]] = []
         entries = self._entries
         while entries:
             entry = entries[0]
@@ -207,21 +209,21 @@ class Queue(Generic[T]):
             self.size -= entry.size
             self._count -= entry.count
             if entry.is_synchronous or entry.is_written:
-                entry.state = State.COMMITTED
+                entry.state = EntryState.COMMITTED
                 committed.append(entry)
             else:
-                entry.state = State.RELEASED
+                entry.state = EntryState.RELEASED
         self.reach(lsn)
         return tuple(committed)
 
-    def _take_first(self, entry: Entry[T], lsn: int) -> Entry[T]:
+    def _take_first(self, entry: LimboEntry[T], lsn: int) -> LimboEntry[T]:
         part = entry.take_first(lsn)
         self.size -= part.size
         self._count -= part.count
-        part.state = State.COMMITTED
+        part.state = EntryState.COMMITTED
         return part
 
-    def rollback(self, lsn: int) -> tuple[Entry[T], ...]:
+    def rollback(self, lsn: int) -> tuple[LimboEntry[T], ...]:
         """Remove the first synchronous entry at or after `lsn` and all later entries; return them, newest first."""
         first = next((entry for entry in self._entries if entry.is_synchronous and not 0 < entry.lsn < lsn), None)
         if first is None:
@@ -233,9 +235,9 @@ class Queue(Generic[T]):
                     entries.insert(entries.index(first), kept)
         return self.drop(first)
 
-    def drop(self, first: Entry[T]) -> tuple[Entry[T], ...]:
+    def drop(self, first: LimboEntry[T]) -> tuple[LimboEntry[T], ...]:
         """Remove `first` and all later entries; return them, newest first."""
-        dropped: list[Entry[T]] = []
+        dropped: list[LimboEntry[T]] = []
         while True:
             entry = self._entries.pop()
             if self._without_quorum and self._without_quorum[-1] is entry:
@@ -243,7 +245,7 @@ class Queue(Generic[T]):
             self.size -= entry.size
             self._count -= entry.count
             self.rollback_count += entry.count
-            entry.state = State.UNDONE
+            entry.state = EntryState.UNDONE
             dropped.append(entry)
             if entry is first:
                 return tuple(dropped)

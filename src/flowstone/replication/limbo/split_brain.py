@@ -1,7 +1,7 @@
 """Split brain detection: whether rows of another instance match our history of the synchronous queue.
 
-The filters are those of 2.11 (docs/spec/synchro.md#split-brain-filter), as functions of a row and a `History`; they
-change no state. A row is accepted; or replaced by a NOP, because it decides nothing new; or rejected with
+The filters are those of 2.11 (docs/spec/synchro.md#split-brain-filter), as functions of a row and a `QueueHistory`;
+they change no state. A row is accepted; or replaced by a NOP, because it decides nothing new; or rejected with
 ER_SPLIT_BRAIN, because two owners have decided independently. The error has the text of real servers, and its hint has
 both histories.
 """
@@ -22,7 +22,7 @@ Body = Confirm | Rollback | Promote | Demote
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class SettlingRequest:
     """A control row about the queue. `origin_id`, the id in its header, is the instance that wrote the row."""
 
     origin_id: int
@@ -43,7 +43,7 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class QueueHistory:
     """Our history of the queue: `term` is the newest of a PROMOTE or DEMOTE, `first` to `last` are the pending LSNs."""
 
     owner_id: int
@@ -70,7 +70,7 @@ class History:
 
 
 def filter_transaction(
-    origin_id: int, lsn: int, history: History, *, waits_for_verdict: bool, has_effect: bool
+    origin_id: int, lsn: int, history: QueueHistory, *, waits_for_verdict: bool, has_effect: bool
 ) -> Fate:
     """Filter a transaction of `origin_id` whose last row is `lsn`; raise ER_SPLIT_BRAIN.
 
@@ -88,7 +88,7 @@ def filter_transaction(
     return Fate.ACCEPTED
 
 
-def filter_request(request: Request, history: History, *, is_validating: bool = True) -> Fate:
+def filter_request(request: SettlingRequest, history: QueueHistory, *, is_validating: bool = True) -> Fate:
     """Filter a control row; raise ER_SPLIT_BRAIN, ER_UNSUPPORTED for a row that no server writes, or ER_PROTOCOL.
 
     Without `is_validating` (schemas up to 2.10.1, and during a join) histories are not compared, and a row is rejected
@@ -115,7 +115,7 @@ def filter_request(request: Request, history: History, *, is_validating: bool = 
     return Fate.ACCEPTED
 
 
-def filter_request_of_2_6(request: Request, history: History) -> Fate:
+def filter_request_of_2_6(request: SettlingRequest, history: QueueHistory) -> Fate:
     """Filter a control row with the rule of 2.6: a verdict must be about the owner.
 
     2.6 rejects all others, even a repeated verdict. Here a verdict that agrees with our history is accepted.
@@ -130,7 +130,7 @@ def filter_request_of_2_6(request: Request, history: History) -> Fate:
     return Fate.ACCEPTED
 
 
-def _check_past(request: Request) -> None:
+def _check_past(request: SettlingRequest) -> None:
     """Reject a verdict of an owner about its own later rows: accepting it would decide future transactions."""
     body = request.body
     if request.lsn and body.owner_id == request.origin_id and body.lsn >= request.lsn:
@@ -138,7 +138,7 @@ def _check_past(request: Request) -> None:
         raise errors.Protocol(f"replica {request.origin_id} wrote {what}")
 
 
-def _contradicts(body: Confirm | Rollback, history: History) -> bool:
+def _contradicts(body: Confirm | Rollback, history: QueueHistory) -> bool:
     """Return True if a verdict about a former owner disagrees with ours, by the instance that cleared its queue."""
     if not history.owner_id:
         return False  # everything in a snapshot is decided, and a snapshot does not name the former owner
@@ -150,7 +150,7 @@ def unknown_to_2_6(kind: type[Promote | Demote]) -> TarantoolError:
     return errors.Unsupported(f"Dialect 2.6 does not support {kind.__name__.upper()}")
 
 
-def _is_settled(origin_id: int, body: Confirm | Rollback, history: History) -> bool:
+def _is_settled(origin_id: int, body: Confirm | Rollback, history: QueueHistory) -> bool:
     is_confirmed = body.lsn <= history.confirmed.get(body.owner_id)
     if isinstance(body, Confirm):
         return is_confirmed and body.lsn > 0 and body.owner_id > 0
@@ -158,7 +158,7 @@ def _is_settled(origin_id: int, body: Confirm | Rollback, history: History) -> b
     return not is_confirmed and not history.is_current(origin_id)
 
 
-def _is_overtaken(body: Promote | Demote, history: History) -> bool:
+def _is_overtaken(body: Promote | Demote, history: QueueHistory) -> bool:
     """Return True if a newer PROMOTE has overtaken this one, and all that this one confirms is confirmed.
 
     The next leader was elected by members that had not read this row, so it decides nothing. 2.11 and 3.8 reject it:
@@ -167,7 +167,7 @@ def _is_overtaken(body: Promote | Demote, history: History) -> bool:
     return 0 < body.term < history.term and body.lsn <= history.confirmed.get(body.owner_id)
 
 
-def _has_missed_nothing(body: Promote | Demote, history: History) -> bool:
+def _has_missed_nothing(body: Promote | Demote, history: QueueHistory) -> bool:
     """Return True if the new owner was elected without knowing the present one, which has committed nothing.
 
     This is the case of `_is_overtaken` on the other side.
@@ -175,7 +175,7 @@ def _has_missed_nothing(body: Promote | Demote, history: History) -> bool:
     return body.term > history.term and (body.owner_id, body.lsn) in history.former
 
 
-def _check_transfer(request: Request, body: Promote | Demote, history: History) -> None:
+def _check_transfer(request: SettlingRequest, body: Promote | Demote, history: QueueHistory) -> None:
     if body.term == 0:
         raise _unsupported("PROMOTE/DEMOTE with a zero term")
     if body.term <= history.term:
@@ -194,7 +194,7 @@ def _unsupported(what: str) -> TarantoolError:
     return errors.Unsupported(f"Replication does not support {what}")
 
 
-def _refusal(what: str, request: Request, history: History) -> TarantoolError:
+def _refusal(what: str, request: SettlingRequest, history: QueueHistory) -> TarantoolError:
     body = request.body
     name = type(body).__name__.upper()
     term = body.term if isinstance(body, Promote | Demote) else history.promote_terms.get(request.origin_id, 0)
@@ -205,6 +205,6 @@ def _refusal(what: str, request: Request, history: History) -> TarantoolError:
     )
 
 
-def _split_brain(what: str, theirs: str, history: History) -> TarantoolError:
+def _split_brain(what: str, theirs: str, history: QueueHistory) -> TarantoolError:
     hint = f"theirs: {theirs}; ours: {history}; decide which data to keep and rebootstrap the other side"
     return errors.SplitBrain(f"Split-Brain discovered: {what}", hint=hint)

@@ -16,8 +16,8 @@ from typing import Generic
 
 from flowstone.box.dialect import Dialect
 from flowstone.replication.limbo.control_rows import Confirm, Promote
-from flowstone.replication.limbo.queue import Entry, Queue, T
-from flowstone.replication.limbo.split_brain import History, Request
+from flowstone.replication.limbo.queue import LimboEntry, LimboQueue, T
+from flowstone.replication.limbo.split_brain import QueueHistory, SettlingRequest
 from flowstone.replication.limbo.tenures import Tenures
 from flowstone.replication.vclock import VClock, VClockBuilder
 
@@ -31,13 +31,13 @@ class LimboState(Generic[T]):
         """True if control rows must match our history: not with a schema up to 2.10.1, nor during a join."""
         self._has_transfers = dialect is not Dialect.V2_6
         self._quorum = quorum
-        self._queue: Queue[T] = Queue()
+        self._queue: LimboQueue[T] = LimboQueue()
         self._owner_id = 0
         self._term = 0
         self._tenures = Tenures({}, (), {})
         self._confirmed = VClockBuilder()
-        self._writing: Request | None = None
-        self._held: deque[Request] = deque()
+        self._writing: SettlingRequest | None = None
+        self._held: deque[SettlingRequest] = deque()
         self._is_fenced = False
         self._is_frozen_until_promotion = self._has_transfers
 
@@ -96,17 +96,17 @@ class LimboState(Generic[T]):
         return len(self._queue)
 
     @property
-    def pending(self) -> tuple[Entry[T], ...]:
+    def pending(self) -> tuple[LimboEntry[T], ...]:
         """The pending entries, in log order."""
         return tuple(self._queue)
 
     @property
-    def newest(self) -> Entry[T] | None:
+    def newest(self) -> LimboEntry[T] | None:
         """The last pending entry. A checkpoint or join contains it, so it waits until the entry is committed."""
         return self._queue.last
 
     @property
-    def newest_synchronous(self) -> Entry[T] | None:
+    def newest_synchronous(self) -> LimboEntry[T] | None:
         """The last pending synchronous entry: its LSN is confirmed when `newest` is committed."""
         return self._queue.last_synchronous
 
@@ -143,11 +143,11 @@ class LimboState(Generic[T]):
         return not (isinstance(writing.body, Confirm) and writing.origin_id == self._owner_id == self.instance_id)
 
     @property
-    def history(self) -> History:
+    def history(self) -> QueueHistory:
         ends = self._queue.first, self._queue.last_synchronous
         first, last = ends[0].first_lsn if ends[0] else 0, ends[1].lsn if ends[1] else 0
         terms, former = self._tenures.promote_terms, self._tenures.former
-        return History(self._owner_id, self._term, self.confirmed_vclock, terms, first, last, former)
+        return QueueHistory(self._owner_id, self._term, self.confirmed_vclock, terms, first, last, former)
 
     def checkpoint(self) -> Promote:
         """Return the state for a snapshot or JOIN_META, which does not include pending entries."""

@@ -37,7 +37,7 @@ class Tenures:
         """Per former owner, its first synchronous LSN that was rolled back, if any. The dict is a copy."""
         return dict(self._voids)
 
-    def made_fact(self) -> None:
+    def note_async_commit(self) -> None:
         """Record a commit in the present tenure: it can no longer be ignored."""
         self._former.clear()
 

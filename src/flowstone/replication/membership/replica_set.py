@@ -21,7 +21,7 @@ from flowstone.replication.applier.states import ApplierState
 UPSTREAMS_MAX: Final = VCLOCK_MAX - 1
 
 
-class Progress(Enum):
+class SyncProgress(Enum):
     """The progress of an upstream, as far as the quorum is concerned."""
 
     DISCONNECTED = "disconnected"
@@ -31,12 +31,12 @@ class Progress(Enum):
 
 
 _PROGRESS: Final = {
-    ApplierState.LOADING: Progress.LOADING,
-    ApplierState.DISCONNECTED: Progress.DISCONNECTED,
-    ApplierState.STOPPED: Progress.DISCONNECTED,
-    ApplierState.CONNECTED: Progress.CONNECTED,
-    ApplierState.FOLLOW: Progress.SYNCED,
-    ApplierState.OFF: Progress.DISCONNECTED,
+    ApplierState.LOADING: SyncProgress.LOADING,
+    ApplierState.DISCONNECTED: SyncProgress.DISCONNECTED,
+    ApplierState.STOPPED: SyncProgress.DISCONNECTED,
+    ApplierState.CONNECTED: SyncProgress.CONNECTED,
+    ApplierState.FOLLOW: SyncProgress.SYNCED,
+    ApplierState.OFF: SyncProgress.DISCONNECTED,
 }
 """The progress for each applier state; states that are missing here do not change it."""
 
@@ -47,7 +47,7 @@ class Upstream:
 
     address: str
     uuid: UUID | None = None
-    progress: Progress = Progress.DISCONNECTED
+    progress: SyncProgress = SyncProgress.DISCONNECTED
     is_spare: bool = False
     """True if the URI leads to this instance, or to the same one as another URI: it counts as synced."""
     is_stranger: bool = False
@@ -60,7 +60,7 @@ class DuplicateConnection(FlowstoneError):
     """Two URIs lead to the same instance."""
 
 
-class ReplicaSet:
+class MemberSet:
     """Members by id and by UUID, upstreams in the order of `replication`."""
 
     def __init__(self) -> None:
@@ -96,13 +96,13 @@ class ReplicaSet:
             upstream.uuid, upstream.is_spare = uuid, True
         elif state is ApplierState.CONNECTED and uuid is not None and upstream.uuid != uuid:
             self._identify(upstream, uuid)
-        progress = Progress.SYNCED if upstream.is_spare else _PROGRESS.get(state)
+        progress = SyncProgress.SYNCED if upstream.is_spare else _PROGRESS.get(state)
         if progress is not None:
             upstream.progress = progress
 
     def _identify(self, upstream: Upstream, uuid: UUID) -> None:
         for other in self.upstreams:
-            if other is not upstream and other.uuid == uuid and other.progress is not Progress.DISCONNECTED:
+            if other is not upstream and other.uuid == uuid and other.progress is not SyncProgress.DISCONNECTED:
                 upstream.is_spare = True
                 raise DuplicateConnection(
                     f"duplicate connection to the same replica: instance uuid {uuid},"
@@ -114,7 +114,7 @@ class ReplicaSet:
     def upstream_of(self, uuid: UUID) -> Upstream | None:
         return next((upstream for upstream in self.upstreams if upstream.uuid == uuid), None)
 
-    def count(self, *progress: Progress) -> int:
+    def count(self, *progress: SyncProgress) -> int:
         return sum(upstream.progress in progress for upstream in self.upstreams if not upstream.is_stranger)
 
     @property
@@ -125,17 +125,17 @@ class ReplicaSet:
 
     @property
     def connected_count(self) -> int:
-        return self.count(Progress.CONNECTED, Progress.SYNCED)
+        return self.count(SyncProgress.CONNECTED, SyncProgress.SYNCED)
 
     @property
     def is_synced(self) -> bool:
         """True if a quorum of upstreams is synced, so the instance is not an orphan."""
-        return self.count(Progress.SYNCED) >= self.quorum
+        return self.count(SyncProgress.SYNCED) >= self.quorum
 
     @property
     def may_sync(self) -> bool:
         """True if waiting can help: a quorum of upstreams is connected or loading."""
-        return self.count(Progress.CONNECTED, Progress.SYNCED, Progress.LOADING) >= self.quorum
+        return self.count(SyncProgress.CONNECTED, SyncProgress.SYNCED, SyncProgress.LOADING) >= self.quorum
 
 
 def connect_quorum(total: int, configured: int | None) -> int:

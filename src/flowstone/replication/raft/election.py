@@ -63,7 +63,7 @@ class RaftError(RemoteProtocolError):
     """A peer sent an invalid RAFT row."""
 
 
-class State(IntEnum):
+class ElectionState(IntEnum):
     """The state of an instance in the current term; the numbers are those of RAFT rows."""
 
     FOLLOWER = 1
@@ -71,7 +71,7 @@ class State(IntEnum):
     LEADER = 3
 
 
-class Mode(Enum):
+class ElectionMode(Enum):
     """`election_mode`."""
 
     OFF = "off"
@@ -105,7 +105,7 @@ class Wait(Enum):
 class Config:
     """The election options of `box.cfg`; times in seconds. `death_timeout` is four times `replication_timeout`."""
 
-    mode: Mode = Mode.OFF
+    mode: ElectionMode = ElectionMode.OFF
     election_timeout: float = 5.0
     death_timeout: float = 4.0
     fencing: Fencing = Fencing.SOFT
@@ -153,10 +153,10 @@ def check(instance_id: int, source_id: int, told: RaftState) -> None:
     """Raise RaftError if the RAFT row `told` from `source_id` is not valid for `instance_id`."""
     if not 0 < source_id < VCLOCK_MAX or source_id == instance_id:
         raise RaftError(f"unexpected RAFT row from {source_id}: not the id of another member")
-    if not told.term or told.state not in tuple(State) or told.vote >= VCLOCK_MAX:
+    if not told.term or told.state not in tuple(ElectionState) or told.vote >= VCLOCK_MAX:
         said = f"term {told.term}, state {told.state}, vote {told.vote}"
         raise RaftError(f"invalid RAFT row from {source_id}: {said}")
-    if told.state == State.CANDIDATE and (told.vote != source_id or told.vclock is None):
+    if told.state == ElectionState.CANDIDATE and (told.vote != source_id or told.vclock is None):
         raise RaftError(f"invalid RAFT row from {source_id}: a candidate must vote for itself and send its vclock")
 
 
@@ -203,7 +203,7 @@ class Votes:
         return ", ".join(f"{count} for {candidate_id}" for candidate_id, count in sorted(scores.items()))
 
 
-class Peers:
+class ElectionPeers:
     """The members, their connections with this member (`instance_id`), and the quorum."""
 
     def __init__(self, instance_id: int) -> None:

@@ -20,11 +20,11 @@ from flowstone.replication.limbo.control_rows import RaftState
 from flowstone.replication.raft.election import (
     Config,
     ElectionInfo,
+    ElectionMode,
+    ElectionPeers,
+    ElectionState,
     Fencing,
-    Mode,
-    Peers,
     Ready,
-    State,
     Votes,
     Wait,
     check,
@@ -60,7 +60,7 @@ class Raft:
         # `_term` and `_vote` are on disk and may be shown; decisions use the volatile ones, which may be ahead.
         self._term = self._volatile_term = term
         self._vote = self._volatile_vote = vote
-        self._state = State.FOLLOWER
+        self._state = ElectionState.FOLLOWER
         self._leader = 0
         self._leader_last_seen = now
         self._votes = Votes()
@@ -77,7 +77,7 @@ class Raft:
         self._in_flight: RaftState | None = None
         self._deadline: float | None = None
         self._wait: Wait | None = None
-        self._peers = Peers(instance_id)
+        self._peers = ElectionPeers(instance_id)
         self._is_fencing_paused = False
         self._was_written = self._has_news = self._is_changed = self._must_fence = False
         self._promote_term = 0
@@ -86,7 +86,7 @@ class Raft:
     # --- Properties ---------------------------------------------------------------------------------------------------
 
     @property
-    def state(self) -> State:
+    def state(self) -> ElectionState:
         return self._state
 
     @property
@@ -106,7 +106,7 @@ class Raft:
 
     @property
     def is_read_only(self) -> bool:
-        return self._is_enabled and self._state is not State.LEADER
+        return self._is_enabled and self._state is not ElectionState.LEADER
 
     @property
     def deadline(self) -> float | None:
@@ -114,14 +114,14 @@ class Raft:
         return self._deadline
 
     @property
-    def peers(self) -> Peers:
+    def peers(self) -> ElectionPeers:
         """The members as this machine counts them; read only."""
         return self._peers
 
     @property
     def disconnect_timeout(self) -> float:
         """Seconds after which a silent peer counts as disconnected; see `Fencing`."""
-        is_strict = self._state is State.LEADER and self._config.fencing is Fencing.STRICT
+        is_strict = self._state is ElectionState.LEADER and self._config.fencing is Fencing.STRICT
         return self._config.death_timeout / 2 if is_strict else self._config.death_timeout
 
     @property
@@ -137,14 +137,14 @@ class Raft:
             term=self._term,
             vote=self._vote,
             state=self._state,
-            vclock=self._vclock().without_zero() if self._state is State.CANDIDATE else None,
+            vclock=self._vclock().without_zero() if self._state is ElectionState.CANDIDATE else None,
             leader_id=self._leader if is_current else 0,
             # As 3.8. With elections off, 2.11 has no timer and reports a dead leader as seen forever.
             is_leader_seen=is_current and self._is_enabled and self._is_leader_seen,
         )
 
     def info(self, now: float) -> ElectionInfo:
-        idle = 0.0 if self._state is State.LEADER else now - self._leader_last_seen
+        idle = 0.0 if self._state is ElectionState.LEADER else now - self._leader_last_seen
         return ElectionInfo(
             state=self._state.name.lower(),
             term=self._volatile_term,
@@ -155,7 +155,7 @@ class Raft:
 
     def promoted(self, term: int) -> bool:
         """Return True if this member leads, False while the promotion started in `term` is open; else raise why."""
-        if self._state is State.LEADER:
+        if self._state is ElectionState.LEADER:
             return True
         if term == self._volatile_term and self._is_candidate and not self._leader:
             return False
@@ -166,13 +166,13 @@ class Raft:
             raise errors.NoElectionQuorum(f"Not enough peers connected to start elections: {counts}")
         if term < self._volatile_term:
             raise errors.OldTerm(f"The term is outdated: old - {term}, new - {self._volatile_term}")
-        if self._config.mode is Mode.MANUAL:
+        if self._config.mode is ElectionMode.MANUAL:
             raise errors.Timeout("timed out")
         raise errors.ElectionDisabled("Elections were turned off")
 
     @property
     def _is_enabled(self) -> bool:
-        return self._config.mode is not Mode.OFF
+        return self._config.mode is not ElectionMode.OFF
 
     @property
     def _is_leader_seen(self) -> bool:
@@ -196,7 +196,7 @@ class Raft:
             return
         if told.vote:
             self._heard_vote(source_id, told)
-        if told.state == State.LEADER:
+        if told.state == ElectionState.LEADER:
             self._heard_leader(source_id)
         elif source_id == self._leader:
             self._leader_resigned()
@@ -210,7 +210,7 @@ class Raft:
     def heartbeat(self, source_id: int, now: float) -> None:
         """Handle a sign of life: a row with LSN 0 of `source_id`, or any row of a member before 2.11."""
         self._now = now
-        if not self._is_enabled or self._state is State.LEADER or not source_id or source_id != self._leader:
+        if not self._is_enabled or self._state is ElectionState.LEADER or not source_id or source_id != self._leader:
             return
         self._see_leader()
         if not self._is_writing:
@@ -259,9 +259,9 @@ class Raft:
         self._now = now
         if not self._is_enabled:
             raise LocalProtocolError("elections are off", hint="begin a term and write PROMOTE in it")
-        if self._config.mode is Mode.VOTER:
+        if self._config.mode is ElectionMode.VOTER:
             raise errors.Unsupported("election_mode='voter' does not support manual elections")
-        if self._state is not State.LEADER:
+        if self._state is not ElectionState.LEADER:
             self._new_term(self._volatile_term + 1, "promotion requested")
             self._start_candidate()
             self._vote_for(self._id, self._vclock())
@@ -276,7 +276,7 @@ class Raft:
     def resign(self, now: float) -> None:
         """Give up leadership: `box.ctl.demote()`, or the log failed. No effect unless this member leads."""
         self._now = now
-        if self._state is not State.LEADER:
+        if self._state is not ElectionState.LEADER:
             return
         self._must_fence = True
         self._note("resigns")
@@ -311,10 +311,11 @@ class Raft:
         self._now = now
         before = self._peers.quorum
         self._votes.forget(gone := self._peers.replace(synchro_quorum, members))
-        # A join can raise the quorum, even a constant one (see `Peers.quorum`), before the new member is connected.
+        # A join can raise the quorum, even a constant one (see `ElectionPeers.quorum`), before the new member is
+        # connected.
         if before < self._peers.quorum > self._peers.healthy_count:
             self._is_fencing_paused = True
-        if self._state is State.CANDIDATE and self._has_won:
+        if self._state is ElectionState.CANDIDATE and self._has_won:
             self._lead()
         else:
             self._check_split_vote()
@@ -343,7 +344,7 @@ class Raft:
 
     def _report(self, source_id: int, is_leader_seen: bool) -> None:
         """Record whether `source_id` hears the leader: while a member does, no election starts (pre-vote)."""
-        if self._state is State.LEADER:
+        if self._state is ElectionState.LEADER:
             return
         if is_leader_seen:
             self._witnesses.add(source_id)
@@ -355,11 +356,11 @@ class Raft:
         """Handle the vote of another member: for itself, which requests our vote, or for any other member."""
         if self._votes.add(source_id, told.vote):
             self._check_split_vote()
-        if self._state is State.CANDIDATE:
+        if self._state is ElectionState.CANDIDATE:
             if told.vote == self._id and self._has_won:
                 self._lead()
             return
-        is_asked = told.state == State.CANDIDATE and self._is_enabled
+        is_asked = told.state == ElectionState.CANDIDATE and self._is_enabled
         if not is_asked or self._leader or self._volatile_vote:
             return
         assert told.vclock is not None
@@ -376,7 +377,7 @@ class Raft:
             return
         self._note(f"follows leader {source_id}")
         self._leader = source_id
-        self._state = State.FOLLOWER
+        self._state = ElectionState.FOLLOWER
         self._see_leader()
         # A member that ran only because of `promote` has lost.
         self._restore()
@@ -420,7 +421,7 @@ class Raft:
         self._volatile_term = term
         self._volatile_vote = self._leader = self._promote_term = 0
         self._candidate_vclock = None
-        self._state = State.FOLLOWER
+        self._state = ElectionState.FOLLOWER
         self._votes.clear()
         self._witnesses.clear()
         self._must_fence = True
@@ -431,7 +432,7 @@ class Raft:
 
     def _vote_for(self, candidate_id: int, vclock: VClock) -> None:
         assert not self._volatile_vote
-        assert self._state is State.FOLLOWER
+        assert self._state is ElectionState.FOLLOWER
         self._note(f"votes for {candidate_id}")
         self._volatile_vote = candidate_id
         self._candidate_vclock = vclock
@@ -490,14 +491,14 @@ class Raft:
             self._lead()
             return
         self._note(f"becomes candidate: needs {self._peers.quorum} votes")
-        self._state = State.CANDIDATE
+        self._state = ElectionState.CANDIDATE
         self._wait_for(Wait.ELECTION_END)
         self._show()
 
     def _lead(self) -> None:
         assert not self._is_writing
         self._note(f"becomes leader: has a quorum of {self._peers.quorum}")
-        self._state = State.LEADER
+        self._state = ElectionState.LEADER
         self._leader = self._id
         self._promote_term = self._term
         self._stop_timer()
@@ -532,23 +533,23 @@ class Raft:
         self._step_down()
 
     def _step_down(self) -> None:
-        if self._state is State.LEADER:
+        if self._state is ElectionState.LEADER:
             self._leader_last_seen = self._now
             self._leader = self._promote_term = 0
-        self._state = State.FOLLOWER
+        self._state = ElectionState.FOLLOWER
         self._show()
 
-    def _mode_changed(self, old: Mode) -> None:
+    def _mode_changed(self, old: ElectionMode) -> None:
         mode = self._config.mode
-        if mode is Mode.MANUAL and self._state is not State.FOLLOWER:
+        if mode is ElectionMode.MANUAL and self._state is not ElectionState.FOLLOWER:
             # An election that is under way or won continues.
             self._is_cfg_candidate = False
         else:
-            self._cfg_candidate(mode is Mode.CANDIDATE and self._peers.has_healthy_quorum)
-        if mode is Mode.OFF:
+            self._cfg_candidate(mode is ElectionMode.CANDIDATE and self._peers.has_healthy_quorum)
+        if mode is ElectionMode.OFF:
             self._stop_timer()
             self._step_down()
-        elif old is Mode.OFF:
+        elif old is ElectionMode.OFF:
             self._start()
 
     def _start(self) -> None:
@@ -563,17 +564,17 @@ class Raft:
         if is_healthy:
             self._is_fencing_paused = False
         mode = self._config.mode
-        if mode in (Mode.MANUAL, Mode.CANDIDATE) and not is_healthy:
+        if mode in (ElectionMode.MANUAL, ElectionMode.CANDIDATE) and not is_healthy:
             self._fence()
-        if mode is not Mode.CANDIDATE:
+        if mode is not ElectionMode.CANDIDATE:
             return
-        if not is_healthy and self._state is not State.FOLLOWER:
+        if not is_healthy and self._state is not ElectionState.FOLLOWER:
             self._is_cfg_candidate = False  # from the next term on
         else:
             self._cfg_candidate(is_healthy)
 
     def _fence(self) -> None:
-        if self._state is not State.LEADER or self._config.fencing is Fencing.OFF or self._is_fencing_paused:
+        if self._state is not ElectionState.LEADER or self._config.fencing is Fencing.OFF or self._is_fencing_paused:
             return
         self._note(f"resigns: quorum lost ({self._peers.healthy_count} connected, {self._peers.quorum} required)")
         self._must_fence = True

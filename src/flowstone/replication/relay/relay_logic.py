@@ -10,7 +10,8 @@ Theory of operation
 A relay sends the log of this instance to one replica, from SUBSCRIBE until the connection ends. Four parts decide what
 it does; they share no state:
 
-- `refusal` checks a request (JOIN, FETCH_SNAPSHOT, REGISTER, SUBSCRIBE) against the `Facts` of the moment, in the order
+- `refusal` checks a request (JOIN, FETCH_SNAPSHOT, REGISTER, SUBSCRIBE) against the `RelayFacts` of the moment, in the
+order
   of real servers. It returns the error to answer with, or None to serve the request.
 - `RowFilter` takes positions and slabs of our log and returns the rows to send.
 - `Pulse` takes the times of sent and received packets and returns when the next heartbeat is due, and when the replica
@@ -77,7 +78,7 @@ RequestOfReplica = Join | FetchSnapshot | Register | Subscribe
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RelayFacts:
     """What the master knows about itself and about the requesting replica at the time of a request."""
 
     is_2_6: bool
@@ -103,78 +104,78 @@ class Facts:
     """The error if the user may not write to `_cluster`."""
 
 
-Check = Callable[[RequestOfReplica, Facts], TarantoolError | None]
+Check = Callable[[RequestOfReplica, RelayFacts], TarantoolError | None]
 
 
-def _loading(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _loading(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     return errors.Loading("Instance bootstrap hasn't finished yet") if facts.is_loading else None
 
 
-def _nil(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _nil(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     if _uuid(request) != NIL_UUID:
         return None
     return errors.NilUuid("Nil UUID is reserved and can't be used in replication")
 
 
-def _self(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _self(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     return errors.ConnectionToSelf("Connection to self") if _uuid(request) == facts.instance_uuid else None
 
 
-def _read(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _read(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     return facts.no_read
 
 
-def _write(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _write(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     return facts.read_only or facts.no_write
 
 
-def _write_if_unregistered(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _write_if_unregistered(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     return None if facts.replica_id else facts.read_only or facts.no_write
 
 
-def _log(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _log(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     return None if facts.has_log else errors.Unsupported("Replication does not support wal_mode = 'none'")
 
 
-def _expelled(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _expelled(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     """Reject anonymous replicas, too, which 3.8 serves: they would get no new rows without an error."""
     if not facts.is_expelled:
         return None
     return errors.Unsupported(NO_FOLLOWERS)
 
 
-def _anonymous_registers_nobody(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _anonymous_registers_nobody(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     if not facts.is_anonymous and not facts.is_expelled:
         return None
     return errors.Unsupported("Anonymous replica does not support registration of non-anonymous nodes.")
 
 
-def _anonymous_feeds_members(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _anonymous_feeds_members(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     if not (facts.is_anonymous or facts.is_expelled) or _is_anonymous(request):
         return None
     return errors.Unsupported(NO_MEMBERS)
 
 
-def _registered(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _registered(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     if not facts.replica_id:
         return None
     return errors.ReplicaNotAnon(f"Replica '{_uuid(request)}' is not anonymous and cannot register.")
 
 
-def _checkpoint(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _checkpoint(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     if not (isinstance(request, FetchSnapshot) and request.is_checkpoint_join):
         return None
     return errors.Unsupported("Community edition does not support checkpoint from snapshot")
 
 
-def _replica_set(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _replica_set(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     theirs = (request.replicaset_uuid if isinstance(request, Subscribe) else None) or NIL_UUID
     if theirs == facts.replicaset_uuid:
         return None
     return errors.ReplicasetUuidMismatch(f"Replica set UUID mismatch: expected {facts.replicaset_uuid}, got {theirs}")
 
 
-def _unknown(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _unknown(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     if facts.replica_id or _is_anonymous(request):
         return None
     if facts.is_2_6:
@@ -183,27 +184,27 @@ def _unknown(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
     return errors.TooEarlySubscribe(f"Can't subscribe non-anonymous replica {_uuid(request)} until join is done")
 
 
-def _anonymous_with_id(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _anonymous_with_id(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     if not facts.replica_id or not _is_anonymous(request):
         return None
     return errors.Protocol("Can't subscribe an anonymous replica having an ID assigned")
 
 
-def _anonymous_with_former_id(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _anonymous_with_former_id(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     """Reject a former member whose own rows would hide rows of its successor. 3.8 rejects any that it remembers."""
     if not facts.is_replaced or not _is_anonymous(request):
         return None
     return errors.Protocol("Can't subscribe a previously deleted non-anonymous replica as an anonymous replica")
 
 
-def _twice(_: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _twice(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     if not facts.is_followed:
         return None
     text = "Incorrect value for option 'replication': duplicate connection with the same replica UUID"
     return errors.Cfg(text)
 
 
-def _at_a_time(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def _at_a_time(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     """Reject a second JOIN with the same UUID, as 3.x; older servers register both instances under one id."""
     return _twice(request, replace(facts, is_followed=facts.is_joining))
 
@@ -251,7 +252,7 @@ Here only the checks whose answers are in the greeting anyway (loading, nil UUID
 """
 
 
-def refusal(request: RequestOfReplica, facts: Facts) -> TarantoolError | None:
+def refusal(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
     """Return the error to answer the request with; None if the request is to be served."""
     checks = (_CHECKS_2_6 if facts.is_2_6 else _CHECKS)[type(request)]
     return next((error for check in checks if (error := check(request, facts)) is not None), None)

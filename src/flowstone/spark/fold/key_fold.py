@@ -61,7 +61,7 @@ class CannotFold(FlowstoneError):
 
 
 @dataclass(frozen=True)
-class Definitions:
+class FoldDefinitions:
     """The definitions of a space over time: `spaces[i]` holds for rows before `until[i]`, the last one after that."""
 
     spaces: tuple[SpaceDefinition, ...]
@@ -88,7 +88,7 @@ def keys_needing_old(changes: pa.Table, *, last_only: bool = False) -> pa.Array:
 
 
 def fold(
-    space: SpaceDefinition | Definitions,
+    space: SpaceDefinition | FoldDefinitions,
     changes: pa.Table,
     old: pa.Table | None = None,
     *,
@@ -105,7 +105,7 @@ def fold(
     ordered = _Ordered.of(changes, is_sorted=is_sorted)
     if not len(ordered.codes):
         return STATES.empty_table()
-    definitions = space if isinstance(space, Definitions) else Definitions((space,))
+    definitions = space if isinstance(space, FoldDefinitions) else FoldDefinitions((space,))
     folding = _Folding(definitions, ordered, old, rules or UpdateRules(fills_gaps=True))
     return folding.every_state() if every_state else folding.last_state()
 
@@ -154,7 +154,9 @@ class _Ordered:
 class _Folding:
     """A single call of `fold`."""
 
-    def __init__(self, definitions: Definitions, ordered: _Ordered, old: pa.Table | None, rules: UpdateRules) -> None:
+    def __init__(
+        self, definitions: FoldDefinitions, ordered: _Ordered, old: pa.Table | None, rules: UpdateRules
+    ) -> None:
         self._definitions = definitions
         self._ordered = ordered
         self._old = old if old is not None else OLD.empty_table()

@@ -22,10 +22,10 @@ from flowstone.limestone.format.entry_table import STORAGE_ID, TYPE
 from flowstone.outside import production
 from flowstone.outside.disk import Disk
 from flowstone.spark.fold.state_frames import STATE
-from flowstone.spark.index.limestone_index import SLICE_SIZE, LimestoneIndex, Slice
+from flowstone.spark.index.limestone_index import SLICE_SIZE, LimestoneIndex, PieceSlice
 from flowstone.spark.index.limestone_pieces import Version
 from flowstone.spark.index.limestone_spaces import sort_key_column, tuple_column
-from flowstone.spark.index.limestone_walk import Chunk
+from flowstone.spark.index.limestone_walk import EntryChunk
 from flowstone.spark.sources.change_contract import spark_ddl
 from flowstone.spark.sources.limestone.entry_columns import newest, of_storages, place_column
 from flowstone.spark.sources.limestone.entry_reader import chunks_of, counted, points, surviving
@@ -53,7 +53,7 @@ PARTITION_SIZE: Final = 64 << 20
 
 
 @dataclass(frozen=True)
-class Reading:
+class EntrySelection:
     """Selects entries after epoch `start` up to `end`, of `storages` if given, that no clear in `clears` made void."""
 
     start: int
@@ -61,7 +61,7 @@ class Reading:
     clears: Mapping[int, Version]
     storages: tuple[int, ...] | None = None
 
-    def rows(self, disk: Disk, part: Slice) -> Iterator[pa.RecordBatch]:
+    def rows(self, disk: Disk, part: PieceSlice) -> Iterator[pa.RecordBatch]:
         for chunk in chunks_of(disk, part):
             chosen = points(chunk, counted(chunk, self.start, min(self.end, part.limit)))
             chosen = of_storages(chunk, chosen, self.storages)
@@ -70,7 +70,7 @@ class Reading:
                 yield _batch(chunk, chosen, part)
 
 
-def _batch(chunk: Chunk, rows: Any, part: Slice) -> pa.RecordBatch:
+def _batch(chunk: EntryChunk, rows: Any, part: PieceSlice) -> pa.RecordBatch:
     tuples = tuple_column(chunk, rows)
     keys = sort_key_column(tuples)
     is_gone = chunk.table[TYPE, rows] == np.uint64(EntryType.REMOVE)
@@ -88,7 +88,7 @@ def _batch(chunk: Chunk, rows: Any, part: Slice) -> pa.RecordBatch:
 
 # --- frames -------------------------------------------------------------------------------------------------------
 
-Work = Sequence[tuple[Slice, Reading]]
+Work = Sequence[tuple[PieceSlice, EntrySelection]]
 
 
 def work_frame(
@@ -132,10 +132,10 @@ def partitions(spark: SparkSession, size: int) -> int:
 
 def state_work(
     spark: SparkSession, index: LimestoneIndex, epoch: int, storages: tuple[int, ...] | None = None
-) -> list[tuple[Slice, Reading]]:
+) -> list[tuple[PieceSlice, EntrySelection]]:
     """Return all slices that make up the state at an epoch."""
     size = slice_size(spark, sum(part.size for part in index.state_slices(epoch)))
-    reading = Reading(-1, epoch, index.clears(epoch, with_detached=epoch < index.horizon), storages)
+    reading = EntrySelection(-1, epoch, index.clears(epoch, with_detached=epoch < index.horizon), storages)
     return [(part, reading) for part in index.state_slices(epoch, size=size)]
 
 
@@ -166,7 +166,7 @@ def _whole(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 def batch_work(index: LimestoneIndex, start: int, end: int, storages: tuple[int, ...], size: int) -> Work:
     """Return the entries of a batch, and the entries of earlier epochs that may win against them."""
     clears = index.clears(end, with_detached=start < index.horizon)
-    changed, rivals = Reading(start, end, clears, storages), Reading(-1, start, clears, storages)
+    changed, rivals = EntrySelection(start, end, clears, storages), EntrySelection(-1, start, clears, storages)
     found = [(part, changed) for part in index.slices(start, end, size=size)]
     return [*found, *((part, rivals) for part in index.rivals(start, end, size=size))]
 
@@ -177,7 +177,7 @@ def rows_here(disk: Disk, work: Work) -> Iterator[pa.RecordBatch]:
 
 
 @dataclass(frozen=True)
-class Folded:
+class FoldedEntries:
     """The states after a batch of all touched keys, and of all keys of `emptied` spaces."""
 
     states: pa.Table
@@ -185,7 +185,7 @@ class Folded:
     """Number of changes per space."""
 
 
-def fold_batch(batches: Iterable[pa.RecordBatch], start: int, emptied: frozenset[int]) -> Folded:
+def fold_batch(batches: Iterable[pa.RecordBatch], start: int, emptied: frozenset[int]) -> FoldedEntries:
     rows = _whole(batches)
     is_new = pc.greater(rows["epoch"], start)
     changed = rows.filter(is_new)
@@ -197,10 +197,10 @@ def fold_batch(batches: Iterable[pa.RecordBatch], start: int, emptied: frozenset
         others = rows.filter(pc.and_(pc.invert(is_new), pc.invert(is_emptied)))
         others = others.join(touched, list(KEYS), join_type="left semi") if others.num_rows else others
         rows = pa.concat_tables([changed, rows.filter(pc.and_(pc.invert(is_new), is_emptied)), others.cast(ROWS)])
-    return Folded(newest(rows.combine_chunks(), KEYS), counts)
+    return FoldedEntries(newest(rows.combine_chunks(), KEYS), counts)
 
 
-Make = Callable[[Folded], Iterable[pa.RecordBatch]]
+Make = Callable[[FoldedEntries], Iterable[pa.RecordBatch]]
 
 
 def folding(start: int, emptied: frozenset[int], make: Make) -> Callable[[Iterable[pa.RecordBatch]], Any]:

@@ -29,7 +29,7 @@ from flowstone.iproto.constants import Key
 from flowstone.iproto.row import encode_uint
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.change_frames import slice_size, slices_frame
-from flowstone.spark.fold.key_fold import Definitions, Place, fold, upsert_rules
+from flowstone.spark.fold.key_fold import FoldDefinitions, Place, fold, upsert_rules
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import Transport
@@ -77,7 +77,7 @@ class SpacePlan:
     later places at which the primary key was altered.
     """
 
-    definitions: Definitions
+    definitions: FoldDefinitions
     void: Place = BEFORE_ALL
     rekeyed: tuple[Place, ...] = ()
 
@@ -177,7 +177,7 @@ def _plan(course: list[tuple[Place, SpaceDefinition | None]], truncated: Place) 
             kept.append((place, space))
     if not kept:
         return None
-    definitions = Definitions(tuple(space for _, space in kept), tuple(place for place, _ in kept[1:]))
+    definitions = FoldDefinitions(tuple(space for _, space in kept), tuple(place for place, _ in kept[1:]))
     rekeyed = [place for (_, was), (place, now) in pairwise(kept) if place > void and _parts(was) != _parts(now)]
     return SpacePlan(definitions, void, tuple(rekeyed))
 

@@ -16,7 +16,7 @@ from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
-from flowstone.node.wal.checkpoint import States
+from flowstone.node.wal.checkpoint import SynchroStates
 from flowstone.node.wal.replay import Synchro
 from flowstone.outside import production
 from flowstone.outside.disk import Disk
@@ -27,7 +27,7 @@ from flowstone.spark.index.log_index import ArchiveIndex, Slice
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import Transport, open_slice, with_transport
 from flowstone.spark.sources.change_contract import spark_ddl
-from flowstone.spark.sources.stream_order import Window, rows_between, stamp
+from flowstone.spark.sources.stream_order import BatchWindow, rows_between, stamp
 from flowstone.spark.worker_errors import clear_errors
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import CONTROL_TYPES
@@ -55,7 +55,7 @@ def states_at(
     position: VClock,
     *,
     transport: Transport = "file",
-) -> States:
+) -> SynchroStates:
     """Return the term, the vote and the owner of the queue, as a snapshot at `position` would have them."""
     synchro = Synchro()
     for row in rows_of_snapshot(index.disk, snapshot.path):
@@ -81,7 +81,7 @@ def states_at(
     raft = synchro.raft
     if synchro.term > raft.term:
         raft = RaftState(term=synchro.term)
-    return States(raft, synchro.promote())
+    return SynchroStates(raft, synchro.promote())
 
 
 def rows_of_snapshot(disk: Disk, path: str) -> Iterator[Row]:
@@ -102,7 +102,7 @@ def control_rows(disk: Disk, part: Slice, start: VClock, end: VClock) -> Iterato
             is_control = np.isin(slab.cells[scan.TYPE], _TYPES)
             if not is_control.any():
                 continue
-            rows = np.flatnonzero(is_control & rows_between(slab.cells, Window(start, end, ())))
+            rows = np.flatnonzero(is_control & rows_between(slab.cells, BatchWindow(start, end, ())))
             kept: dict[object, tuple[int, Row]] = {}
             for number, row in zip(rows.tolist(), slab.rows(rows), strict=True):
                 verdict = decode_control(row.type, row.body) if row.type == RequestType.RAFT_CONFIRM else None

@@ -26,7 +26,7 @@ from flowstone.iproto.slab import Slab
 from flowstone.outside.blocking import ThreadBlocking
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
-from flowstone.spark.index.log_runs import Added, Facts, News, SnapshotFile, snapshots_of
+from flowstone.spark.index.log_runs import Added, DirectoryFacts, News, SnapshotFile, snapshots_of
 from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import ForeignFile
 from flowstone.xlog.reader import Chunk, LogFile
@@ -93,7 +93,7 @@ class DirectoryRuns:
         if not logs:
             self._reached = snapshots[-1].vclock
         settled = self._verdicts.settled if self._verdicts is not None and logs else self._reached
-        facts = Facts(self._uuid(listed), settled, self._reached, tuple(self._gaps), None, snapshots)
+        facts = DirectoryFacts(self._uuid(listed), settled, self._reached, tuple(self._gaps), None, snapshots)
         return News(facts, gone, added)
 
     def _begin(self, listed: LogDirectory, log: ListedFile) -> None:

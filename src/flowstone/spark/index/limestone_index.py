@@ -25,8 +25,8 @@ from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import catalog, epoch_file, manifest, names
 from flowstone.limestone.format.catalog import Catalog
 from flowstone.outside.disk import Disk
-from flowstone.spark.index.limestone_pieces import NO_LIMIT, SMALL_PIECE, LogFile, Piece, Version, Walk
-from flowstone.spark.index.limestone_walk import Session
+from flowstone.spark.index.limestone_pieces import NO_LIMIT, SMALL_PIECE, EntryPiece, PieceFile, Version, Walk
+from flowstone.spark.index.limestone_walk import EntrySession
 
 SLICE_SIZE: Final = 32 << 20
 """Bytes of a file that one task reads."""
@@ -56,17 +56,17 @@ class NotDurable(LimestoneError):
     """A requested epoch is not durable, or not yet."""
 
 
-class Place(NamedTuple):
+class PiecePlace(NamedTuple):
     """A piece as executors see it: its offsets, the session in which it begins, and a checksum of its bytes."""
 
     start: int
     end: int
-    session: Session
+    session: EntrySession
     checksum: int
 
 
 @dataclass(frozen=True)
-class Slice:
+class PieceSlice:
     """Pieces of one file that one task reads. `number` ranks the files: of equal versions, that of the last file wins.
 
     `is_compacted` marks a compacted file: entries of any log are newer than its entries. Sessions after epoch `limit`
@@ -76,7 +76,7 @@ class Slice:
     directory: str
     name: str
     number: int
-    places: tuple[Place, ...]
+    places: tuple[PiecePlace, ...]
     is_compacted: bool = False
     limit: int = NO_LIMIT
 
@@ -94,9 +94,9 @@ class LimestoneIndex:
         self.directory = directory
         self.durable = 0
         self.catalog = Catalog()
-        self._files: dict[tuple[int, int], LogFile] = {}
-        self._logs: list[LogFile] = []
-        self._compacted: LogFile | None = None
+        self._files: dict[tuple[int, int], PieceFile] = {}
+        self._logs: list[PieceFile] = []
+        self._compacted: PieceFile | None = None
         self._pairs: dict[tuple[tuple[int, int], tuple[int, int]], bool] = {}
         """Caches for pairs of rotated files whether the first ends with the contents of the second."""
         found = manifest.read(disk, directory) if os.path.isdir(directory) else None
@@ -152,19 +152,19 @@ class LimestoneIndex:
                 found[name] = stat.st_dev, stat.st_ino
         return found
 
-    def _look(self, durable: int, there: Sequence[str]) -> tuple[list[LogFile], LogFile | None]:
+    def _look(self, durable: int, there: Sequence[str]) -> tuple[list[PieceFile], PieceFile | None]:
         special = (names.COMPACTED, names.COMPACTED_PREVIOUS)
         compacted = next((name for name in special if name in there), None)
         logs = [self._walked(name, durable) for name in there if name not in special]
         self._find_copies(logs)
         return logs, self._walked(compacted, durable) if compacted is not None else None
 
-    def _find_copies(self, logs: Sequence[LogFile]) -> None:
+    def _find_copies(self, logs: Sequence[PieceFile]) -> None:
         """Set the limit of rotated files whose last sessions are in a file of their own.
 
         Compaction copies sessions that are too new for it from the end of a rotated file to such a file.
         """
-        channels: dict[str, list[tuple[int, LogFile]]] = {}
+        channels: dict[str, list[tuple[int, PieceFile]]] = {}
         for each in logs:
             if names.is_detached(each.name) and (oldest := each.oldest) is not None:
                 channels.setdefault(each.name.partition(".")[0], []).append((oldest, each))
@@ -177,13 +177,13 @@ class LimestoneIndex:
                     if copy is not whole and copy.size <= whole.size and not is_twin and self._ends_with(whole, copy):
                         whole.limit = min(whole.limit, begin - 1)
 
-    def _ends_with(self, whole: LogFile, copy: LogFile) -> bool:
+    def _ends_with(self, whole: PieceFile, copy: PieceFile) -> bool:
         pair = whole.identity, copy.identity
         if pair not in self._pairs:  # rotated files never change
             self._pairs[pair] = self._are_copies(whole, copy)
         return self._pairs[pair]
 
-    def _are_copies(self, whole: LogFile, copy: LogFile) -> bool:
+    def _are_copies(self, whole: PieceFile, copy: PieceFile) -> bool:
         with (
             self.disk.open(f"{self.directory}/{whole.name}") as ours,
             self.disk.open(f"{self.directory}/{copy.name}") as theirs,
@@ -197,7 +197,7 @@ class LimestoneIndex:
     def _is_file(self, name: str) -> bool:
         return self.disk.kind(f"{self.directory}/{name}") == "file"
 
-    def _walked(self, name: str, durable: int) -> LogFile:
+    def _walked(self, name: str, durable: int) -> PieceFile:
         path = f"{self.directory}/{name}"
         stat = os.stat(path)
         found = self._files.get((stat.st_dev, stat.st_ino))
@@ -211,7 +211,7 @@ class LimestoneIndex:
             # Logs grow; a compacted file never does, and may have the inode of its predecessor.
             is_compacted = name.startswith(names.COMPACTED)
             if found is None or is_compacted or size < found.at or head[: len(found.head)] != found.head:
-                found = LogFile((stat.st_dev, stat.st_ino), name)
+                found = PieceFile((stat.st_dev, stat.st_ino), name)
             found.name, found.size, found.changed_at = name, size, stat.st_mtime_ns
             Walk(found, durable, path).run(file.read_at, size)
             found.head = head[: min(len(head), found.at)]
@@ -307,19 +307,19 @@ class LimestoneIndex:
 
     # --- slices ---------------------------------------------------------------------------------------------------
 
-    def slices(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[Slice]:
+    def slices(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[PieceSlice]:
         """Return slices with the changes after `start` up to `end`; they may contain other epochs as well."""
         numbered = list(enumerate(self._logs))
         return [part for number, each in numbered for part in self._of_file(each, number, start, end, size)]
 
-    def state_slices(self, epoch: int, *, size: int = SLICE_SIZE) -> list[Slice]:
+    def state_slices(self, epoch: int, *, size: int = SLICE_SIZE) -> list[PieceSlice]:
         """Return slices of the files that make up the state at an epoch: the compacted file and the logs newer than it.
 
         For an epoch before compaction, all logs are returned.
         """
         self.check_state(epoch)
         wanted = self.input_names(epoch)
-        found: list[Slice] = []
+        found: list[PieceSlice] = []
         if self._compacted is not None and epoch >= self.horizon:
             places = [_place(piece) for piece in self._compacted.pieces]
             found += [self._slice(self._compacted, 0, part, is_compacted=True) for part in _parts(places, size)]
@@ -328,7 +328,7 @@ class LimestoneIndex:
                 found += self._of_file(each, number, -1, epoch, size)
         return found
 
-    def rivals(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[Slice]:
+    def rivals(self, start: int, end: int, *, size: int = SLICE_SIZE) -> list[PieceSlice]:
         """Return slices with entries up to `start` that may have greater versions than later entries up to `end`.
 
         There are usually none.
@@ -338,7 +338,7 @@ class LimestoneIndex:
         if least is None:
             return []
         left_out = self.catalog.detached if self._compacted is not None and start >= self.horizon else ()
-        found: list[Slice] = []
+        found: list[PieceSlice] = []
         for number, each in enumerate(self._logs):
             if each.name in left_out:
                 continue
@@ -346,12 +346,14 @@ class LimestoneIndex:
             found += [self._slice(each, number, part) for part in _parts([_place(piece) for piece in pieces], size)]
         return found
 
-    def _of_file(self, file: LogFile, number: int, start: int, end: int, size: int) -> Iterator[Slice]:
+    def _of_file(self, file: PieceFile, number: int, start: int, end: int, size: int) -> Iterator[PieceSlice]:
         places = [_place(piece) for piece in file.pieces_between(start, end)]
         return (self._slice(file, number, part) for part in _parts(places, size))
 
-    def _slice(self, file: LogFile, number: int, places: Sequence[Place], *, is_compacted: bool = False) -> Slice:
-        return Slice(self.directory, file.name, number, tuple(places), is_compacted, file.limit)
+    def _slice(
+        self, file: PieceFile, number: int, places: Sequence[PiecePlace], *, is_compacted: bool = False
+    ) -> PieceSlice:
+        return PieceSlice(self.directory, file.name, number, tuple(places), is_compacted, file.limit)
 
     def clears(self, epoch: int, *, behind: int = -1, with_detached: bool = False) -> dict[int, Version]:
         """Return for each storage the version of its last clear up to an epoch.
@@ -366,7 +368,7 @@ class LimestoneIndex:
                     found[clear.storage_id] = max(found.get(clear.storage_id, (0, 0)), clear.version)
         return found
 
-    def _pieces(self, start: int, end: int) -> Iterator[tuple[Piece, int]]:
+    def _pieces(self, start: int, end: int) -> Iterator[tuple[EntryPiece, int]]:
         """Yield the pieces with epochs after `start` up to `end`, each with the last epoch that counts in it."""
         for each in self._logs:
             for piece in each.pieces_between(start, end):
@@ -404,19 +406,19 @@ class LimestoneIndex:
         return int(epochs[lasts[max(0, int(np.argmin(fits)) - 1)]])
 
 
-def _sizes(piece: Piece) -> NDArray[np.int64]:
+def _sizes(piece: EntryPiece) -> NDArray[np.int64]:
     """Return the approximate number of bytes of each epoch of a piece."""
     return piece.counts * ((piece.end - piece.start) // max(1, int(piece.counts.sum())))
 
 
-def _place(piece: Piece) -> Place:
-    return Place(piece.start, piece.end, piece.session, piece.checksum)
+def _place(piece: EntryPiece) -> PiecePlace:
+    return PiecePlace(piece.start, piece.end, piece.session, piece.checksum)
 
 
-def _parts(places: Sequence[Place], size: int) -> Iterator[list[Place]]:
+def _parts(places: Sequence[PiecePlace], size: int) -> Iterator[list[PiecePlace]]:
     """Split the pieces of a file into parts of about `size` bytes."""
     taken = 0
-    marked: list[tuple[int, Place]] = []
+    marked: list[tuple[int, PiecePlace]] = []
     for place in places:
         marked.append((taken // size, place))
         taken += place.end - place.start

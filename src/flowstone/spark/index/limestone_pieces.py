@@ -19,7 +19,7 @@ from flowstone.limestone.errors import DamagedFile
 from flowstone.limestone.format import names
 from flowstone.limestone.format.entries import EntryType
 from flowstone.limestone.format.entry_table import AT, BLOB_COUNT, END, MAJOR, MINOR, OTHER, STORAGE_ID, TYPE, VALUE_END
-from flowstone.spark.index.limestone_walk import OUTSIDE, VALID, VOID, Chunk, Session, walk
+from flowstone.spark.index.limestone_walk import OUTSIDE, VALID, VOID, EntryChunk, EntrySession, walk
 
 SMALL_PIECE: Final = 1 << 20
 """A piece below this size is walked again with the entries appended to it, which limits the number of pieces."""
@@ -40,7 +40,7 @@ class Clear(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Piece:
+class EntryPiece:
     """Entries of a file between two offsets, and a summary of the entries that count.
 
     `epochs` ascend, `counts` has the number of entries of each epoch, `least` and `greatest` their versions.
@@ -48,7 +48,7 @@ class Piece:
 
     start: int
     end: int
-    session: Session
+    session: EntrySession
     checksum: int
     epochs: NDArray[np.int64]
     counts: NDArray[np.int64]
@@ -74,13 +74,13 @@ class Piece:
 
 
 @dataclass
-class LogFile:
+class PieceFile:
     """One file as far as it was walked: `sound` is final, `tail` is valid only until the next walk."""
 
     identity: tuple[int, int]
     name: str
-    sound: list[Piece] = field(default_factory=list)
-    tail: list[Piece] = field(default_factory=list)
+    sound: list[EntryPiece] = field(default_factory=list)
+    tail: list[EntryPiece] = field(default_factory=list)
     clears: dict[Clear, None] = field(default_factory=dict)
     """In order and without duplicates: a small piece is walked again."""
     tail_clears: dict[Clear, None] = field(default_factory=dict)
@@ -95,13 +95,13 @@ class LogFile:
     """The last epoch that counts here: compaction copied sessions of later epochs to another file."""
     last_begin: tuple[int, int] = (0, OUTSIDE)
     """The offset of the last begin marker, and the state of its session."""
-    _session_behind: Session = field(default_factory=Session)
+    _session_behind: EntrySession = field(default_factory=EntrySession)
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[EntryPiece]:
         return [*self.sound, *self.tail]
 
-    def pieces_between(self, start: int, end: int) -> list[Piece]:
+    def pieces_between(self, start: int, end: int) -> list[EntryPiece]:
         return [piece for piece in self.pieces if piece.is_between(start, min(end, self.limit))]
 
     @property
@@ -121,7 +121,7 @@ class LogFile:
     def at(self) -> int:
         return self.sound[-1].end if self.sound else 0
 
-    def take_last_small(self) -> tuple[int, Session]:
+    def take_last_small(self) -> tuple[int, EntrySession]:
         """Return where the walk resumes, and the session there.
 
         The walk resumes after the sound pieces. If the last one is small, it is removed and walked again.
@@ -136,7 +136,7 @@ class LogFile:
 class Walk:
     """One walk over one file, which turns new entries into pieces."""
 
-    def __init__(self, file: LogFile, durable: int, path: str) -> None:
+    def __init__(self, file: PieceFile, durable: int, path: str) -> None:
         self._file = file
         self._durable = durable
         self._path = path
@@ -161,7 +161,7 @@ class Walk:
             self._note_begin(chunk)
         self._doubt_void()
 
-    def _note_begin(self, chunk: Chunk) -> None:
+    def _note_begin(self, chunk: EntryChunk) -> None:
         begins = np.flatnonzero(chunk.is_marker & (chunk.states != OUTSIDE))
         if len(begins):
             last = int(begins[-1])
@@ -178,7 +178,7 @@ class Walk:
             file.tail.insert(0, file.sound.pop())
             file._session_behind = file.tail[0].session
 
-    def _add(self, chunk: Chunk, *, is_sound: bool) -> None:
+    def _add(self, chunk: EntryChunk, *, is_sound: bool) -> None:
         count = chunk.table.shape[1]
         if not count:
             return
@@ -187,7 +187,7 @@ class Walk:
         rows = np.flatnonzero(counted)
         start = chunk.start
         data = chunk.buf[start - chunk.base : chunk.end - chunk.base]
-        piece = Piece(start, chunk.end, chunk.before, crc32c(data.data), *_by_epoch(chunk, rows))
+        piece = EntryPiece(start, chunk.end, chunk.before, crc32c(data.data), *_by_epoch(chunk, rows))
         (file.sound if is_sound else file.tail).append(piece)
         if is_sound:
             file._session_behind = chunk.session
@@ -200,7 +200,7 @@ class Walk:
             version = int(chunk.table[MAJOR, row]), int(chunk.table[MINOR, row])
             clears[Clear(int(chunk.epochs[row]), int(chunk.table[STORAGE_ID, row]), version)] = None
 
-    def _check_tail(self, chunk: Chunk, read_at: ReadAt, size: int) -> None:
+    def _check_tail(self, chunk: EntryChunk, read_at: ReadAt, size: int) -> None:
         """Raise DamagedFile unless an incomplete last entry can be one being written, or one cut short by a crash."""
         epoch, state = chunk.session
         if self._file.name in (names.COMPACTED, names.COMPACTED_PREVIOUS):
@@ -218,10 +218,10 @@ class Walk:
                 raise DamagedFile(self._path, chunk.end, "no entry is there", hint="repair the directory")
 
 
-def _behind(chunk: Chunk, count: int) -> Chunk:
+def _behind(chunk: EntryChunk, count: int) -> EntryChunk:
     """Return the chunk without its first `count` entries."""
     before = chunk.cut(count).session if count else chunk.before
-    return Chunk(
+    return EntryChunk(
         chunk.buf,
         chunk.base,
         chunk.table[:, count:],
@@ -235,7 +235,7 @@ def _behind(chunk: Chunk, count: int) -> Chunk:
 
 
 def _by_epoch(
-    chunk: Chunk, rows: NDArray[np.int64]
+    chunk: EntryChunk, rows: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64], NDArray[np.uint64]]:
     """Return the epochs of the entries, the number of entries of each, and their least and greatest versions."""
     epochs, versions = chunk.epochs[rows].astype(np.int64), chunk.table[MAJOR : MINOR + 1, rows]
@@ -266,7 +266,7 @@ def _extremes(
     return np.stack([found, which.reduceat(others, firsts)])
 
 
-def _max_blob_id(chunk: Chunk, rows: NDArray[np.int64]) -> int:
+def _max_blob_id(chunk: EntryChunk, rows: NDArray[np.int64]) -> int:
     with_blobs = rows[chunk.table[BLOB_COUNT, rows] > 0]
     if not len(with_blobs):
         return 0
@@ -275,7 +275,7 @@ def _max_blob_id(chunk: Chunk, rows: NDArray[np.int64]) -> int:
     return int(np.frombuffer(ids, np.uint64).max())
 
 
-def _first_epochs(chunk: Chunk, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def _first_epochs(chunk: EntryChunk, rows: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Yield each storage with its first epoch here."""
     storage_ids, epochs = chunk.table[STORAGE_ID, rows], chunk.epochs[rows]
     if not len(rows):

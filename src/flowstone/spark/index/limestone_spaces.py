@@ -23,7 +23,7 @@ from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.format.entry_table import BLOB_COUNT, KEY_AT, KEY_END, VALUE_AT, VALUE_END
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.limestone_kernels import BLOB_ROOM, TUPLE_ROOM, entry_tuples
-from flowstone.spark.index.limestone_walk import Chunk
+from flowstone.spark.index.limestone_walk import EntryChunk
 from flowstone.spark.sources.limestone.entry_columns import table_name
 from flowstone.spark.sources.limestone.entry_reader import Rows
 
@@ -100,7 +100,7 @@ def check_storages(storages: Iterable[int]) -> tuple[int, ...]:
     return tuple(storage_id for storage_id in storages if space_id_of(storage_id))
 
 
-def tuple_column(chunk: Chunk, rows: Rows) -> pa.Array:
+def tuple_column(chunk: EntryChunk, rows: Rows) -> pa.Array:
     """Return entries about keys as MessagePack tuples; the value of a remove is empty."""
     table = np.ascontiguousarray(chunk.table)
     sizes = [table[end, rows] - table[start, rows] for start, end in ((KEY_AT, KEY_END), (VALUE_AT, VALUE_END))]

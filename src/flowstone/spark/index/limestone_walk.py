@@ -50,7 +50,7 @@ _IS_MARKER[list(entries.MARKER_TYPES)] = True
 _END: Final = np.uint64(entries.EntryType.MARKER_END)
 
 
-class Session(NamedTuple):
+class EntrySession(NamedTuple):
     """The session at a point of a walk: its epoch and its state."""
 
     epoch: int = 0
@@ -58,7 +58,7 @@ class Session(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chunk:
+class EntryChunk:
     """Consecutive whole entries. `base` is the file offset of `buf`, `end` the file offset after the last entry.
 
     `epochs` and `states` are those of each entry's session; for a marker, of the session that it begins. `before` and
@@ -71,8 +71,8 @@ class Chunk:
     table: Table
     epochs: NDArray[np.uint64]
     states: NDArray[np.uint8]
-    before: Session
-    session: Session
+    before: EntrySession
+    session: EntrySession
     end: int
     stopped: int | None = None
 
@@ -85,13 +85,13 @@ class Chunk:
         found: Mask = _IS_MARKER[self.table[TYPE].astype(np.uint8)]
         return found
 
-    def cut(self, count: int) -> Chunk:
+    def cut(self, count: int) -> EntryChunk:
         """Return the chunk with only its first `count` entries."""
         if count >= self.table.shape[1]:
             return self
         end = self.base + int(self.table[AT, count])
-        session = Session(int(self.epochs[count - 1]), int(self.states[count - 1])) if count else self.before
-        return Chunk(
+        session = EntrySession(int(self.epochs[count - 1]), int(self.states[count - 1])) if count else self.before
+        return EntryChunk(
             self.buf,
             self.base,
             self.table[:, :count],
@@ -107,11 +107,11 @@ def walk(
     read_at: Callable[[int, int], bytes],
     start: int,
     end: int,
-    session: Session,
+    session: EntrySession,
     path: str,
     *,
     window: int = WINDOW_SIZE,
-) -> Iterator[Chunk]:
+) -> Iterator[EntryChunk]:
     """Yield the entries between two offsets; an entry begins at `start`. `path` is used in messages only.
 
     Raises DamagedFile if an entry is outside of a session. The last chunk may be empty and only carry `stopped`.
@@ -144,7 +144,9 @@ def _needed(data: bytes, stop: int) -> int:
     return max(1, entries.extent(data, stop)) if stop < len(data) else 0
 
 
-def _chunk(buf: Bytes, base: int, table: Table, before: Session, end: int, stopped: int | None, path: str) -> Chunk:
+def _chunk(
+    buf: Bytes, base: int, table: Table, before: EntrySession, end: int, stopped: int | None, path: str
+) -> EntryChunk:
     count = table.shape[1]
     types = table[TYPE].astype(np.uint8)
     is_marker = _IS_MARKER[types]
@@ -159,8 +161,8 @@ def _chunk(buf: Bytes, base: int, table: Table, before: Session, end: int, stopp
         states = np.repeat(np.concatenate(([np.uint8(before.state)], own)).astype(np.uint8), lengths)
         epochs = np.repeat(np.concatenate(([np.uint64(before.epoch)], table[MAJOR, places])), lengths)
     _check(table, types, is_marker, states, before, base, path)
-    session = Session(int(epochs[-1]), int(states[-1])) if count else before
-    return Chunk(buf, base, table, epochs, states, before, session, end, stopped)
+    session = EntrySession(int(epochs[-1]), int(states[-1])) if count else before
+    return EntryChunk(buf, base, table, epochs, states, before, session, end, stopped)
 
 
 def _check(
@@ -168,7 +170,7 @@ def _check(
     types: NDArray[np.uint8],
     is_marker: Mask,
     states: NDArray[np.uint8],
-    before: Session,
+    before: EntrySession,
     base: int,
     path: str,
 ) -> None:

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from flowstone.archive import manifest as archive_manifest
-from flowstone.archive.block_index import Run
+from flowstone.archive.block_index import BlockRun
 from flowstone.archive.manifest import Gap, missing_rows
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import SchemaTracker
@@ -26,11 +26,11 @@ from flowstone.iproto import scan
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.directory_index import DirectoryRuns
-from flowstone.spark.index.log_runs import Added, ArchiveRuns, Facts, RunFeed, SnapshotFile, newest_at
+from flowstone.spark.index.log_runs import Added, ArchiveRuns, DirectoryFacts, RunFeed, SnapshotFile, newest_at
 from flowstone.spark.index.schema_epochs import SchemaEpochs, newest
 from flowstone.spark.sources.change_contract import shape_of
 from flowstone.spark.sources.options import AsOf
-from flowstone.spark.sources.stream_order import Place, Range, Withdrawn, commit_times
+from flowstone.spark.sources.stream_order import Range, StreamPlace, Withdrawn, commit_times
 from flowstone.xlog.block import FIXHEADER_SIZE, decode_fixheader
 from flowstone.xlog.reader import LogFile
 
@@ -69,7 +69,7 @@ class Slice:
     offset: int
     end: int
     row_count: int
-    before: Place
+    before: StreamPlace
     definitions: SchemaTracker
     rolled_back: tuple[Range, ...] = ()
     is_snapshot: bool = False
@@ -91,8 +91,8 @@ class _Placed:
     """A run, its log, the place before the run and the position after it."""
 
     path: str
-    run: Run
-    before: Place
+    run: BlockRun
+    before: StreamPlace
     vclock: VClock
 
 
@@ -103,7 +103,7 @@ class ArchiveIndex:
     disk: Disk
     directory: str
     _feed: RunFeed
-    facts: Facts = field(default_factory=lambda: Facts("", VClock(), VClock()))
+    facts: DirectoryFacts = field(default_factory=lambda: DirectoryFacts("", VClock(), VClock()))
     _runs: list[_Placed] = field(default_factory=list)
     _withdrawn: Withdrawn = field(default_factory=Withdrawn)
     _schema: SchemaEpochs = field(init=False)
@@ -167,7 +167,7 @@ class ArchiveIndex:
             time = max(self._runs[-1].before.time, _micros(self._runs[-1].run.last_timestamp))
         for run in added.runs:
             vclock = VClock(run.vclock)
-            self._runs.append(_Placed(added.path, run, Place(before, time), vclock))
+            self._runs.append(_Placed(added.path, run, StreamPlace(before, time), vclock))
             if run.has_definitions or run.spaces is None or TRUNCATE_ID in run.spaces:
                 self._schema.add(added.path, run.offset, run.end, before)
             if run.rolled_back:
@@ -353,7 +353,7 @@ class ArchiveIndex:
 
     def snapshot_slices(self, snapshot: SnapshotFile, *, size: int = SLICE_SIZE) -> list[Slice]:
         """Return the blocks of a snapshot in slices of about `size` bytes. The row count of each slice is unknown."""
-        place = Place(snapshot.vclock, self.time_of(snapshot))
+        place = StreamPlace(snapshot.vclock, self.time_of(snapshot))
         definitions = self._schema.defined_by(snapshot.path)
         cuts = [block for block, _ in self._blocks(snapshot)[:1]]
         behind = cuts[0] if cuts else 0
@@ -516,7 +516,7 @@ class ArchiveIndex:
             raise self._refused(f"behind LSN {lsn} is no settled position", before, after)
         return before
 
-    def _around(self, number: int, is_behind: Callable[[Place], bool]) -> tuple[VClock, VClock]:
+    def _around(self, number: int, is_behind: Callable[[StreamPlace], bool]) -> tuple[VClock, VClock]:
         """Return the last position that is not past a limit and the first one that is; both lie in or before a run."""
         before = self._place_before(number)
         if is_behind(before):
@@ -553,15 +553,15 @@ class ArchiveIndex:
             raise self._refused(f"what was written up to {_time_text(time)} is not settled", self.settled, self.settled)
         return found.vclock
 
-    def _place_before(self, number: int) -> Place:
+    def _place_before(self, number: int) -> StreamPlace:
         if number < len(self._runs):
             return self._runs[number].before
         if not self._runs:
-            return Place(self.facts.reached)
+            return StreamPlace(self.facts.reached)
         last = self._runs[-1]
-        return Place(last.vclock.merged(self.facts.reached), _behind_time(last))
+        return StreamPlace(last.vclock.merged(self.facts.reached), _behind_time(last))
 
-    def _places(self, number: int) -> Iterator[Place]:
+    def _places(self, number: int) -> Iterator[StreamPlace]:
         """Yield the place after each transaction of a run; nothing if there is no run of this number."""
         if number >= len(self._runs):
             return
@@ -571,8 +571,8 @@ class ArchiveIndex:
             for slab in log.slabs(placed.run.offset, placed.run.end):
                 times = commit_times(slab.cells, before.time)
                 for commit in np.flatnonzero(slab.cells[scan.FLAGS] & scan.COMMIT).tolist():
-                    yield Place(before.vclock.merged(newest(slab, commit + 1)), int(times[commit]))
-                before = Place(before.vclock.merged(VClock(slab.newest())), int(times[-1]))
+                    yield StreamPlace(before.vclock.merged(newest(slab, commit + 1)), int(times[commit]))
+                before = StreamPlace(before.vclock.merged(VClock(slab.newest())), int(times[-1]))
 
     def _refused(self, what: str, before: VClock, after: VClock) -> NotSettled:
         before, after = before.common(self.settled), after.common(self.settled)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from flowstone.archive.block_index import Run, path_of, read_blocks
+from flowstone.archive.block_index import BlockRun, path_of, read_blocks
 from flowstone.archive.definitions_file import DefinitionFile, definition_files
 from flowstone.archive.manifest import Gap, NotAnArchive, load
 from flowstone.errors import FlowstoneError
@@ -36,7 +36,7 @@ class SnapshotFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class DirectoryFacts:
     """What is known about a directory besides its runs.
 
     `reached` is the position that its files reach, `settled` the position up to which they are settled. `known_until`
@@ -65,14 +65,14 @@ class Added:
 
     path: str
     before: VClock
-    runs: Sequence[Run]
+    runs: Sequence[BlockRun]
 
 
 @dataclass(frozen=True, slots=True)
 class News:
     """The result of a poll: logs that were removed or rewritten, and runs to append after all others."""
 
-    facts: Facts
+    facts: DirectoryFacts
     gone: frozenset[str] = frozenset()
     added: Sequence[Added] = ()
 
@@ -98,7 +98,7 @@ class _Known:
     is_final: bool = False
 
 
-_decode_run = msgspec.json.Decoder(Run).decode
+_decode_run = msgspec.json.Decoder(BlockRun).decode
 
 
 @dataclass
@@ -122,7 +122,7 @@ class ArchiveRuns:
         gone = frozenset(self._logs) - {log.path for log in listed.logs}
         for path in gone:
             del self._logs[path]
-        facts = Facts(
+        facts = DirectoryFacts(
             manifest.replicaset_uuid or "",
             VClock(manifest.settled),
             VClock(manifest.position),

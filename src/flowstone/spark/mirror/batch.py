@@ -82,7 +82,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class FoldedTable:
     """The effect of a batch on one table: `states` as `fold` returns them, and `masked` tuples in the same order."""
 
     states: pa.Table
@@ -104,7 +104,7 @@ class BatchJob:
 
     def run(
         self, index: Log, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
-    ) -> dict[int, Folded]:
+    ) -> dict[int, FoldedTable]:
         """Return the changes after `start` up to `end`, folded, by space. `row_count` is their approximate number."""
         if not targets:
             return {}
@@ -148,7 +148,7 @@ class BatchJob:
         if self.server is not None:
             self.server.next_batch()
 
-    def fold(self, frame: DataFrame, targets: Mapping[int, Target], row_count: int) -> dict[int, Folded]:
+    def fold(self, frame: DataFrame, targets: Mapping[int, Target], row_count: int) -> dict[int, FoldedTable]:
         if row_count < SHUFFLE_ROWS:
             frame = frame.coalesce(1)
         else:
@@ -220,16 +220,16 @@ def _tally(space_id: int, changes: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=FOLDED_SCHEMA)
 
 
-def by_space(found: pa.Table) -> dict[int, Folded]:
+def by_space(found: pa.Table) -> dict[int, FoldedTable]:
     """Split the rows that executors returned by space."""
     found = found.cast(pa.schema([each.with_nullable(True) for each in FOLDED_SCHEMA]))
-    result: dict[int, Folded] = {}
+    result: dict[int, FoldedTable] = {}
     for space_id in sorted(pc.unique(found["space_id"]).to_pylist()):
         mine = found.filter(pc.equal(found["space_id"], space_id))
         is_state = mine["sort_key"].is_valid()
         states, tallies = mine.filter(is_state), mine.filter(pc.invert(is_state))
         newest = pc.max(tallies["commit_timestamp"]).cast(pa.timestamp("us"), safe=False)
-        result[space_id] = Folded(
+        result[space_id] = FoldedTable(
             states.drop_columns(["space_id", "masked"]),
             states["masked"],
             pc.sum(tallies["lsn"]).as_py() or 0,

@@ -28,7 +28,7 @@ class WrongChoice(FlowstoneError):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class MirrorChoice:
     """The chosen spaces by name or id (none: all), the excluded spaces, and the chosen columns by space name."""
 
     spaces: tuple[int | str, ...] = ()
@@ -36,7 +36,7 @@ class Choice:
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, spaces: Sequence[str], excluded: Sequence[str], columns: Sequence[str]) -> Choice:
+    def parse(cls, spaces: Sequence[str], excluded: Sequence[str], columns: Sequence[str]) -> MirrorChoice:
         """Parse the choice as written on the command line; columns as `users=id,name`."""
         both = [name for name in spaces if name in excluded]
         if both:
@@ -125,7 +125,7 @@ def _space(text: str) -> int | str:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class TableChanges:
     """The changes of definitions between two positions, grouped by their effect on tables."""
 
     dropped: tuple[SpaceDefinition, ...] = ()
@@ -137,10 +137,10 @@ class Changes:
         return bool(self.dropped or self.renamed or self.altered or self.created)
 
 
-def changes_between(before: Spaces, after: Spaces) -> Changes:
+def changes_between(before: Spaces, after: Spaces) -> TableChanges:
     """Return the difference between two sets of mirrored spaces. A different id means a different space."""
     both = [(before[space_id], after[space_id]) for space_id in sorted(before.keys() & after.keys())]
-    return Changes(
+    return TableChanges(
         tuple(before[space_id] for space_id in sorted(before.keys() - after.keys())),
         tuple((was, now) for was, now in both if was.name != now.name),
         tuple((was, now) for was, now in both if shape_of(was) != shape_of(now)),

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.limestone_fold import (
     KEYS,
-    Folded,
+    FoldedEntries,
     batch_work,
     fold_batch,
     folding,
@@ -64,7 +64,7 @@ def truncations(log: LimestoneLog, start: VClock, end: VClock, spaces: Collectio
     return {space_id: Truncation(epoch, epoch, 0) for space_id in sorted(log.emptied(start, end)) if space_id in spaces}
 
 
-def _as_folded(targets: Mapping[int, Target], end: int, found: Folded) -> Iterator[pa.RecordBatch]:
+def _as_folded(targets: Mapping[int, Target], end: int, found: FoldedEntries) -> Iterator[pa.RecordBatch]:
     for space_id, target in targets.items():
         if found.counts.get(space_id):
             yield _tally(space_id, found.counts[space_id])

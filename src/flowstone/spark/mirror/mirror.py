@@ -30,10 +30,10 @@ from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import SliceServer, Transport
 from flowstone.spark.lake import Lake
-from flowstone.spark.lake import Progress as Saved
+from flowstone.spark.lake import LakeProgress as Saved
 from flowstone.spark.mirror import progress as events
 from flowstone.spark.mirror.batch import BatchJob, has_two_keys, truncations
-from flowstone.spark.mirror.choice import Changes, Choice, Spaces, changes_between
+from flowstone.spark.mirror.choice import MirrorChoice, Spaces, TableChanges, changes_between
 from flowstone.spark.mirror.sources import DirectorySource, LiveSource, Log, MirrorSource, server_version
 from flowstone.spark.mirror.start_checks import (
     Origin,
@@ -78,7 +78,7 @@ COLLECT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LakePlace:
     """The path of the lake, and the mirror's own directory for spooled logs and exact tuples of masked spaces."""
 
     lake: str
@@ -86,7 +86,7 @@ class Place:
     storage_options: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, lake: str, spool: str | None, *, is_masked: bool, has_live: bool) -> Place:
+    def of(cls, lake: str, spool: str | None, *, is_masked: bool, has_live: bool) -> LakePlace:
         """Return the place. Raise WrongPlace if spool and lake do not suit the sources and the masks."""
         if spool is None and is_masked:
             raise WrongPlace(
@@ -111,7 +111,7 @@ class Place:
 class MirrorOptions:
     """The options of `flowstone mirror`, which documents them."""
 
-    choice: Choice = field(default_factory=Choice)
+    choice: MirrorChoice = field(default_factory=MirrorChoice)
     masking: Masking = field(default_factory=Masking)
     types: ColumnOptions = field(default_factory=ColumnOptions)
     history: bool = False
@@ -178,10 +178,10 @@ class Mirror:
         self,
         spark: SparkSession,
         sources: Sequence[Source],
-        place: Place,
+        place: LakePlace,
         options: MirrorOptions,
         *,
-        on_event: Callable[[events.Event], None] = lambda event: None,
+        on_event: Callable[[events.MirrorEvent], None] = lambda event: None,
     ) -> None:
         self._spark = spark
         self._places = sources
@@ -208,7 +208,7 @@ class Mirror:
             self._open(stack)
             self._loop()
         seconds = time.monotonic() - begun
-        self._tell(events.Stopped(self._positions, self._meter.changes, self._meter.batches, round(seconds, 3)))
+        self._tell(events.MirrorStopped(self._positions, self._meter.changes, self._meter.batches, round(seconds, 3)))
 
     @property
     def _positions(self) -> dict[str, Lsns]:
@@ -251,7 +251,7 @@ class Mirror:
             stream = self._open_source(origin, saved.get(origin.replicaset_uuid))
             stack.callback(stream.source.close)
             self._streams.append(stream)
-        self._tell(events.Opened(self._place.lake, self._positions, sorted(lake.tables())))
+        self._tell(events.MirrorOpened(self._place.lake, self._positions, sorted(lake.tables())))
         if self._options.once:
             for stream in self._streams:
                 stream.target = stream.source.target()
@@ -301,7 +301,7 @@ class Mirror:
                 definitions=known.definitions if known is not None else None,
                 fail_on_data_loss=self._options.fail_on_data_loss,
                 register=self._options.register,
-                on_event=lambda message: self._tell(events.Source(uuid, message)),
+                on_event=lambda message: self._tell(events.SourceStatus(uuid, message)),
             )
             stream = _Stream(source)
         if known is not None:
@@ -323,10 +323,10 @@ class Mirror:
                     has_moved |= self._turn(stream)
             if self._options.once and all(stream.is_done for stream in self._streams):
                 self._report(force=True)
-                self._tell(events.CaughtUp(self._positions))
-                self._keep_house(is_end=True)
+                self._tell(events.MirrorCaughtUp(self._positions))
+                self._run_maintenance(is_end=True)
                 return
-            self._keep_house()
+            self._run_maintenance()
             if has_moved and self._is_behind():
                 continue  # more rows are already settled
             self._rest(begun, has_moved=has_moved)
@@ -405,7 +405,7 @@ class Mirror:
     def _begin(self, stream: _Stream, index: Log, snapshot: SnapshotFile | None) -> None:
         """Replace the tables with the state of a snapshot. Without one they start empty: the log is complete."""
         position = snapshot.vclock if snapshot is not None else index.earliest
-        self._tell(events.Snapshot(stream.uuid, position.to_mapping()))
+        self._tell(events.MirrorSnapshot(stream.uuid, position.to_mapping()))
         begun = time.monotonic()
         tracker = index.schema_at(position)
         choice = self._options.choice
@@ -423,7 +423,7 @@ class Mirror:
         self._tables.leave(changes.renamed, spaces, stream.uuid, position, time_us)
         self._save(stream, position, tracker, spaces, time_us)
         self._meter.batch(time.monotonic(), time.monotonic() - begun, None)
-        self._tell(events.Snapshot(stream.uuid, position.to_mapping(), rows))
+        self._tell(events.MirrorSnapshot(stream.uuid, position.to_mapping(), rows))
         self._report(force=True)
 
     # --- batches ---
@@ -475,7 +475,7 @@ class Mirror:
         self._meter.batch(now, now - begun, lag if lag is not None else self._meter.lag)
         self._report(force=now - begun > PROGRESS_SECONDS)
 
-    def _check_masks(self, changes: Changes) -> None:
+    def _check_masks(self, changes: TableChanges) -> None:
         """Raise WrongMask if a change of definitions would unmask a value."""
         for was, now in (*changes.renamed, *changes.altered):
             self._options.masking.follow(was, now)
@@ -504,7 +504,7 @@ class Mirror:
 
     # --- house-keeping ---
 
-    def _keep_house(self, *, is_end: bool = False) -> None:
+    def _run_maintenance(self, *, is_end: bool = False) -> None:
         """Compact and vacuum the tables that are due.
 
         At the end of a run with `once` all of them are due, because the next run may be just as short.

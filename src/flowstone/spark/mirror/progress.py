@@ -19,11 +19,11 @@ RATE_SECONDS: Final = 10.0
 """Window over which rates are averaged."""
 
 
-class Event(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
+class MirrorEvent(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower):
     """An event of a mirror. Its `str` is a sentence for people."""
 
 
-class Opened(Event, frozen=True):
+class MirrorOpened(MirrorEvent, frozen=True, tag="opened"):
     """The lake is open. `positions` is empty for a new lake."""
 
     lake: str
@@ -37,7 +37,7 @@ class Opened(Event, frozen=True):
         return f"lake in {self.lake}, {counted(len(self.tables), 'table')}, at {places}"
 
 
-class Source(Event, frozen=True):
+class SourceStatus(MirrorEvent, frozen=True, tag="source"):
     """A status message of a source: it connects, waits, or switches to another member."""
 
     replicaset_uuid: str
@@ -47,7 +47,7 @@ class Source(Event, frozen=True):
         return self.message
 
 
-class Snapshot(Event, frozen=True):
+class MirrorSnapshot(MirrorEvent, frozen=True, tag="snapshot"):
     """The snapshot at `position` is being loaded or, if `rows` is set, has been loaded."""
 
     replicaset_uuid: str
@@ -60,7 +60,7 @@ class Snapshot(Event, frozen=True):
         return f"loaded the snapshot at {VClock(self.position)}: {counted(self.rows, 'row')}"
 
 
-class Table(Event, frozen=True):
+class Table(MirrorEvent, frozen=True):
     """A table followed a definition. `what` is created, altered, renamed, dropped, truncated or replaced."""
 
     table: str
@@ -71,7 +71,7 @@ class Table(Event, frozen=True):
         return f"table {self.table} {self.what}" + (f": {self.detail}" if self.detail else "")
 
 
-class Lost(Event, frozen=True, tag="data_loss"):
+class Lost(MirrorEvent, frozen=True, tag="data_loss"):
     """Rows are lost for good; with --no-fail-on-data-loss a snapshot replaces them."""
 
     replicaset_uuid: str
@@ -89,7 +89,7 @@ class TableProgress(msgspec.Struct, frozen=True):
     version: int | None = None
 
 
-class Progress(Event, frozen=True):
+class MirrorProgress(MirrorEvent, frozen=True, tag="progress"):
     """The progress of the mirror, sent about every second, and after each batch if batches take longer.
 
     `lag` is the age of the newest change when it was committed to the lake, 0 if no rows are pending, and None while it
@@ -114,7 +114,7 @@ class Progress(Event, frozen=True):
         )
 
 
-class CaughtUp(Event, frozen=True, tag="caught_up"):
+class MirrorCaughtUp(MirrorEvent, frozen=True, tag="caught_up"):
     """The lake has all rows that the sources had at the start."""
 
     positions: dict[str, Lsns]
@@ -123,7 +123,7 @@ class CaughtUp(Event, frozen=True, tag="caught_up"):
         return "caught up at " + ", ".join(str(VClock(lsns)) for lsns in self.positions.values())
 
 
-class Stopped(Event, frozen=True):
+class MirrorStopped(MirrorEvent, frozen=True, tag="stopped"):
     """The mirror stopped without an error."""
 
     positions: dict[str, Lsns]
@@ -191,14 +191,14 @@ class Meter:
     def changes(self) -> int:
         return self._all.total
 
-    def progress(self, now: float, positions: dict[str, VClock], known: dict[str, VClock]) -> Progress:
+    def progress(self, now: float, positions: dict[str, VClock], known: dict[str, VClock]) -> MirrorProgress:
         """Return the current progress. `known` has the newest settled position of each source."""
         tables = {
             name: TableProgress(rate.total, round(rate.per_second(now), 1), self._versions.get(name))
             for name, rate in sorted(self._tables.items())
         }
         behind = sum(max(0, known[uuid].signature - at.signature) for uuid, at in positions.items() if uuid in known)
-        return Progress(
+        return MirrorProgress(
             lsns(positions),
             self.changes,
             round(self._all.per_second(now), 1),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from flowstone.archive.definitions_file import DefinitionRow
-from flowstone.archive.events import Event as ArchiveEvent
+from flowstone.archive.events import ArchiveEvent
 from flowstone.archive.events import Progress as ArchiveProgress
 from flowstone.archive.events import Stopped as ArchiveStopped
 from flowstone.errors import FlowstoneError

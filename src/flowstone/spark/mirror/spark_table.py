@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.lake.embedded_table import EmbeddedTable
-from flowstone.lake.row_changes import Changes, States
+from flowstone.lake.row_changes import RowChanges, RowStates
 from flowstone.lake.table import AnotherWriter, Merged, Moment, application, user_metadata
 from flowstone.lake.table_schema import HISTORY_FIELDS, IS_CURRENT, KEY, TUPLE, LakeSchema
 from flowstone.replication.vclock import VClock
@@ -71,7 +71,7 @@ class SparkTable(EmbeddedTable):
             return super().merge(folded, definition, position, uuid, replace=replace)
         if self._has(position, uuid):
             return Merged(self.version, is_replay=True)
-        changes = Changes.of(folded, turn.prefix)
+        changes = RowChanges.of(folded, turn.prefix)
         others = _of_set(turn.schema, uuid)
         clauses = [
             f"WHEN MATCHED AND s.{TUPLE.name} IS NULL THEN DELETE",
@@ -97,7 +97,7 @@ class SparkTable(EmbeddedTable):
             return super().append_history(states, definition, position, uuid, replace=replace)
         if self._has(position, uuid):
             return Merged(self.version, is_replay=True)
-        source = history_source(turn.schema, States(states, turn.prefix))
+        source = history_source(turn.schema, RowStates(states, turn.prefix))
         ended = f"{IS_CURRENT.name} = false, _to_version = {{}}, _valid_to = {{}}"
         clauses = [
             f"WHEN MATCHED THEN UPDATE SET {ended.format(f's.{_END_VERSION}', f's.{_END_TIME}')}",
@@ -147,7 +147,7 @@ class SparkTable(EmbeddedTable):
         )
 
 
-def state_source(schema: LakeSchema, changes: Changes) -> pa.Table:
+def state_source(schema: LakeSchema, changes: RowChanges) -> pa.Table:
     """Return the changes as rows to merge; a deleted key has only its key."""
     upserts = changes.upserts(schema, 0, len(changes.keys))
     gone = changes.keys.filter(changes.tuples.is_null())
@@ -156,7 +156,7 @@ def state_source(schema: LakeSchema, changes: Changes) -> pa.Table:
     return pa.concat_tables([upserts.cast(nullable), pa.Table.from_arrays(empty, schema=nullable)]).combine_chunks()
 
 
-def history_source(schema: LakeSchema, states: States) -> pa.Table:
+def history_source(schema: LakeSchema, states: RowStates) -> pa.Table:
     """Return rows that end current states (by `_source_key`, without a tuple), and new states, which match nothing."""
     current, former = states.current(schema), states.former(schema)
     fields = [each.with_nullable(True) for each in schema.schema.remove_metadata()]

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flowstone.archive.definitions_file import DefinitionRow, Definitions
+from flowstone.archive.definitions_file import DefinitionRow, DefinitionsFile
 from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
@@ -22,7 +22,7 @@ from flowstone.spark.index.limestone_log import LimestoneLog
 from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.lake import Lake
-from flowstone.spark.lake import Progress as Saved
+from flowstone.spark.lake import LakeProgress as Saved
 from flowstone.spark.mirror.sources import DirectorySource, Log, MirrorBusy
 from flowstone.spark.sources.tarantool.spool import facts_of
 
@@ -191,7 +191,7 @@ def _check_settings(settings: Mapping[str, str], ours: Mapping[str, str], lake: 
 def schema_of(rows: Sequence[DefinitionRow]) -> Schema:
     """Return the schema that rows of `_space` and `_index` define."""
     tracker = SchemaTracker()
-    Definitions({}, "", "", tuple(rows)).apply_to(tracker)
+    DefinitionsFile({}, "", "", tuple(rows)).apply_to(tracker)
     return tracker.schema
 
 

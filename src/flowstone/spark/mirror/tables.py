@@ -26,8 +26,8 @@ from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import ArrowRows, Lake, is_living
 from flowstone.spark.mirror import progress as events
-from flowstone.spark.mirror.batch import Folded, Target, Truncation, behind, mask_rows
-from flowstone.spark.mirror.choice import Choice, Spaces
+from flowstone.spark.mirror.batch import FoldedTable, Target, Truncation, behind, mask_rows
+from flowstone.spark.mirror.choice import MirrorChoice, Spaces
 from flowstone.spark.mirror.start_checks import WrongPlace
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ class MirrorTables:
         lake: Lake,
         exact: Lake | None,
         masking: Masking,
-        choice: Choice,
+        choice: MirrorChoice,
         *,
         types: ColumnOptions,
         history: bool,
         catalog: str | None = None,
-        on_event: Callable[[events.Event], None],
+        on_event: Callable[[events.MirrorEvent], None],
     ) -> None:
         self._spark = spark
         self._lake = lake
@@ -160,7 +160,7 @@ class MirrorTables:
         spaces: Iterable[SpaceDefinition],
         uuid: str,
         position: VClock,
-        folded: Mapping[int, Folded],
+        folded: Mapping[int, FoldedTable],
     ) -> dict[int, int]:
         """Create tables for new spaces, with the rows of the same transaction. Return table versions by space."""
         versions: dict[int, int] = {}
@@ -186,7 +186,7 @@ class MirrorTables:
             self._tell(events.Table(space.name, "created"))
         return versions
 
-    def _shown_states(self, space: SpaceDefinition, folded: Folded | None) -> pa.Table:
+    def _shown_states(self, space: SpaceDefinition, folded: FoldedTable | None) -> pa.Table:
         """Return the states with the tuples of the table in the lake, masked if the space has masks."""
         states = folded.states if folded is not None else EMPTY
         if self._masking.of(space) is not None and folded is not None:
@@ -276,7 +276,7 @@ class MirrorTables:
     def commit(
         self,
         space: SpaceDefinition,
-        folded: Folded | None,
+        folded: FoldedTable | None,
         uuid: str,
         position: VClock,
         *,

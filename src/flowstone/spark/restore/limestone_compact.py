@@ -23,15 +23,15 @@ from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.format import copying
 from flowstone.limestone.format.entries import EntryType, Marker, encode
 from flowstone.limestone.format.entry_table import AT, END, KEY_AT, KEY_END, TYPE, Bytes
-from flowstone.limestone.store.compaction import Writer, Written
+from flowstone.limestone.store.compaction import CompactedContent, Writer
 from flowstone.limestone.store.latest_entries import zero_versions
 from flowstone.outside import production
 from flowstone.outside.disk import Disk
 from flowstone.spark.collect import rows_of
 from flowstone.spark.fold.limestone_fold import partitions, slice_size, work_frame
-from flowstone.spark.index.limestone_index import LimestoneIndex, Slice
+from flowstone.spark.index.limestone_index import LimestoneIndex, PieceSlice
 from flowstone.spark.index.limestone_pieces import Version
-from flowstone.spark.index.limestone_walk import Chunk
+from flowstone.spark.index.limestone_walk import EntryChunk
 from flowstone.spark.sources.limestone.entry_columns import newest, place_column
 from flowstone.spark.sources.limestone.entry_reader import Rows, chunks_of, counted, points, surviving
 from flowstone.spark.worker_errors import clear_errors
@@ -69,12 +69,12 @@ class SortedRows:
 def writer(spark: SparkSession) -> Writer:
     """Return the `write` argument of `compact_offline` and `execute`."""
 
-    def write(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, path: str) -> Written:
+    def write(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, path: str) -> CompactedContent:
         index = LimestoneIndex.open(disk, directory, durable=epoch)
         if index.input_names(epoch) != sorted(inputs):
             raise LimestoneError(f"{directory} has got other log files meanwhile", hint="let nobody else change it")
         found = write_sorted(spark, index, epoch, path)
-        return Written(found.count, index.max_blob_id, found.blob_ids)
+        return CompactedContent(found.count, index.max_blob_id, found.blob_ids)
 
     return write
 
@@ -123,7 +123,7 @@ def _put_together(disk: Disk, path: str, ranges: Sequence[dict[str, Any]]) -> So
 class _Reading:
     """Reads the entries of a slice, by its number."""
 
-    slices: Sequence[Slice]
+    slices: Sequence[PieceSlice]
     clears: Mapping[int, Version]
     epoch: int
 
@@ -136,7 +136,7 @@ class _Reading:
                 yield entry_batch(chunk, rows, part)
 
 
-def entry_batch(chunk: Chunk, rows: Rows, part: Slice) -> pa.RecordBatch:
+def entry_batch(chunk: EntryChunk, rows: Rows, part: PieceSlice) -> pa.RecordBatch:
     """Return entries with their sort columns.
 
     In an entry, the storage id directly precedes the key, so both together are the sort order.

@@ -28,7 +28,7 @@ from flowstone.box.system import FIRST_USER_SPACE_ID, SEQUENCE_DATA_ID, SEQUENCE
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.msgpack import pack, unpack
-from flowstone.node.wal.checkpoint import States
+from flowstone.node.wal.checkpoint import SynchroStates
 from flowstone.outside.disk import DIRECTORY_MODE, AlreadyLocked, Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.collect import rows_of
@@ -364,7 +364,7 @@ def _refuse_vinyl(spaces: Iterable[SpaceDefinition]) -> None:
         )
 
 
-def _add_states(writer: SnapWriter, dialect: Dialect, states: States | None) -> None:
+def _add_states(writer: SnapWriter, dialect: Dialect, states: SynchroStates | None) -> None:
     """Write the Raft and synchronous queue rows, which belong between system spaces and user spaces."""
     if states is None:
         return

@@ -26,7 +26,7 @@ from flowstone.spark.index.log_index import Slice
 from flowstone.spark.index.schema_epochs import defining
 from flowstone.spark.index.slice_bytes import open_slice
 from flowstone.spark.sources.change_contract import ChangeContract, shape_of
-from flowstone.spark.sources.stream_order import Place, Stamps, Window, rows_between, stamp
+from flowstone.spark.sources.stream_order import BatchWindow, Stamps, StreamPlace, rows_between, stamp
 from flowstone.xlog.meta import Meta
 
 
@@ -48,7 +48,7 @@ def read_slice(
     All rows of a snapshot are returned, each as an `insert` at the snapshot's position.
     """
     # If another log of the replica set was read before, versions continue from the position that it reached.
-    place, tracker = Place(part.before.vclock.merged(start), part.before.time), part.definitions
+    place, tracker = StreamPlace(part.before.vclock.merged(start), part.before.time), part.definitions
     is_behind_start = start <= part.before.vclock
     with open_slice(disk, part) as log:
         for slab in log.slabs(part.offset, part.end):
@@ -59,10 +59,10 @@ def read_slice(
             # Definitions apply from the beginning of the slice, even if the window begins later.
             settled = np.arange(len(slab))
             if part.rolled_back or not place.vclock <= end:
-                settled = np.flatnonzero(rows_between(slab.cells, Window(VClock(), end, part.rolled_back)))
+                settled = np.flatnonzero(rows_between(slab.cells, BatchWindow(VClock(), end, part.rolled_back)))
             rows = settled
             if not is_behind_start:
-                rows = np.flatnonzero(rows_between(slab.cells, Window(start, end, part.rolled_back)))
+                rows = np.flatnonzero(rows_between(slab.cells, BatchWindow(start, end, part.rolled_back)))
             definitions = defining(slab, settled)
             if len(definitions):
                 tracker = tracker.copy()

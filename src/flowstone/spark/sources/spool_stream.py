@@ -21,7 +21,7 @@ from flowstone.spark.index.slice_bytes import INLINE_SLICE_MAX
 from flowstone.spark.sources.change_batches import FormatChanged
 from flowstone.spark.sources.change_contract import ChangeContract, shape_of
 from flowstone.spark.sources.offsets import Position
-from flowstone.spark.sources.stream_order import Place
+from flowstone.spark.sources.stream_order import StreamPlace
 
 _log = logging.getLogger("flowstone.spark")
 
@@ -37,15 +37,15 @@ class SnapshotLost(FlowstoneError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """The size limits of a batch, in rows and in bytes."""
 
     rows: int | None = None
     size: int | None = None
 
-    def share(self, count: int) -> Limits:
+    def share(self, count: int) -> BatchLimits:
         """Return the limits for one of `count` replica sets."""
-        return Limits(_part(self.rows, count), _part(self.size, count))
+        return BatchLimits(_part(self.rows, count), _part(self.size, count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class StreamSlice:
 def next_position(
     index: ArchiveIndex,
     at: Position,
-    limits: Limits,
+    limits: BatchLimits,
     contract: ChangeContract,
     *,
     target: VClock | None = None,
@@ -112,7 +112,7 @@ def snapshot_of(index: ArchiveIndex, at: Position) -> SnapshotFile:
     )
 
 
-def _next_chunk(index: ArchiveIndex, at: Position, limits: Limits) -> Position:
+def _next_chunk(index: ArchiveIndex, at: Position, limits: BatchLimits) -> Position:
     """Return the position after the next chunks.
 
     The number of rows in a chunk is unknown before it is read, so with a row limit a batch is one chunk.
@@ -138,7 +138,7 @@ def _placed(part: Slice, at: Position, start: VClock, end: VClock, contract: Cha
 
     A spool that was lost and started again does not know the earlier times.
     """
-    before = Place(part.before.vclock, max(part.before.time, at.stamp))
+    before = StreamPlace(part.before.vclock, max(part.before.time, at.stamp))
     return StreamSlice(replace(part, before=before), start, end, contract)
 
 

@@ -18,7 +18,7 @@ from flowstone.history.selection import Mask
 from flowstone.iproto import scan
 from flowstone.iproto.scan import Cells
 from flowstone.replication.vclock import VClock
-from flowstone.xlog.errors import DamagedFile
+from flowstone.xlog.errors import DamagedLog
 
 Range = tuple[int, int, int]
 """A range of rows: originator, first LSN, last LSN."""
@@ -37,7 +37,7 @@ class Stamps:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     """A place between two transactions of a log: its position, and the greatest commit time before it."""
 
     vclock: VClock
@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class BatchWindow:
     """The rows of a batch: after `start`, up to `end`, without rolled back rows."""
 
     start: VClock
@@ -53,20 +53,20 @@ class Window:
     rolled_back: tuple[Range, ...] = ()
 
 
-def stamp(cells: Cells, before: Place, path: str) -> tuple[Stamps, Place]:
+def stamp(cells: Cells, before: StreamPlace, path: str) -> tuple[Stamps, StreamPlace]:
     """Return the stamps of whole transactions that follow `before`, and the place after them."""
     if not cells.shape[1]:
         return Stamps(np.empty(0, np.int64), np.empty(0, np.int64)), before
     if not cells[scan.FLAGS, -1] & scan.COMMIT:
-        raise DamagedFile(path, 0, f"rows end inside the transaction of LSN {cells[scan.LSN, -1]}")
+        raise DamagedLog(path, 0, f"rows end inside the transaction of LSN {cells[scan.LSN, -1]}")
     last = _last_rows(cells)
     steps, newest = _steps(cells, before.vclock)
     versions = before.vclock.signature + np.cumsum(steps)
     times = commit_times(cells, before.time)
-    return Stamps(versions[last], times[last]), Place(before.vclock.merged(newest), int(times[-1]))
+    return Stamps(versions[last], times[last]), StreamPlace(before.vclock.merged(newest), int(times[-1]))
 
 
-def rows_between(cells: Cells, window: Window) -> Mask:
+def rows_between(cells: Cells, window: BatchWindow) -> Mask:
     """Return a mask of the rows inside the window. The rows form whole transactions."""
     inside = _later_than(cells, window.start) & ~_later_than(cells, window.end)
     if not len(inside) or not inside.any():

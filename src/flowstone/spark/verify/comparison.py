@@ -46,8 +46,8 @@ from flowstone.spark.verify.digests import (
     differing_keys,
     first_differences,
 )
-from flowstone.spark.verify.report import Report, ShownDifference, SideReport, SpaceResult, WrongRow
-from flowstone.spark.verify.sides import DEFINITIONS, ON_REQUEST, Side, View
+from flowstone.spark.verify.report import ShownDifference, SideReport, SpaceResult, VerifyReport, WrongRow
+from flowstone.spark.verify.sides import DEFINITIONS, ON_REQUEST, Side, SideView
 from flowstone.spark.verify.tuple_differences import FieldDifference, field_differences, shown_tuple
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def verify(
     options: VerifyOptions | None = None,
     *,
     tell: Callable[[str], None] = lambda text: None,
-) -> Report:
+) -> VerifyReport:
     """Compare two sides. `tell` receives progress messages."""
     options = options or VerifyOptions()
     return compare(spark, a, b, find_position(a, b, options, tell), options, tell=tell)
@@ -104,13 +104,13 @@ def compare(
     options: VerifyOptions,
     *,
     tell: Callable[[str], None] = lambda text: None,
-) -> Report:
+) -> VerifyReport:
     """Compare two sides at the positions of `meeting`."""
     begun = time.monotonic()
     comparison = _Comparison(spark, a.view(spark, meeting.a), b.view(spark, meeting.b), options)
     tell(f"comparing {comparison.describe()} at {meeting.a}")
     spaces, differences, wrong = comparison.run(tell)
-    return Report(
+    return VerifyReport(
         SideReport(a.kind, a.name, a.replicaset_uuid, meeting.a.to_mapping(), meeting.lacks_a),
         SideReport(b.kind, b.name, b.replicaset_uuid, meeting.b.to_mapping(), meeting.lacks_b),
         tuple(spaces),
@@ -131,7 +131,7 @@ def _notes_on(meeting: Meeting) -> Iterator[str]:
 class _Comparison:
     """Two views, and the spaces of them that are compared."""
 
-    def __init__(self, spark: SparkSession, a: View, b: View, options: VerifyOptions) -> None:
+    def __init__(self, spark: SparkSession, a: SideView, b: SideView, options: VerifyOptions) -> None:
         self._spark, self._a, self._b, self._options = spark, a, b, options
         self._left_out = {**b.left_out, **a.left_out}
         self._chosen = frozenset(map(self._id_of, options.spaces))
@@ -251,7 +251,7 @@ class _Comparison:
                 return found
         return None
 
-    def _wrong(self, letter: Literal["A", "B"], view: View, digests: Sequence[SpaceDigest]) -> Iterator[WrongRow]:
+    def _wrong(self, letter: Literal["A", "B"], view: SideView, digests: Sequence[SpaceDigest]) -> Iterator[WrongRow]:
         """Yield the first rows of a side that contradict themselves."""
         from pyspark.sql import functions as f
 
@@ -266,7 +266,7 @@ class _Comparison:
 
     # --- frames ---
 
-    def _frame(self, view: View, spaces: Collection[int]) -> DataFrame:
+    def _frame(self, view: SideView, spaces: Collection[int]) -> DataFrame:
         """Return the rows of the spaces that are compared, masked like those of the other side."""
         mine = [space_id for space_id in spaces if space_id in view.spaces or space_id in view.definitions]
         frame = view.frame(mine) if mine else self._spark.createDataFrame([], SIDE_COLUMNS)
@@ -322,7 +322,7 @@ def _key_bytes(space_id: int, key: tuple[int | str, ...]) -> bytes:
     return found
 
 
-def _hidden_fields(a: View, b: View) -> dict[int, tuple[int, ...]]:
+def _hidden_fields(a: SideView, b: SideView) -> dict[int, tuple[int, ...]]:
     """Return the fields, by space, that cannot be compared.
 
     They are masked differently on both sides, have a mask that cannot be repeated, or are not part of the state.
@@ -342,7 +342,7 @@ def _hidden_fields(a: View, b: View) -> dict[int, tuple[int, ...]]:
     return {space_id: tuple(sorted(fields)) for space_id, fields in found.items()}
 
 
-def _uncompared(a: View, b: View, space_id: int) -> tuple[int, ...]:
+def _uncompared(a: SideView, b: SideView, space_id: int) -> tuple[int, ...]:
     return (*a.uncompared.get(space_id, ()), *b.uncompared.get(space_id, ()))
 
 

@@ -26,11 +26,11 @@ from flowstone.lake.table import position_in
 from flowstone.lake.table_files import TableFiles
 from flowstone.lake.table_schema import IS_CURRENT, KEY, NOTE, TUPLE, LakeError, LakeSchema, unprefixed
 from flowstone.replication.vclock import VClock
-from flowstone.spark.lake import Lake, Progress, directory_of
+from flowstone.spark.lake import Lake, LakeProgress, directory_of
 from flowstone.spark.sources.options import AsOf
 from flowstone.spark.verify.digests import SIDE_COLUMNS
 from flowstone.spark.verify.lake_check import checked_rows
-from flowstone.spark.verify.sides import SideError, View, comparable
+from flowstone.spark.verify.sides import SideError, SideView, comparable
 from flowstone.spark.worker_errors import clear_errors
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class LakeSide:
     salt: str | None = None
     """The salt of its masks; needed to compare masked values."""
     lake: Lake = field(init=False)
-    _all: dict[str, Progress] = field(init=False, default_factory=dict)
+    _all: dict[str, LakeProgress] = field(init=False, default_factory=dict)
     _uuid: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class LakeSide:
         return False
 
     @property
-    def _progress(self) -> Progress:
+    def _progress(self) -> LakeProgress:
         if self._uuid:
             return self._all[self._uuid]
         if len(self._all) > 1:
@@ -121,7 +121,7 @@ class LakeSide:
     def close(self) -> None:
         """Do nothing: nothing is open."""
 
-    def view(self, spark: SparkSession, position: VClock) -> View:
+    def view(self, spark: SparkSession, position: VClock) -> SideView:
         progress = self._progress
         tracker = SchemaTracker()
         for space_id, row in progress.definitions:
@@ -149,7 +149,7 @@ class LakeSide:
         def make(wanted: Collection[int]) -> DataFrame:
             return _frame(spark, progress, found, wanted)
 
-        return View(
+        return SideView(
             schema,
             frozenset(tables),
             frozenset(SCHEMA_SPACE_IDS),
@@ -162,7 +162,7 @@ class LakeSide:
             make=make,
         )
 
-    def pinned(self, name: str, progress: Progress) -> PinnedRows | None:
+    def pinned(self, name: str, progress: LakeProgress) -> PinnedRows | None:
         """Return the table at the lake's position, or None if the table no longer exists."""
         options = dict(self.storage_options)
         # The table itself records whether it holds one replica set or several.
@@ -206,7 +206,7 @@ def _other_columns(space: SpaceDefinition | None, schema: LakeSchema) -> Iterato
 
 
 def _frame(
-    spark: SparkSession, progress: Progress, tables: Mapping[int, PinnedRows], wanted: Collection[int]
+    spark: SparkSession, progress: LakeProgress, tables: Mapping[int, PinnedRows], wanted: Collection[int]
 ) -> DataFrame:
     """Return the rows of tables and of definitions, and, for histories, the keys whose states overlap."""
     chosen = {space_id: table for space_id, table in tables.items() if space_id in wanted}
@@ -227,7 +227,7 @@ def _tasks(spark: SparkSession, file_count: int) -> int:
     return min(file_count, TASKS_PER_CORE * int(spark.sparkContext.defaultParallelism))
 
 
-def _definition_rows(progress: Progress, wanted: Collection[int]) -> list[tuple[int, bytearray, bytearray, None]]:
+def _definition_rows(progress: LakeProgress, wanted: Collection[int]) -> list[tuple[int, bytearray, bytearray, None]]:
     system = SchemaTracker().schema
     found = []
     for space_id, row in progress.definitions:

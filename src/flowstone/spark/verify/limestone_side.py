@@ -24,7 +24,7 @@ from flowstone.spark.index.limestone_spaces import (
     tracker_of,
 )
 from flowstone.spark.sources.options import AsOf
-from flowstone.spark.verify.sides import SideError, View
+from flowstone.spark.verify.sides import SideError, SideView
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +79,7 @@ class LimestoneSide:
         self.index.check_state(epoch)
         return position_of(epoch)
 
-    def view(self, spark: SparkSession, position: VClock) -> View:
+    def view(self, spark: SparkSession, position: VClock) -> SideView:
         from pyspark.sql import functions as f
 
         epoch = epoch_of(position)
@@ -91,7 +91,7 @@ class LimestoneSide:
             return state_frame(spark, self.index, epoch, chosen).withColumn("wrong", f.lit(None).cast("string"))
 
         uncompared: dict[int, tuple[int, ...]] = dict.fromkeys(spaces, VERSION_FIELDS)
-        return View(tracker_of(storages).schema, spaces, frozenset(), {}, (NOTE,), uncompared=uncompared, make=make)
+        return SideView(tracker_of(storages).schema, spaces, frozenset(), {}, (NOTE,), uncompared=uncompared, make=make)
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

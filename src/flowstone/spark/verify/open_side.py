@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from flowstone.archive.events import Event
+from flowstone.archive.events import ArchiveEvent
 from flowstone.archive.manifest import NAME as MANIFEST
 from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_uri
 from flowstone.outside import production
@@ -29,7 +29,7 @@ def open_side(
     login: Callable[[str], Uri] = parse_uri,
     storage_options: Mapping[str, str] | None = None,
     salt: str | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[ArchiveEvent], None] = lambda event: None,
 ) -> Side:
     """Open the side that `text` names. `login` adds the user to a node address; `salt` is the one of a lake's masks."""
     if os.path.isdir(text):

@@ -81,7 +81,7 @@ class WrongRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """All results. `differences` and `wrong` have only the first few; `spaces` has the counts."""
 
     a: SideReport

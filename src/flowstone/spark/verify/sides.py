@@ -1,6 +1,6 @@
 """The sides of a comparison: a live node, an archive, a log directory. `lake_side.py` has the lake.
 
-A `Side` knows its newest position and which positions it can show; a `View` is a side at one position, as a data
+A `Side` knows its newest position and which positions it can show; a `SideView` is a side at one position, as a data
 frame. A node is followed as an anonymous replica into a temporary archive, which is removed when the side is closed.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from flowstone.archive.archive import Archive
-from flowstone.archive.events import Event
+from flowstone.archive.events import ArchiveEvent
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema
 from flowstone.box.system import (
@@ -79,7 +79,7 @@ class SideError(FlowstoneError):
 
 
 @dataclass(frozen=True)
-class View:
+class SideView:
     """A side at one position.
 
     `schema` names the spaces and their fields. `spaces` are the ids of the user spaces that the view can show,
@@ -138,7 +138,7 @@ class Side(Protocol):
     def resolve(self, as_of: AsOf) -> VClock:
         """Return the position of a moment in the past, or raise an error that names the nearest positions."""
 
-    def view(self, spark: SparkSession, position: VClock) -> View: ...
+    def view(self, spark: SparkSession, position: VClock) -> SideView: ...
 
     def close(self) -> None: ...
 
@@ -184,7 +184,7 @@ class LogSide:
     def resolve(self, as_of: AsOf) -> VClock:
         return self.index.resolve(as_of)
 
-    def view(self, spark: SparkSession, position: VClock) -> View:
+    def view(self, spark: SparkSession, position: VClock) -> SideView:
         return log_view(spark, self.index, position, has_vinyl=self.kind == "archive")
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class NodeSide:
     """A live server. Its rows are received into a temporary directory, which is removed when the side is closed."""
 
     uri: Uri
-    on_event: Callable[[Event], None] = lambda event: None
+    on_event: Callable[[ArchiveEvent], None] = lambda event: None
     directory: str = field(init=False)
     index: ArchiveIndex | None = field(init=False, default=None)
 
@@ -248,7 +248,7 @@ class NodeSide:
     def resolve(self, as_of: AsOf) -> VClock:
         return self._index.resolve(as_of)
 
-    def view(self, spark: SparkSession, position: VClock) -> View:
+    def view(self, spark: SparkSession, position: VClock) -> SideView:
         # The received files are on the driver's machine.
         transport: Transport = "file" if is_one_process(spark.sparkContext.master or "") else "inline"
         return log_view(spark, self._index, position, has_vinyl=True, transport=transport)
@@ -278,7 +278,7 @@ def _with_local(index: ArchiveIndex, position: VClock) -> VClock:
 
 def log_view(
     spark: SparkSession, index: ArchiveIndex, position: VClock, *, has_vinyl: bool, transport: Transport = "file"
-) -> View:
+) -> SideView:
     """Return the state at a position.
 
     `has_vinyl` is True for snapshots received over the network: a server's own `.snap` files have no vinyl tuples.
@@ -295,7 +295,7 @@ def log_view(
         return frame.withColumn("wrong", f.lit(None).cast("string"))
 
     definitions = frozenset((*DEFINITIONS, *ON_REQUEST)) & known
-    return View(schema, frozenset(spaces), definitions, left_out, make=make)
+    return SideView(schema, frozenset(spaces), definitions, left_out, make=make)
 
 
 def comparable(schema: Schema, *, has_vinyl: bool) -> tuple[Sequence[int], dict[int, str]]:

@@ -8,12 +8,12 @@ from flowstone.limestone.format.entries import EntryType, put, remove
 from flowstone.limestone.format.entry_table import MINOR, TYPE
 from flowstone.outside import production
 from flowstone.spark.index.limestone_index import LimestoneIndex
-from flowstone.spark.index.limestone_walk import Chunk
+from flowstone.spark.index.limestone_walk import EntryChunk
 from flowstone.spark.sources.limestone.entry_reader import chunks_of, counted, points, surviving
 from tests.spark.limestone_directories import WrittenDirectory, clear, snippet, version
 
 
-def only_chunk(path: Path) -> Chunk:
+def only_chunk(path: Path) -> EntryChunk:
     directory = WrittenDirectory(path)
     directory.session(0, 1, put(1, b"a", b"", version(1, 1)), clear(1, 1, 2), put(2, b"a", b"", version(1, 3)))
     directory.append("pwal_0000", snippet(1, put(1, b"void", b"", version(1, 4)), is_void=True))

@@ -15,7 +15,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import parse_uri
 from flowstone.replication.vclock import VClock
 from flowstone.spark.sources.tarantool import spool as spool_module
-from flowstone.spark.sources.tarantool.spool import Beginning, CannotFollow, Spool, SpoolLocked, facts_of
+from flowstone.spark.sources.tarantool.spool import Beginning, Spool, SpoolCannotFollow, SpoolLocked, facts_of
 from tests import served_node
 from tests.interop.versions import ANY, parameters
 from tests.node.archived_server import RealServer
@@ -61,7 +61,9 @@ def test_who_may_not_replicate_is_told_which_right_he_lacks(server: RealServer) 
     server.eval("box.schema.user.create('limited', {password = 'pass'})")
     uri = parse_uri(f"limited:pass@{members(server)[0].address}")
     advice = "'limited' lacks the role replication: box.schema.user.grant('limited', 'replication')"
-    with pytest.raises(CannotFollow, match=r"does not let user 'limited' follow it: Read access to space") as caught:
+    with pytest.raises(
+        SpoolCannotFollow, match=r"does not let user 'limited' follow it: Read access to space"
+    ) as caught:
         facts_of([uri])
     assert caught.value.hint == advice
 

@@ -32,7 +32,7 @@ from flowstone.limestone.format.entry_table import (
     VALUE_AT,
     VALUE_END,
 )
-from flowstone.spark.index.limestone_walk import Chunk
+from flowstone.spark.index.limestone_walk import EntryChunk
 from flowstone.spark.sources.limestone.entry_reader import IS_POINT, Rows
 from flowstone.text.row_table import UnknownColumn
 
@@ -119,11 +119,11 @@ class EntryContract:
             f"`{each.name}` {_spark_type(each.type)}{'' if each.nullable else ' NOT NULL'}" for each in self.schema
         )
 
-    def chosen(self, chunk: Chunk, rows: Rows) -> Rows:
+    def chosen(self, chunk: EntryChunk, rows: Rows) -> Rows:
         """Return the entries of the wanted storages."""
         return of_storages(chunk, rows, self.storages)
 
-    def batch(self, chunk: Chunk, rows: Rows) -> pa.RecordBatch:
+    def batch(self, chunk: EntryChunk, rows: Rows) -> pa.RecordBatch:
         """Return the given entries, none of them a marker, as a batch."""
         entries = _Entries(chunk, rows, self)
         children = [entries.column(name) for name in self.schema.names]
@@ -132,7 +132,7 @@ class EntryContract:
         return pa.RecordBatch.from_struct_array(struct)
 
 
-def of_storages(chunk: Chunk, rows: Rows, storages: Collection[int] | None) -> Rows:
+def of_storages(chunk: EntryChunk, rows: Rows, storages: Collection[int] | None) -> Rows:
     if storages is None:
         return rows
     return rows[np.isin(chunk.table[STORAGE_ID, rows], np.array(sorted(storages), np.uint64))]
@@ -140,7 +140,7 @@ def of_storages(chunk: Chunk, rows: Rows, storages: Collection[int] | None) -> R
 
 @dataclass(frozen=True)
 class _Entries:
-    chunk: Chunk
+    chunk: EntryChunk
     rows: Rows
     contract: EntryContract
 
@@ -209,7 +209,7 @@ class _Entries:
         return pa.array(values.view(np.int64))
 
 
-def key_column(chunk: Chunk, rows: Rows) -> pa.Array:
+def key_column(chunk: EntryChunk, rows: Rows) -> pa.Array:
     """Return the keys; null for entries about a whole storage."""
     is_point = IS_POINT[chunk.table[TYPE, rows].astype(np.uint8)]
     starts = np.where(is_point, chunk.table[KEY_AT, rows].astype(np.int64), -1)
@@ -223,7 +223,7 @@ def decimals(values: NDArray[np.uint64]) -> pa.Array:
     return pa.Array.from_buffers(DECIMAL, len(values), [None, pa.py_buffer(wide)])
 
 
-def place_column(chunk: Chunk, rows: Rows, number: int, *, is_compacted: bool = False) -> pa.Array:
+def place_column(chunk: EntryChunk, rows: Rows, number: int, *, is_compacted: bool = False) -> pa.Array:
     """Return bytes that sort in the order in which entries of a key win: by version, then by file and offset.
 
     Compaction removes versions, so an entry of a compacted file loses against any log.

@@ -18,16 +18,16 @@ from flowstone.limestone.format import names
 from flowstone.limestone.format.entries import EntryType
 from flowstone.limestone.format.entry_table import MAJOR, MINOR, STORAGE_ID, TYPE
 from flowstone.outside.disk import Disk, File
-from flowstone.spark.index.limestone_index import EpochLost, Place, Slice
+from flowstone.spark.index.limestone_index import EpochLost, PiecePlace, PieceSlice
 from flowstone.spark.index.limestone_pieces import ReadAt, Version
-from flowstone.spark.index.limestone_walk import VALID, Chunk, walk
+from flowstone.spark.index.limestone_walk import VALID, EntryChunk, walk
 
 Rows = NDArray[np.int64]
 IS_POINT = np.zeros(256, np.bool_)
 IS_POINT[[EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB, EntryType.REMOVE]] = True
 
 
-def chunks_of(disk: Disk, part: Slice) -> Iterator[Chunk]:
+def chunks_of(disk: Disk, part: PieceSlice) -> Iterator[EntryChunk]:
     """Yield all entries of a slice, whether they count or not."""
     with _open(disk, part) as file:
         for place in part.places:
@@ -43,7 +43,7 @@ def _reading(data: bytes, start: int) -> ReadAt:
     return lambda at, size: data[at - start : at - start + size]
 
 
-def _bytes(file: File, place: Place) -> bytes | None:
+def _bytes(file: File, place: PiecePlace) -> bytes | None:
     """Return the bytes of a piece, or None if they differ from the plan."""
     size = place.end - place.start
     if file.size() < place.end:
@@ -52,7 +52,7 @@ def _bytes(file: File, place: Place) -> bytes | None:
     return data if len(data) == size and crc32c(data) == place.checksum else None
 
 
-def _open(disk: Disk, part: Slice) -> File:
+def _open(disk: Disk, part: PieceSlice) -> File:
     for name in _names(part):
         path = f"{part.directory}/{name}"
         with suppress(FileNotFoundError):
@@ -63,7 +63,7 @@ def _open(disk: Disk, part: Slice) -> File:
     raise _gone(part)
 
 
-def _names(part: Slice) -> Iterator[str]:
+def _names(part: PieceSlice) -> Iterator[str]:
     """Yield the possible names of the file: its own, and those that rotation may have given it."""
     yield part.name
     if part.is_compacted:
@@ -73,14 +73,14 @@ def _names(part: Slice) -> Iterator[str]:
     yield from sorted((name for name in there if name.startswith(part.name + ".")), reverse=True)
 
 
-def _gone(part: Slice) -> EpochLost:
+def _gone(part: PieceSlice) -> EpochLost:
     return EpochLost(
         f"{part.directory}/{part.name}: what was planned to be read is there no more",
         hint="files were deleted or compacted meanwhile: run the query again",
     )
 
 
-def counted(chunk: Chunk, start: int, end: int) -> Rows:
+def counted(chunk: EntryChunk, start: int, end: int) -> Rows:
     """Return the numbers of the entries in valid sessions after `start` up to `end`; `end` is durable."""
     chosen = (chunk.states == VALID) & (chunk.epochs <= np.uint64(end)) & ~chunk.is_marker
     if start >= 0:
@@ -88,13 +88,13 @@ def counted(chunk: Chunk, start: int, end: int) -> Rows:
     return np.flatnonzero(chosen)
 
 
-def points(chunk: Chunk, rows: Rows) -> Rows:
+def points(chunk: EntryChunk, rows: Rows) -> Rows:
     """Return the entries that are about one key."""
     is_point: NDArray[np.bool_] = IS_POINT[chunk.table[TYPE, rows].astype(np.uint8)]
     return rows[is_point]
 
 
-def surviving(chunk: Chunk, rows: Rows, clears: Mapping[int, Version], *, is_compacted: bool = False) -> Rows:
+def surviving(chunk: EntryChunk, rows: Rows, clears: Mapping[int, Version], *, is_compacted: bool = False) -> Rows:
     """Return the entries that no clear of their storage made void."""
     if not clears or not len(rows):
         return rows

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from flowstone.limestone.format.entries import EntryType
 from flowstone.limestone.format.entry_table import STORAGE_ID, TYPE
 from flowstone.outside.disk import Disk
-from flowstone.spark.index.limestone_index import LimestoneIndex, Slice
+from flowstone.spark.index.limestone_index import LimestoneIndex, PieceSlice
 from flowstone.spark.index.limestone_kernels import key_shares
 from flowstone.spark.index.limestone_pieces import Version
-from flowstone.spark.index.limestone_walk import Chunk
+from flowstone.spark.index.limestone_walk import EntryChunk
 from flowstone.spark.sources.limestone.entry_columns import EntryContract, key_column, newest, place_column
 from flowstone.spark.sources.limestone.entry_reader import Rows, chunks_of, counted, points, surviving
 
@@ -41,7 +41,7 @@ STORAGE, KEY, PLACE, GONE = "#storage", "#key", "place", "#gone"
 class StateShare:
     """The input of one task, which keeps the keys of share `number` of `count`."""
 
-    slices: tuple[Slice, ...]
+    slices: tuple[PieceSlice, ...]
     clears: Mapping[int, Version]
     epoch: int
     contract: EntryContract
@@ -84,7 +84,7 @@ def read_state(disk: Disk, share: StateShare) -> Iterator[pa.RecordBatch]:
         yield batch.cast(schema)
 
 
-def _own(chunk: Chunk, share: StateShare, *, is_compacted: bool) -> Rows:
+def _own(chunk: EntryChunk, share: StateShare, *, is_compacted: bool) -> Rows:
     rows = share.contract.chosen(chunk, points(chunk, counted(chunk, -1, share.epoch)))
     rows = surviving(chunk, rows, share.clears, is_compacted=is_compacted)
     if share.count == 1 or not len(rows):
@@ -95,7 +95,7 @@ def _own(chunk: Chunk, share: StateShare, *, is_compacted: bool) -> Rows:
     return rows[is_own]
 
 
-def _folding(chunk: Chunk, rows: Rows, contract: EntryContract, part: Slice) -> pa.Table:
+def _folding(chunk: EntryChunk, rows: Rows, contract: EntryContract, part: PieceSlice) -> pa.Table:
     batch = contract.batch(chunk, rows)
     gone = chunk.table[TYPE, rows] == np.uint64(EntryType.REMOVE)
     # A remove has nulls, which the state's columns do not allow until removes are filtered out.

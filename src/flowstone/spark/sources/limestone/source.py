@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from flowstone.outside import production
-from flowstone.spark.index.limestone_index import SLICE_SIZE, LimestoneIndex, NotDurable, Slice
+from flowstone.spark.index.limestone_index import SLICE_SIZE, LimestoneIndex, NotDurable, PieceSlice
 from flowstone.spark.sources.limestone.entry_columns import EntryContract
 from flowstone.spark.sources.limestone.entry_reader import chunks_of, counted
 from flowstone.spark.sources.limestone.entry_states import StateShare, plan_state, read_state
@@ -33,14 +33,14 @@ SLICES_WANTED: Final = 16
 class ChangesOfFile(InputPartition):
     """The changes that one task reads: after epoch `start` up to `end`."""
 
-    part: Slice
+    part: PieceSlice
     start: int
     end: int
     contract: EntryContract
 
 
 @dataclass
-class StateOfKeys(InputPartition):
+class EntryStateOfKeys(InputPartition):
     """The part of a state that one task reads."""
 
     share: StateShare
@@ -94,7 +94,7 @@ class LimestoneReader(DataSourceReader):
         contract = contract_of(options, index)
         if options.mode == "state":
             epoch = index.durable if options.as_of is None else options.as_of
-            return [StateOfKeys(share) for share in plan_state(index, epoch, contract)]
+            return [EntryStateOfKeys(share) for share in plan_state(index, epoch, contract)]
         start, end = self._bounds(index)
         return parts_between(index, start, end, contract)
 
@@ -133,7 +133,7 @@ def read_part(partition: InputPartition) -> Iterator[pa.RecordBatch]:
     with clear_errors():
         if type(partition) is InputPartition:  # for a plan without tasks, Spark creates an empty one
             return
-        if isinstance(partition, StateOfKeys):
+        if isinstance(partition, EntryStateOfKeys):
             yield from read_state(disk, partition.share)
             return
         assert isinstance(partition, ChangesOfFile)

@@ -24,7 +24,7 @@ from flowstone.limestone.errors import LimestoneError
 from flowstone.outside import production
 from flowstone.spark.index.limestone_index import LimestoneIndex, NotDurable
 from flowstone.spark.sources.limestone.entry_states import plan_state
-from flowstone.spark.sources.limestone.source import StateOfKeys, contract_of, parts_between, read_part
+from flowstone.spark.sources.limestone.source import EntryStateOfKeys, contract_of, parts_between, read_part
 from flowstone.spark.sources.options import LimestoneOptions, WrongOption
 from flowstone.spark.worker_errors import clear_errors
 
@@ -86,7 +86,7 @@ class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             raise _set_back(index, until)
         at = _epoch_in(start, index)
         if at is None and self._options.starting == "snapshot":
-            return [StateOfKeys(share) for share in plan_state(index, until, contract)]
+            return [EntryStateOfKeys(share) for share in plan_state(index, until, contract)]
         at = self._first(index, until) if at is None else at
         if self._options.fail_on_data_loss:
             index.check_changes(at, until)

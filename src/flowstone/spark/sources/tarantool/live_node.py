@@ -44,7 +44,7 @@ class UnknownSpaceThere(FlowstoneError):
 
 
 @dataclass(frozen=True)
-class Definitions:
+class LiveDefinitions:
     """The spaces of a server that the user may see. `replicaset_uuid` is empty if the user may not read it."""
 
     address: str
@@ -64,7 +64,7 @@ class Definitions:
         )
 
 
-def definitions(members: Sequence[Uri]) -> Definitions:
+def definitions(members: Sequence[Uri]) -> LiveDefinitions:
     """Return the definitions of the first of `members` that answers."""
     return at_first(members, _definitions)
 
@@ -144,7 +144,7 @@ def select_body(
     )
 
 
-async def _definitions(connection: Connection, uri: Uri) -> Definitions:
+async def _definitions(connection: Connection, uri: Uri) -> LiveDefinitions:
     spaces = await _rows(connection, VSPACE_ID)
     indexes: dict[int, list[tuple[Any, ...]]] = {}
     for row in await _rows(connection, VINDEX_ID):
@@ -159,7 +159,7 @@ async def _definitions(connection: Connection, uri: Uri) -> Definitions:
             )
         except DefinitionError as error:
             problems[row[0]] = error.message
-    return Definitions(connection.address, uri.user, await _replicaset_uuid(connection), Schema(found, problems))
+    return LiveDefinitions(connection.address, uri.user, await _replicaset_uuid(connection), Schema(found, problems))
 
 
 async def _rows(connection: Connection, space_id: int) -> tuple[tuple[Any, ...], ...]:

@@ -28,7 +28,7 @@ from flowstone.spark.sources.change_contract import shape_of
 from flowstone.spark.sources.options import TarantoolOptions, tarantool_options, writer_options
 from flowstone.spark.sources.state_contract import REPLICASET_UUID, FormatDiffers, StateContract
 from flowstone.spark.sources.tarantool.index_scan import can_walk, scan_space
-from flowstone.spark.sources.tarantool.live_node import CannotUse, Definitions, definitions
+from flowstone.spark.sources.tarantool.live_node import CannotUse, LiveDefinitions, definitions
 from flowstone.spark.sources.tarantool.live_snapshot import snapshot_slabs
 from flowstone.spark.worker_errors import clear_errors
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class StatePart(InputPartition):
+class ServerStatePart(InputPartition):
     """The input of one task: the rows of one replica set."""
 
     members: tuple[Uri, ...]
@@ -106,10 +106,10 @@ class TarantoolReader(DataSourceReader):
         for _, contract in self._contracts:
             if contract.space is not None:
                 _check_readable(contract.space, self._options.read_mode)
-        return [StatePart(members, contract) for members, contract in self._contracts]
+        return [ServerStatePart(members, contract) for members, contract in self._contracts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, StatePart)
+        assert isinstance(partition, ServerStatePart)
         members, contract = partition.members, partition.contract
         read = read_snapshot if self._options.read_mode == "snapshot" else read_pages
         with clear_errors():
@@ -185,7 +185,7 @@ def _contracts(options: TarantoolOptions) -> list[tuple[tuple[Uri, ...], StateCo
     """Return the contract of each replica set. Raise an error if the space or its columns cannot be read."""
     changes = options.changes
     found: list[tuple[tuple[Uri, ...], StateContract]] = []
-    first: Definitions | None = None
+    first: LiveDefinitions | None = None
     for members in options.members:
         there = definitions(members)
         space = there.space(changes.space) if changes.space is not None else None
@@ -203,7 +203,7 @@ def _contracts(options: TarantoolOptions) -> list[tuple[tuple[Uri, ...], StateCo
     return found
 
 
-def _check_uuid(contract: StateContract, options: TarantoolOptions, there: Definitions) -> None:
+def _check_uuid(contract: StateContract, options: TarantoolOptions, there: LiveDefinitions) -> None:
     """Raise CannotUse if the UUID is selected but unknown: a snapshot contains it, a SELECT does not."""
     is_wanted = REPLICASET_UUID.name in contract.schema.names
     if is_wanted and not there.replicaset_uuid and options.read_mode == "select":

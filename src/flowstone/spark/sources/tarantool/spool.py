@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from flowstone.archive.definitions_file import DefinitionRow
-from flowstone.archive.events import Event
+from flowstone.archive.events import ArchiveEvent
 from flowstone.archive.spool_files import WAL_MAX_SIZE
 from flowstone.archive.spooler import Beginning, Spooling
 from flowstone.archive.upstream_query import UpstreamFacts, ask_ballot, ask_facts, first_of
@@ -30,7 +30,7 @@ from flowstone.outside.loop_thread import LoopThread
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex
 
-__all__ = ["Beginning", "CannotFollow", "Spool", "SpoolEnded", "SpoolLocked", "facts_of"]
+__all__ = ["Beginning", "Spool", "SpoolCannotFollow", "SpoolEnded", "SpoolLocked", "facts_of"]
 
 LOCK_SECONDS: Final = 5.0
 """Grace period for an orphaned reader to release its lock."""
@@ -42,7 +42,7 @@ class SpoolEnded(FlowstoneError):
     """The spool stopped receiving without an error."""
 
 
-class CannotFollow(FlowstoneError):
+class SpoolCannotFollow(FlowstoneError):
     """The server does not let this user replicate."""
 
 
@@ -80,7 +80,7 @@ class Spool:
         register: bool = False,
         wal_max_size: int = WAL_MAX_SIZE,
         replication_timeout: float = 1.0,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[ArchiveEvent], None] = lambda event: None,
     ) -> Spool:
         """Open a spool; return once it has a position to read from: for a new spool, once its snapshot is durable.
 
@@ -239,6 +239,6 @@ async def _facts_of(uri: Uri) -> UpstreamFacts:
         return await ask_facts(production(), uri)
     except errors.AccessDenied as error:
         user = uri.user or rights.GUEST
-        raise CannotFollow(
+        raise SpoolCannotFollow(
             f"{uri.address} does not let user {user!r} follow it: {error.message}", hint=rights.to_replicate(uri.user)
         ) from error

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from flowstone.archive import manifest as archive_manifest
-from flowstone.archive.definitions_file import Definitions
+from flowstone.archive.definitions_file import DefinitionsFile
 from flowstone.archive.upstream_query import UpstreamFacts
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import SchemaTracker, UnknownSpace
@@ -40,7 +40,7 @@ from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.offsets import INITIAL, Offset, Position
 from flowstone.spark.sources.options import TarantoolOptions, WrongOption
 from flowstone.spark.sources.spool_stream import (
-    Limits,
+    BatchLimits,
     SnapshotLost,
     StreamSlice,
     next_position,
@@ -177,12 +177,12 @@ class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._sets = sets
         return self._sets
 
-    def _limits(self, limit: ReadLimit) -> Limits:
+    def _limits(self, limit: ReadLimit) -> BatchLimits:
         """Combine the limit from Spark with the option that `getDefaultReadLimit` did not report."""
         changes = self._options.changes
         if isinstance(limit, ReadMaxRows):
-            return Limits(limit.max_rows, changes.max_bytes)
-        return Limits(None, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
+            return BatchLimits(limit.max_rows, changes.max_bytes)
+        return BatchLimits(None, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
 
 
 class _ReplicaSet:
@@ -261,7 +261,7 @@ class _ReplicaSets:
 
     # --- offsets ---
 
-    def next_offset(self, at: Offset, limits: Limits, targets: Mapping[str, VClock] | None) -> Offset:
+    def next_offset(self, at: Offset, limits: BatchLimits, targets: Mapping[str, VClock] | None) -> Offset:
         """Return the end of the batch after `at`. With `targets`, wait for rows that are certain to arrive."""
         share = limits.share(len(self._sets))
         while True:
@@ -386,7 +386,7 @@ def _space_of(options: TarantoolOptions, facts: UpstreamFacts, wanted: int | str
                 raise UnknownSpace(f"no space {wanted!r} behind {position}, where this query stopped")
             return found
     tracker = SchemaTracker()
-    Definitions({}, "", "", facts.definitions).apply_to(tracker)
+    DefinitionsFile({}, "", "", facts.definitions).apply_to(tracker)
     return tracker.schema.space(wanted)
 
 

@@ -28,7 +28,7 @@ from flowstone.spark.sources.change_batches import FormatChanged, read_slice
 from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.offsets import INITIAL, Offset, Position
 from flowstone.spark.sources.options import WrongOption, XlogOptions, xlog_options
-from flowstone.spark.sources.spool_stream import Limits, StreamSlice, next_position, slices_between
+from flowstone.spark.sources.spool_stream import BatchLimits, StreamSlice, next_position, slices_between
 from flowstone.spark.sources.xlog.log_directories import (
     LogDirectories,
     ReplicaSetLogs,
@@ -241,7 +241,7 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
             found += [ChangePart(piece) for piece in slices_between(index, at, until, self._contract(uuid))]
         return found
 
-    def _next(self, logs: ReplicaSetLogs, at: Position | None, limits: Limits) -> Position:
+    def _next(self, logs: ReplicaSetLogs, at: Position | None, limits: BatchLimits) -> Position:
         changes = self._options.changes
         uuid = logs.replicaset_uuid
         if at is None and changes.starting == "latest":
@@ -289,11 +289,11 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
                 )
         return self._contracts[uuid]
 
-    def _limits(self, limit: ReadLimit) -> Limits:
+    def _limits(self, limit: ReadLimit) -> BatchLimits:
         """Combine the limit from Spark with the option that `getDefaultReadLimit` did not report."""
         if isinstance(limit, ReadMaxRows):
-            return Limits(limit.max_rows, self._options.changes.max_bytes)
-        return Limits(None, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
+            return BatchLimits(limit.max_rows, self._options.changes.max_bytes)
+        return BatchLimits(None, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
 
     @staticmethod
     def _checked(offset: Offset, directories: LogDirectories) -> Offset:
