@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -423,6 +424,105 @@ def test_every_module_has_a_test_module() -> None:
     assert sorted(set(TESTED_ELSEWHERE) - set(sources)) == [], "exemptions of modules that are gone"
 
 
+MODULES_MAX: Final = 25
+"""More modules than a reader can take in at a glance."""
+
+
+def crowded(paths: list[str], limit: int) -> list[str]:
+    """Directories of the source with more modules than `limit`, not counting `__init__.py`."""
+    rooms = [path.rpartition("/")[0] for path in paths if path.startswith("src/") and not path.endswith("__init__.py")]
+    return sorted({f"{room}: {rooms.count(room)} modules" for room in rooms if rooms.count(room) > limit})
+
+
+def test_no_directory_has_more_modules_than_a_reader_can_take_in() -> None:
+    found = crowded([module.path for module in MODULES], MODULES_MAX)
+    assert not found, "\n" + "\n".join(found)
+
+
+SAME_NAME: Final[dict[str, str]] = {
+    "Replica": "both are public: flowstone.Replica follows a server, flowstone.limestone.Replica receives",
+}
+
+
+def repeated_classes(modules: list[Module], same_name: dict[str, str]) -> list[str]:
+    """Public classes of one name that are defined in several modules."""
+    homes: dict[str, list[str]] = {}
+    for module in modules:
+        if module.path.startswith("src/"):
+            for node in module.tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    homes.setdefault(node.name, []).append(module.path)
+    return [f"{name}: {', '.join(found)}" for name, found in homes.items() if len(found) > 1 and name not in same_name]
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    found = repeated_classes(MODULES, SAME_NAME)
+    assert not found, "\n" + "\n".join(found)
+
+
+UNUSED_HERE: Final[dict[str, str]] = {
+    "STARTUP": "the original's own mode of reading; tests compare with the original by it",
+    "DELTA_CONF": "sessions on clusters need it",
+    "UNSIGNED_TEXT_MAX": "room that callers of the kernel need",
+    "changes_of": "the counterpart of `at`",
+    "connected_count": "tests and debuggers",
+    "connection_count": "tests and debuggers",
+    "data_received": "asyncio calls it",
+    "decode_all": "the counterpart of an encoder",
+    "encode_ballot_body": "the counterpart of a decoder",
+    "handle_error": "socketserver calls it",
+    "is_subscribed": "tests and debuggers",
+    "pair_count": "tests and debuggers",
+    "pause_writing": "asyncio calls it",
+    "reportLatestOffset": "Spark calls it",
+    "resume_writing": "asyncio calls it",
+    "to_datetime": "for users of the values",
+    "unread_size": "tests and debuggers",
+    "wire_entry": "the counterpart of a decoder",
+}
+"""Names that nothing in the source uses, each with the reason why it is there."""
+
+BY_NAME: Final = ("_make_",)
+"""Prefixes of methods that are looked up by name."""
+
+
+def defined_names(module: Module) -> Iterator[str]:
+    """Functions, methods, classes and constants of a module; a decorator may have registered the others somewhere."""
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith("__"):
+            continue
+        if all(last_name(each) in {"property", "staticmethod", "classmethod"} for each in node.decorator_list):
+            yield node.name
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def dead_names(modules: list[Module], pages: str, unused_here: dict[str, str]) -> list[str]:
+    """Names that are defined in the source and occur nowhere else: in no module but tests, and on no page."""
+    words = Counter(
+        word
+        for module in modules
+        if not module.path.startswith("tests/")
+        for word in re.findall(r"[A-Za-z_]\w*", module.text)
+    )
+    words.update(re.findall(r"[A-Za-z_]\w*", pages))
+    return [
+        f"{module.path}: {name}"
+        for module in modules
+        if module.path.startswith("src/")
+        for name in defined_names(module)
+        if words[name] == 1 and name not in unused_here and not name.startswith(BY_NAME)
+    ]
+
+
+def test_no_name_is_defined_and_never_used() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+    found = dead_names(MODULES, pages, UNUSED_HERE)
+    assert not found, "\n" + "\n".join(found)
+
+
 # --- the rules can fail ---------------------------------------------------------------------------
 
 DOC: Final = '"""A room."""\n'
@@ -545,3 +645,22 @@ def test_a_module_without_a_test_module_is_found() -> None:
     assert untested([source], ["tests/xlog/test_block.py"], {}) == []
     assert untested([source], ["tests/xlog/test_block_damage.py"], {}) == []
     assert untested([source], [], {source: "it is a table"}) == []
+
+
+def test_a_crowded_directory_is_found() -> None:
+    paths = [f"src/flowstone/xlog/module_{number}.py" for number in range(3)]
+    assert crowded([*paths, "src/flowstone/xlog/__init__.py"], 3) == []
+    assert crowded(paths, 2) == ["src/flowstone/xlog: 3 modules"]
+
+
+def test_a_repeated_class_name_is_found() -> None:
+    both = [Module(XLOG, "class Place: pass"), Module(BOX, "class Place: pass\nclass _Own: pass")]
+    assert repeated_classes([*both, Module(NODE, "class _Own: pass")], {}) == [f"Place: {XLOG}, {BOX}"]
+    assert repeated_classes(both, {"Place": "a reason"}) == []
+
+
+def test_a_dead_name_is_found() -> None:
+    tested = Module("tests/xlog/test_example.py", "f()\nSIZE")
+    module = Module(XLOG, "SIZE = 3\ndef f():\n    return g()\ndef g(): pass\n@command\ndef h(): pass")
+    assert dead_names([module, tested], "", {}) == [f"{XLOG}: f", f"{XLOG}: SIZE"]
+    assert dead_names([module, tested], "call f", {"SIZE": "a reason"}) == []

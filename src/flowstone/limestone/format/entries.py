@@ -41,9 +41,6 @@ class EntryType(IntEnum):
     NORMAL_WITH_BLOB = 10
 
 
-POINT_TYPES: Final = frozenset({EntryType.NORMAL, EntryType.REMOVE, EntryType.NORMAL_WITH_BLOB})
-"""Entries about one key."""
-
 STORAGE_TYPES: Final = frozenset({EntryType.CLEAR_STORAGE, EntryType.ADD_STORAGE, EntryType.REMOVE_STORAGE})
 """Entries about a whole storage."""
 

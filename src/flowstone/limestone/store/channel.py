@@ -40,7 +40,6 @@ _REMOVE = struct.Struct("<BIQ").pack
 _STORAGE = struct.Struct("<BQQQ").pack
 _VERSION = struct.Struct("<QQ").pack
 _PUT_BYTE: Final = EntryType.NORMAL.value
-_BLOBS_BYTE: Final = EntryType.NORMAL_WITH_BLOB.value
 _REMOVE_BYTE: Final = EntryType.REMOVE.value
 _PUT_SIZE: Final = 33
 _REMOVE_SIZE: Final = 29

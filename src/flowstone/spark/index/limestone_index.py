@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flowstone.errors import FlowstoneError
 from flowstone.limestone.errors import DamagedFile, LimestoneError
 from flowstone.limestone.format import catalog, epoch_file, manifest, names
 from flowstone.limestone.format.catalog import Catalog
@@ -429,10 +428,3 @@ def _parts(places: Sequence[PiecePlace], size: int) -> Iterator[list[PiecePlace]
 def is_limestone(directory: str) -> bool:
     """Return True if a directory looks like a Limestone data directory."""
     return os.path.isfile(os.path.join(directory, names.MANIFEST))
-
-
-def parse_epoch(text: str) -> int:
-    """Parse an epoch from an option."""
-    if not (text.strip().isascii() and text.strip().isdigit()):
-        raise FlowstoneError(f"{text!r} is no epoch", hint="an epoch is a whole number")
-    return int(text)

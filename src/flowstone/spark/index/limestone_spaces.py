@@ -6,7 +6,6 @@ entry's key, and all spaces have the same fields. An epoch is a position: the on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -93,11 +92,6 @@ def any_space() -> SpaceDefinition:
     space = tracker_of((0,)).schema.get(FIRST_USER_SPACE_ID)
     assert space is not None
     return space
-
-
-def check_storages(storages: Iterable[int]) -> tuple[int, ...]:
-    """Return the storages; raise StorageTooLarge if one of them cannot have a table."""
-    return tuple(storage_id for storage_id in storages if space_id_of(storage_id))
 
 
 def tuple_column(chunk: EntryChunk, rows: Rows) -> pa.Array:

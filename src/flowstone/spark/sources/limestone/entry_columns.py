@@ -54,8 +54,6 @@ _NAMES: Final = text_array([OPERATIONS.get(EntryType(code), "") if code else "" 
 _IS_PUT: Final = np.zeros(256, np.bool_)
 _IS_PUT[[EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB]] = True
 
-CHANGE_COLUMNS: Final = ("_operation", "_commit_version", "_space", "_replicaset_uuid")
-ENTRY_COLUMNS: Final = ("storage_id", "key", "value", "version_major", "version_minor", "blob_ids")
 _SPARK_TYPES: Final = {
     pa.string(): "STRING",
     pa.binary(): "BINARY",
