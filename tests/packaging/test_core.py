@@ -26,7 +26,8 @@ CORE: Final = frozenset(
 IMPORT_EVERYTHING: Final = """
 import importlib, pkgutil, flowstone
 for module in pkgutil.walk_packages(flowstone.__path__, "flowstone."):
-    if not module.name.startswith(("flowstone.spark.", "flowstone.web.")) and not module.name.endswith("__main__"):
+    needs_an_extra = module.name.startswith(("flowstone.spark.", "flowstone.lake.", "flowstone.web."))
+    if not needs_an_extra and not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 """
 
@@ -91,7 +92,7 @@ def test_the_version_is_told(environment: Path) -> None:
     assert (done.stdout, done.stderr) == (f"flowstone {importlib.metadata.version('flowstone')}\n", "")
 
 
-def test_every_module_but_those_of_spark_and_the_web_can_be_imported(environment: Path) -> None:
+def test_every_module_but_those_of_spark_lake_and_web_can_be_imported(environment: Path) -> None:
     done = run(environment, "python", "-c", IMPORT_EVERYTHING)
     assert (done.returncode, done.stderr) == (0, "")
 
