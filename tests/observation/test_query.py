@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import flowstone
 from flowstone.iproto.constants import Key
-from flowstone.iproto.errors import NoSuchProc
+from flowstone.iproto.errors import Loading, NoSuchProc
+from flowstone.iproto.greeting import decode_greeting
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import parse_uri
@@ -24,10 +26,13 @@ from flowstone.outside import production
 from tests.interop.cluster import Cluster
 from tests.interop.member import REPLICATOR, SECONDS, Member, eventually
 from tests.interop.versions import fits
-from tests.node.fake_server import answering, peer
+from tests.node.fake_server import answering, greeting, peer, refusal
 from tests.node.hanging_disk import HangingDisk
 from tests.real_tarantool import free_port
 from tests.simulation.simulation import Simulation, simulated
+
+GREETS = str(decode_greeting(greeting()).uuid)
+"""UUID that every server of `fake_server` greets with."""
 
 
 def asking(member: Member, *, login: str = "") -> Asking:
@@ -211,6 +216,20 @@ async def test_silence_about_the_disk_does_not_cost_the_rest_of_the_report() -> 
         silent.set()
     assert isinstance(found, Report)
     assert (found.status, found.disk) == ("running", ReportedDisk(failure="the disk does not answer"))
+
+
+async def test_server_that_is_loading_and_rejects_the_login_is_known_by_its_greeting() -> None:
+    loading = refusal(Loading.code, "Instance bootstrap hasn't finished yet")
+    async with peer(answering(lambda request: loading, (2, 6, 0))) as address:
+        server = Asking(production(), parse_uri(f"app:secret@{address}"))
+        found = await once(server)
+        assert isinstance(found, Unreachable)
+        assert (found.reason, found.uuid) == ("Instance bootstrap hasn't finished yet", GREETS)
+    gone = await once(server)
+    assert isinstance(gone, Unreachable)
+    assert "refused" in gone.reason
+    assert gone.uuid == GREETS
+    assert (await once(Asking(production(), parse_uri(address)))) == msgspec.structs.replace(gone, uuid=None)
 
 
 @simulated(seeds=range(2))

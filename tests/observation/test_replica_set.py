@@ -253,3 +253,29 @@ def test_the_document_has_what_is_concluded_and_no_secret() -> None:
     ]
     assert shown["members"][0]["vclock"] == {"1": 5}
     assert shown["members"][1]["why_read_only"] == "unknown"
+
+
+def test_server_that_does_not_answer_is_the_member_whose_uuid_it_had() -> None:
+    one = report(1, {1: 5}, {2: {}, 3: {}})
+    lost = [Unreachable(address=address(number), reason="connection refused", uuid=uuid(number)) for number in (2, 3)]
+    (found,) = replica_sets([one, *lost])
+    assert [(member.uuid, member.address) for member in found.members[1:]] == [(uuid(n), address(n)) for n in (2, 3)]
+
+
+def test_address_of_a_member_that_answers_elsewhere_is_not_its_own_any_more() -> None:
+    one, two = report(1, {1: 5}, {2: {}}), report(2, {1: 5}, {1: {"upstream": upstream(1)}})
+    (found,) = replica_sets([one, two, Unreachable(address="db9:3301", reason="connection refused", uuid=uuid(2))])
+    assert [(member.uuid, member.unreachable is None) for member in found.members] == [
+        (uuid(1), True),
+        (uuid(2), True),
+        ("db9:3301", False),
+    ]
+
+
+def test_address_of_another_instance_is_not_taken_for_the_last_member_that_is_left() -> None:
+    one = report(1, {1: 5}, {2: {}})
+    for known, is_member in ((None, True), (uuid(2), True), (uuid(7), False)):
+        lost = Unreachable(address=address(2), reason="connection refused", uuid=known)
+        member = replica_sets([one, lost])[0].member(uuid(2))
+        assert member is not None
+        assert (member.unreachable is not None) is is_member

@@ -146,6 +146,32 @@ async def test_who_answers_in_the_place_of_a_member_is_not_taken_for_it(sim: Sim
 
 
 @simulated(seeds=range(2))
+async def test_members_that_go_away_together_keep_their_identity_in_the_next_look(sim: Simulation) -> None:
+    """Only these two know who they are: no other member follows them."""
+    await sim.start("a")
+    for name in ("b", "c"):
+        await sim.start(name, replication=[sim.uri("a")], bootstrap_strategy="legacy")
+    await sim.until(lambda: len(sim.node("a").info()["replication"]) == 3)
+    uuids = {place(sim, name): str(sim.node(name).info()["uuid"]) for name in ("b", "c")}
+    survey = survey_of(sim, "a", "b", "c")
+    await survey.look()
+    for name in ("b", "c"):
+        sim.kill(name)
+    (found,) = await survey.look()
+    assert {member.address: member.uuid for member in found.members if member.unreachable is not None} == uuids
+    disk = sim.look("b")
+    for name in disk.list_directory("/b"):
+        disk.unlink(f"/b/{name}")
+    await sim.restart("b", replication=[], bootstrap_strategy="legacy")
+    await survey.look()
+    sim.kill("b")
+    sets = await survey.look()
+    await survey.close()
+    (strange,) = [m for one in sets for m in one.members if m.address == place(sim, "b") and m.unreachable is not None]
+    assert strange.uuid == place(sim, "b")
+
+
+@simulated(seeds=range(2))
 async def test_two_sets_are_seen_at_once(sim: Simulation) -> None:
     await sim.start("a")
     await sim.start("b", dialect="2.6")

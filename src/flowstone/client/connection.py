@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -60,12 +61,20 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, outside: Outside, uri: Uri, *, timeout: float = CONNECT_SECONDS, instance: str | None = None
+        cls,
+        outside: Outside,
+        uri: Uri,
+        *,
+        timeout: float = CONNECT_SECONDS,
+        instance: str | None = None,
+        on_greeting: Callable[[Greeting], None] | None = None,
     ) -> Connection:
         """Connect, read the greeting, query the features of the server and log in, within `timeout` seconds.
 
         If `instance` is given and the greeting has another UUID, nothing is sent, so that the server never receives the
-        credentials. Raise ConnectionFailed if the connection fails, and the server's error if it rejects the login.
+        credentials. `on_greeting` gets the greeting even if the connection fails afterwards, as it does if a loading
+        server rejects the login. Raise ConnectionFailed if the connection fails, and the server's error if it
+        rejects the login.
         """
         connection: Connection | None = None
         stream: Stream | None = None
@@ -73,6 +82,8 @@ class Connection:
             async with asyncio.timeout(timeout):
                 stream = await outside.network.connect(uri.host, uri.port, timeout=timeout, tls=tls_of(uri))
                 connection = cls(stream, await _greeting(stream, uri), uri.address)
+                if on_greeting is not None:
+                    on_greeting(connection.greeting)
                 there = str(connection.greeting.uuid)
                 if instance not in (None, there):
                     reason = f"another instance answers at this address: {there}"

@@ -15,6 +15,7 @@ import msgspec
 from flowstone.observation.findings.connection_findings import connection_findings, is_cut_off
 from flowstone.observation.findings.disk_findings import disk_findings
 from flowstone.observation.findings.finding import Finding, Kind, Severity
+from flowstone.observation.findings.lag_findings import lag_findings
 from flowstone.observation.findings.link_causes import (
     END_ONE,
     Between,
@@ -28,8 +29,6 @@ from flowstone.observation.findings.queue_findings import queue_findings
 from flowstone.observation.findings.wording import expel, make, position, rows_text, seconds_text
 from flowstone.observation.replica_set import FOLLOWING, Link, Member, ReplicaSet, missing_rows, most_behind
 from flowstone.observation.report import Report, ReportedConsumer, ReportedPeer
-
-FAILED: Final = frozenset({"stopped", "disconnected", "loading"})
 
 SILENT_SECONDS: Final = 2.0
 """Idle time after which a link counts as silent: masters send a heartbeat every `replication_timeout`, usually 1 s."""
@@ -65,7 +64,12 @@ def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda one: (_ORDER[one.severity], kinds.index(one.kind))))
 
 
-def _of_set(replica_set: ReplicaSet) -> Iterator[Finding]:
+def _of_set(replica_set: ReplicaSet) -> list[Finding]:
+    found = list(_of_causes(replica_set))
+    return [*found, *lag_findings(replica_set, found)]
+
+
+def _of_causes(replica_set: ReplicaSet) -> Iterator[Finding]:
     for member in replica_set.members:
         if member.unreachable is not None:
             yield _unreachable(replica_set, member)
@@ -266,7 +270,7 @@ def _of_links(replica_set: ReplicaSet) -> Iterator[Finding]:
         follower, master = replica_set.member(link.follower), replica_set.member(link.master)
         if follower is None or master is None or _is_told_already(follower):
             continue
-        if link.status in FAILED or (link.message and not link.is_following):
+        if link.is_failed:
             finding = _failed(replica_set, link, follower, master)
             if finding.kind is Kind.COPIED_INSTANCE and follower.copy is not None:
                 continue  # `_copied` reports it with both addresses

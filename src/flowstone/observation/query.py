@@ -17,6 +17,7 @@ from flowstone.client.connection import HINT_OF_SILENCE, REQUEST_SECONDS, Connec
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.errors import AccessDenied, CredsMismatch, NoSuchUser, TarantoolError
+from flowstone.iproto.greeting import Greeting
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import Uri
 from flowstone.node.disk_query import NO_ANSWER
@@ -70,6 +71,9 @@ class Asking:
         """`instance` is the UUID of the expected server, if known: no other server receives the login."""
         self.uri = uri
         self._instance = instance
+        self._seen = instance
+        """UUID of the server at this address, which it keeps in reports while it does not answer. The greeting of
+        another instance replaces it."""
         self._outside = outside
         self._timeout = timeout
         self._connection: Connection | None = None
@@ -86,14 +90,16 @@ class Asking:
                 reason=printable(error.message),
                 hint=_grant_hint(self.uri, error),
                 is_denied=True,
+                uuid=self._seen,
             )
         except TimeoutError:
             await self.close()
             reason = f"{self.uri.address} did not answer within {self._timeout:g} s"
-            return Unreachable(address=self.uri.address, reason=reason, hint=HINT_OF_SILENCE)
+            return Unreachable(address=self.uri.address, reason=reason, hint=HINT_OF_SILENCE, uuid=self._seen)
         except FlowstoneError as error:
             await self.close()
-            return Unreachable(address=self.uri.address, reason=printable(error.message), hint=error.hint)
+            reason = printable(error.message)
+            return Unreachable(address=self.uri.address, reason=reason, hint=error.hint, uuid=self._seen)
 
     async def report(self) -> Report:
         """Return the server's report; raise FlowstoneError if it cannot be queried."""
@@ -161,9 +167,18 @@ class Asking:
         async with self._turn:
             if self._connection is None or self._connection.is_lost:
                 self._connection = await Connection.open(
-                    self._outside, self.uri, timeout=self._timeout, instance=self._instance
+                    self._outside,
+                    self.uri,
+                    timeout=self._timeout,
+                    instance=self._instance,
+                    on_greeting=self._greeted,
                 )
             return self._connection
+
+    def _greeted(self, greeting: Greeting) -> None:
+        """Note which instance answers. A server that has no data yet greets with a nil UUID."""
+        if self._instance is None:
+            self._seen = str(greeting.uuid) if greeting.uuid.int else None
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None

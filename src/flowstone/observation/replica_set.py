@@ -26,6 +26,9 @@ from flowstone.observation.report import (
 FOLLOWING = ("follow", "sync")
 """States of a link in which rows arrive."""
 
+FAILED: Final = frozenset({"stopped", "disconnected", "loading"})
+"""States of a link that has failed: no rows arrive until it is established again."""
+
 BEHIND_SECONDS: Final = 5.0
 """Lag from which on it is reported, everywhere. With less, rows may still be in transit: a lost connection is noticed
 after 4 × `replication_timeout`, which is 1 s by default."""
@@ -55,6 +58,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_following(self) -> bool:
         return self.status in FOLLOWING
+
+    @property
+    def is_failed(self) -> bool:
+        """True if the link has failed; a link that is being established again still has the message."""
+        return self.status in FAILED or (self.message is not None and not self.is_following)
 
     @property
     def is_behind(self) -> bool:
@@ -177,9 +185,9 @@ class ReplicaSet(msgspec.Struct, frozen=True, kw_only=True):
 def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, ...]:
     """Return the replica sets of the servers, in the order of `answers`.
 
-    A server that did not answer belongs to the set in which a member follows its address, to the only set, or to a set
-    without a UUID. A server that was queried at two addresses is included once, and so is a server of which a copy
-    runs, with the address of the copy.
+    A server that did not answer belongs to the set that lists its UUID, if that is known, or in which a member follows
+    its address, to the only set, or to a set without a UUID. A server that was queried at two addresses is included
+    once, and so is a server of which a copy runs, with the address of the copy.
     """
     first: dict[str, Report] = {}
     for answer in answers:
@@ -197,7 +205,7 @@ def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, .
     strays: list[Unreachable] = []
     found: dict[str | None, list[Unreachable]] = {uuid: [] for uuid in uuids}
     for one in lost:
-        home = [uuid for uuid in uuids if _uuid_at(one.address, groups[uuid]) is not None]
+        home = [uuid for uuid in uuids if _uuid_of(one, groups[uuid]) is not None]
         if home or len(uuids) == 1:
             found[(home or uuids)[0]].append(one)
         else:
@@ -373,18 +381,18 @@ def _silent(
     """Assign addresses that did not answer to members; return the assignments and the addresses left over.
 
     A member that no other follows, or follows at another address, is found by elimination: if one member and one
-    address are left, they belong together.
+    address are left, they belong together, unless another instance is known to run there.
     """
     places: dict[str, Unreachable] = {}
     strays: list[Unreachable] = []
     for one in lost:
-        uuid = _uuid_at(one.address, reports)
+        uuid = _uuid_of(one, reports)
         if uuid is None:
             strays.append(one)
         else:
             places.setdefault(uuid, one)
     silent = [uuid for uuid, peers in seen.items() if uuid not in own and uuid not in places and peers[0].id]
-    if len(strays) == len(silent) == 1:
+    if len(strays) == len(silent) == 1 and strays[0].uuid in (None, silent[0]):
         places[silent[0]] = strays.pop()
     return places, strays
 
@@ -447,6 +455,17 @@ def _kept_for(uuid: str, reports: Iterable[Report]) -> Iterator[VClock]:
 
 def _stray(one: Unreachable) -> Member:
     return Member(uuid=one.address, id=0, address=one.address, unreachable=one)
+
+
+def _uuid_of(one: Unreachable, reports: Sequence[Report]) -> str | None:
+    """Return the UUID of the server that did not answer; None if it is unknown, or no report lists it.
+
+    A UUID that answers elsewhere has moved: nobody knows which instance is at its old address now.
+    """
+    listed = {peer.uuid for report in reports for peer in (*report.replication, *report.anonymous)}
+    if one.uuid in listed and all(report.uuid != one.uuid for report in reports):
+        return one.uuid
+    return _uuid_at(one.address, reports)
 
 
 def _uuid_at(address: str, reports: Iterable[Report]) -> str | None:

@@ -207,6 +207,9 @@ class Unreachable(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     hint: str | None = None
     is_denied: bool = False
+    uuid: str | None = None
+    """UUID of the instance that last greeted at this address, now or in an earlier survey, or that is expected there;
+    None if it is unknown."""
 
 
 def report_of(

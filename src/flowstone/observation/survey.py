@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from flowstone.iproto.uri import Uri, UriError, parse_uri
 from flowstone.observation.places import place_of
 from flowstone.observation.query import ASK_SECONDS, Asking, ask_all
@@ -43,16 +45,18 @@ class Survey:
         """Query all servers and return the current replica sets."""
         named, found = await asyncio.gather(ask_all(self._named), ask_all(list(self._found.values())))
         known = dict(zip(self._found, found, strict=True))
-        sets = _sets(named, known)
+        # A member that does not answer where it was before may have moved: query it where others follow it, too.
+        places = [msgspec.structs.replace(one, uuid=None) if isinstance(one, Unreachable) else one for one in named]
+        sets = _sets(places, known)
         for _ in range(ROUNDS_MAX):
             new = self._untold(sets, known)
             if not new:
                 break
             self._found |= new
             known |= dict(zip(new, await ask_all(list(new.values())), strict=True))
-            sets = _sets(named, known)
+            sets = _sets(places, known)
         await self._forget(uuid for uuid, answer in known.items() if not _is_meant(uuid, answer))
-        return sets
+        return _sets(named, known)
 
     async def identify(self, uri: Uri) -> Report | Unreachable:
         """Query the server at `uri`."""
@@ -116,7 +120,7 @@ def _meant(uuid: str, answer: Report | Unreachable) -> Report | Unreachable:
     if isinstance(answer, Unreachable) or _is_meant(uuid, answer):
         return answer
     reason = f"another instance answers at this address: {answer.uuid}"
-    return Unreachable(address=answer.address, reason=reason, hint=f"expected {uuid}")
+    return Unreachable(address=answer.address, reason=reason, hint=f"expected {uuid}", uuid=uuid)
 
 
 def _at(address: str, like: Uri) -> Uri | None:

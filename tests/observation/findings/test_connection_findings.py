@@ -66,15 +66,17 @@ def test_failed_link_explains_missing_rows_alone() -> None:
     assert [finding.kind for finding in findings] == [Kind.DUPLICATE_KEY]
 
 
-def test_members_that_lack_rows_of_one_that_nobody_follows_are_one_finding() -> None:
+def test_each_member_that_lacks_rows_of_one_that_nobody_follows_is_named() -> None:
     one = report(1, {1: 5}, {2: {"upstream": upstream(2)}, 3: {}})
     two = report(2, {1: 5}, {1: {"upstream": upstream(1)}, 3: {}})
     three = report(3, {1: 5, 3: 7}, {1: {"upstream": upstream(1)}, 2: {}})
-    (finding,) = found(one, two, three)
-    assert finding.kind is Kind.NOT_FOLLOWING
-    assert finding.what.startswith("db1:3301 and db2:3301 ")
-    assert "7 rows of db3:3301" in finding.what
-    assert finding.peer == uuid(3)
+    findings = found(one, two, three)
+    assert [(finding.kind, finding.member, finding.peer) for finding in findings] == [
+        (Kind.NOT_FOLLOWING, uuid(1), uuid(3)),
+        (Kind.NOT_FOLLOWING, uuid(2), uuid(3)),
+    ]
+    assert findings[1].what == "db2:3301 does not get the rows of db3:3301, and lacks 7 rows of db3:3301"
+    assert findings[1].why.endswith(": db2:3301 follows only db1:3301")
 
 
 def test_member_that_follows_nobody_lacks_rows_that_its_followers_have_acknowledged() -> None:

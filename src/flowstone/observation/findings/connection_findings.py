@@ -76,6 +76,10 @@ def is_cut_off(member: Member) -> bool:
     return lacks_upstreams(report)
 
 
+def is_loading(member: Member) -> bool:
+    return member.report is not None and member.report.status == "loading"
+
+
 def _may_wait_for(report: Report | None) -> bool:
     """Return True if `replication` may list servers that have not answered since the start: they have no UUID yet.
 
@@ -106,33 +110,34 @@ def _cut_off(replica_set: ReplicaSet, member: Member) -> Finding:
 
 
 def _not_following(replica_set: ReplicaSet) -> Iterator[Finding]:
-    """Yield one finding for all members that lack rows of the same member, and one for each other isolated member."""
-    lacking: dict[str, list[Member]] = {}
+    """Yield a finding for each member that lacks rows which no link brings, and for each other isolated member."""
     for member in replica_set.members:
         source = _unreached(replica_set, member)
         if source is not None:
-            lacking.setdefault(source.uuid, []).append(member)
-    for uuid, members in lacking.items():
-        source = replica_set.member(uuid)
-        assert source is not None
-        yield _rows_do_not_come(replica_set, members, source)
-    told = {member.uuid for members in lacking.values() for member in members}
-    yield from (_cut_off(replica_set, one) for one in replica_set.members if is_cut_off(one) and one.uuid not in told)
+            yield _rows_do_not_come(replica_set, member, source)
+        elif is_cut_off(member):
+            yield _cut_off(replica_set, member)
 
 
 def _unreached(replica_set: ReplicaSet, member: Member) -> Member | None:
     """Return the member with the most rows that `member` lacks and that no chain of links brings to it."""
-    if member.report is None or not member.id or member.report.status == "loading":
+    if member.report is None or not member.id or is_loading(member):
         return None
     others = [one for one in replica_set.members if one.id and one is not member]
     masters = {one.uuid for one in others if replica_set.gets_rows_of(member.uuid, one.uuid)}
-    if any(one.report is None for one in others if one.uuid in masters):
+    silent = {one.uuid for one in others if one.report is None}
+    if masters & silent:
         # The upstreams of that master are unknown: it may forward rows of members that did not answer.
-        others = [one for one in others if one.report is not None]
+        others = [
+            one
+            for one in others
+            if one.report is not None and not any(replica_set.gets_rows_of(uuid, one.uuid) for uuid in silent)
+        ]
     sources = [
         (missing, -one.id, one)
         for one in others
-        if one.uuid not in masters and (missing := _missing(member, member.report, one))
+        # A member that is loading has no followers yet, whatever the `replication` of others lists.
+        if one.uuid not in masters and not is_loading(one) and (missing := _missing(member, member.report, one))
     ]
     return max(sources, key=lambda found: found[:2])[2] if sources else None
 
@@ -148,32 +153,30 @@ def _missing(member: Member, report: Report, source: Member) -> int:
     return missing_rows(source.vclock | {member.id: own}, member.vclock)
 
 
-def _rows_do_not_come(replica_set: ReplicaSet, members: Sequence[Member], source: Member) -> Finding:
-    first, names = members[0], " and ".join(one.label for one in members)
-    missing = max(_missing(one, one.report, source) for one in members if one.report is not None)
-    follows = sorted({link.master for one in members for link in replica_set.links_to(one.uuid)})
-    followed = " and ".join(replica_set.label_of(uuid) for uuid in follows if uuid not in {m.uuid for m in members})
-    do, does, lack = ("do", "follow", "lack") if len(members) > 1 else ("does", "follows", "lacks")
-    what = f"{names} {does} no other member" if not followed else f"{names} {do} not get the rows of {source.label}"
-    why = f"no link leads from {source.label} to {names}, not even through other members"
-    advice = f"add {source.label}, and the other members, to `replication` of {names}"
-    if any(_may_wait_for(one.report) for one in members):
-        why = f"`replication` of {names} does not list {source.label}, or {source.label} has not answered {names} yet"
-        advice = f"check the network from {names} to {source.label}; if `replication` of {names} does not list "
+def _rows_do_not_come(replica_set: ReplicaSet, member: Member, source: Member) -> Finding:
+    assert member.report is not None
+    label, missing = member.label, _missing(member, member.report, source)
+    followed = " and ".join(replica_set.label_of(link.master) for link in replica_set.links_to(member.uuid))
+    what = f"{label} does not get the rows of {source.label}" if followed else f"{label} follows no other member"
+    why = f"no link leads from {source.label} to {label}, not even through other members"
+    advice = f"add {source.label}, and the other members, to `replication` of {label}"
+    if _may_wait_for(member.report):
+        why = f"`replication` of {label} does not list {source.label}, or {source.label} has not answered {label} yet"
+        advice = f"check the network from {label} to {source.label}; if `replication` of {label} does not list "
         advice += f"{source.label}, add it"
     elif followed:
-        why += f": {names} {does} only {followed}"
-    elif all(one.report is not None and one.report.upstreams_configured == 0 for one in members):
-        why = f"`replication` of {names} is empty"
+        why += f": {label} follows only {followed}"
+    elif member.report.upstreams_configured == 0:
+        why = f"`replication` of {label} is empty"
     return make(
         replica_set,
         Kind.NOT_FOLLOWING,
         Severity.STOPPED,
-        first,
-        f"{what}, and {lack} {rows_text(missing)} of {source.label}",
+        member,
+        f"{what}, and lacks {rows_text(missing)} of {source.label}",
         why,
-        f"{advice}; if {first.label} was removed from the set on purpose, {expel(replica_set, first)}",
-        [f"{one.label} is at {position(one.vclock)}" for one in (*members, source)],
+        f"{advice}; if {label} was removed from the set on purpose, {expel(replica_set, member)}",
+        [f"{one.label} is at {position(one.vclock)}" for one in (member, source)],
         peer=source.uuid,
     )
 
