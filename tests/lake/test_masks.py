@@ -111,11 +111,11 @@ def test_other_spaces_are_not_masked() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("email=sha256", "is no mask; write it as SPACE.FIELD=KIND"),
-        ("users.email", "is no mask"),
-        (".email=null", "is no mask"),
-        ("users.email=sha265", "no mask is called 'sha265'; sha256?"),
-        ("users.email=zzz", "there are sha256, null, redact"),
+        ("email=sha256", "invalid mask 'email=sha256'; use SPACE.FIELD=KIND"),
+        ("users.email", "invalid mask"),
+        (".email=null", "invalid mask"),
+        ("users.email=sha265", "unknown kind of mask 'sha265'; sha256?"),
+        ("users.email=zzz", "known kinds: sha256, null, redact"),
     ],
 )
 def test_what_is_no_mask(text: str, message: str) -> None:
@@ -141,11 +141,17 @@ def renamed(*names: str, space: str = "users") -> SpaceDefinition:
 @pytest.mark.parametrize(
     ("now", "message"),
     [
-        (renamed("id", "mail", "age", "email"), "would hide other fields .*: field 2 was 'email', and now is 'mail'"),
-        (renamed("id", "age", "email", "note"), "field 2 was 'email', and now is 'age'"),
-        (renamed("id", "x", "y", "z", "email"), "field 2 was 'email', and now is 'x'"),
+        (
+            renamed("id", "mail", "age", "email"),
+            "would apply to different fields: field 2 was 'email' and is now 'mail'",
+        ),
+        (renamed("id", "age", "email", "note"), "field 2 was 'email' and is now 'age'"),
+        (renamed("id", "x", "y", "z", "email"), "field 2 was 'email' and is now 'x'"),
         (renamed("id", "mail", "age", "note"), "has no field 'email' to mask"),
-        (renamed("id", "email", "age", "note", space="people"), "is now called 'people', and masks are given"),
+        (
+            renamed("id", "email", "age", "note", space="people"),
+            "was renamed to 'people', and --mask names one of them",
+        ),
     ],
 )
 def test_a_mask_stays_with_the_field_it_was_given_for(now: SpaceDefinition, message: str) -> None:
@@ -162,7 +168,9 @@ def test_what_masks_do_not_hide_may_be_altered() -> None:
     Masking.parse(["users.email=null", "users.age=null"]).follow(USERS, renamed("id", "age", "email", "note"))
     Masking.parse(["people.email=null"]).follow(USERS, now)
     Masking().follow(USERS, renamed("id", "age", "email", "note", space="people"))
-    with pytest.raises(WrongMask, match="would hide other fields"):  # both are hidden, each in the way of the other
+    with pytest.raises(
+        WrongMask, match="would apply to different fields"
+    ):  # both are hidden, each in the way of the other
         Masking.parse(["users.email=null", "users.age=redact"]).follow(USERS, renamed("id", "age", "email", "note"))
 
 

@@ -33,7 +33,7 @@ def test_where_only_the_signature_moved_the_newest_commit_that_says_so_is_asked(
         {"userMetadata": user_metadata({UUID: at(5, r2=1)})},
     ]
     assert read(transactions, *commits) == at(5, r2=4)
-    with pytest.raises(LakeError, match="no commit which vclock"):
+    with pytest.raises(LakeError, match="no commit has the vclock"):
         read(transactions, commits[0])
 
 

@@ -107,7 +107,7 @@ def test_look_ups_open_only_files_that_can_have_the_key(tmp_path: Path, monkeypa
 
 
 def test_a_file_that_a_vacuum_took_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match=r"gone\.parquet is in the table's log and not there"):
+    with pytest.raises(LakeError, match=r"gone\.parquet is missing, but the table's log lists it"):
         TableFiles(str(tmp_path)).open("gone.parquet")
 
 

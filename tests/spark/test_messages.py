@@ -25,10 +25,10 @@ from tests.spark.live_servers import create, rows_of, run
 
 NOBODY = "127.0.0.1:1"
 UNREACHABLE = "cannot connect to 127.0.0.1:1: connection refused"
-LOGIN = "refuses the login of user 'limited': Incorrect password supplied for user 'limited'"
+LOGIN = "rejects user 'limited': Incorrect password supplied for user 'limited'"
 NO_SPACE = "no space 'nope' "
 NOT_REPLICATING = (
-    "does not let user 'limited' follow it: Read access to space '_schema' is denied for user 'limited'; "
+    "rejects replication to user 'limited': Read access to space '_schema' is denied for user 'limited'; "
     "'limited' lacks the role replication: box.schema.user.grant('limited', 'replication')"
 )
 PREAMBLE = 500
@@ -82,7 +82,7 @@ def at_full_scale(*cases: Any) -> list[Any]:
                 {"startingOffset": "latest"},
                 "source 'xlog' has no option 'startingoffset'; did you mean startingOffsets?",
             ),
-            ({"columns": "nope"}, "no column 'nope'; there are: "),
+            ({"columns": "nope"}, "no column 'nope'; known columns: "),
             ({"path": "/nowhere"}, "/nowhere"),
         ),
     ],
@@ -100,7 +100,7 @@ def test_batches_of_archives(spark: SparkSession, archive: str, options: dict[st
             (
                 "limited:pass@",
                 {"space": "orders"},
-                "does not give a snapshot to user 'limited': Read access to universe",
+                "rejects a snapshot request of user 'limited': Read access to universe",
             ),
         ),
         *at_full_scale(
@@ -110,8 +110,8 @@ def test_batches_of_archives(spark: SparkSession, archive: str, options: dict[st
                 {"space": "orders", "colums": "id"},
                 "source 'tarantool' has no option 'colums'; did you mean columns?",
             ),
-            ("", {"space": "orders", "columns": "nope"}, "no column 'nope'; there are: id, name, amount"),
-            ("", {"space": "orders", "startingOffsets": "latest"}, "startingOffsets is given to a batch query"),
+            ("", {"space": "orders", "columns": "nope"}, "no column 'nope'; known columns: id, name, amount"),
+            ("", {"space": "orders", "startingOffsets": "latest"}, "startingOffsets does not apply to a batch query"),
             ("", {"uri": NOBODY}, UNREACHABLE),
             ("", {"uri": "u:secret@host:nothing"}, "uri: "),
         ),
@@ -148,8 +148,12 @@ def stream(spark: SparkSession, directory: Path, **options: str) -> None:
                 {},
                 NOT_REPLICATING,
             ),
-            ("", {"readMode": "select", "space": "orders"}, "readMode is given to a stream; it is for spark.read"),
-            ("", {"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'; it must be a whole number above 0"),
+            (
+                "",
+                {"readMode": "select", "space": "orders"},
+                "readMode does not apply to a stream; use it with spark.read",
+            ),
+            ("", {"maxRowsPerTrigger": "0"}, "maxRowsPerTrigger is '0'; use a whole number above 0"),
         ),
     ],
 )
@@ -199,9 +203,9 @@ def frame(spark: SparkSession, rows: int = 3) -> DataFrame:
             (
                 "",
                 {"space": "empty", "onConflict": "upsert"},
-                "onConflict is 'upsert'; it can be replace, insert or skip",
+                "onConflict is 'upsert'; use replace, insert or skip",
             ),
-            ("", {"space": "pairs"}, "space 'pairs' has no field 'id'; select what it has: a, b, c"),
+            ("", {"space": "pairs"}, "space 'pairs' has no field 'id'; its fields are: a, b, c"),
             ("", {"space": "empty", "uri": NOBODY}, UNREACHABLE),
             ("limited:wrong@", {"space": "empty"}, LOGIN),
             ("limited:pass@", {"space": "empty"}, "no space 'empty' at "),
@@ -225,7 +229,7 @@ def test_a_row_that_the_server_refuses(spark: SparkSession, real_server: str) ->
     )
     options = {"uri": real_server, "space": "guarded"}
     work = frame(spark).coalesce(1).write.format("tarantool").options(**options).mode("append")
-    text = message_of(work.save, "the row with key 2 of space 'guarded' was refused by 127.0.0.1:")
+    text = message_of(work.save, "row with key 2 of space 'guarded' was rejected by 127.0.0.1:")
     assert "not this one (ER_PROC_LUA, 32)" in text
     assert (2,) not in {row[:1] for row in rows_of(real_server, 770)}
 
@@ -239,8 +243,8 @@ def test_a_server_whose_disk_is_full(spark: SparkSession, tmp_path: Path, tarant
         create(server.uri, 512, "orders", [("id", "unsigned"), ("name", "string"), ("amount", "number")])
         options = {"uri": server.uri, "space": "orders"}
         work = frame(spark, 20_000).coalesce(1).write.format("tarantool").options(**options).mode("append")
-        text = message_of(work.save, f"of space 'orders' was refused by {server.uri}: Failed to write to disk")
-        key = int(text.split("the row with key ")[1].split(" ")[0])
+        text = message_of(work.save, f"of space 'orders' was rejected by {server.uri}: Failed to write to disk")
+        key = int(text.split("row with key ")[1].split(" ")[0])
         there = [row[0] for row in rows_of(server.uri, 512)]
         assert 0 < len(there) < 20_000
         assert key not in there

@@ -111,7 +111,7 @@ def test_a_session_of_spark_connect_is_registered_with_what_it_has() -> None:
 def test_a_setting_that_cannot_be_made_is_one_error() -> None:
     session: Any = Session(Conf("spark.sql.execution.arrow.pyspark.enabled"))
     with pytest.raises(
-        CannotRegister, match=r"does not let spark.sql.execution.arrow.pyspark.enabled be set to true: .*set it where"
+        CannotRegister, match=r"cannot set spark.sql.execution.arrow.pyspark.enabled to true .*set it when"
     ):
         register_sources(session)
 

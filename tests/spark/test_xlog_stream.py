@@ -101,7 +101,7 @@ def test_a_stream_may_begin_with_what_comes(archive: WrittenArchive) -> None:
 
 def test_a_stream_may_begin_at_a_position(archive: WrittenArchive) -> None:
     assert Query(archive.directory, startingOffsets='{"1": 8}').lsns() == [[9, 10]]
-    with pytest.raises(WrongOption, match="startingOffsets says nothing of replica set"):
+    with pytest.raises(WrongOption, match="startingOffsets has no position for replica set"):
         Query(archive.directory, startingOffsets=f'{{"{OTHER_UUID}": {{"1": 8}}}}').lsns()
 
 
@@ -146,7 +146,7 @@ def test_a_gap_ends_a_stream_unless_it_may_go_on_with_the_snapshot_behind_it(arc
     archive.write(whole(insert(21, 21, space=513)))
     archive.save()
     query = Query(archive.directory)
-    with pytest.raises(DataLoss, match=r"LSN 11 to 20 of replica 1 are missing behind \{1: 10\}: they were collected"):
+    with pytest.raises(DataLoss, match=r"LSN 11 to 20 of replica 1 are missing after \{1: 10\}: they were collected"):
         query.lsns()
     assert query.offset[UUID] == {"1": 10}
     query.restart(failOnDataLoss="false")
@@ -185,7 +185,7 @@ def test_a_stream_has_one_format_and_goes_on_with_the_next_where_it_stopped(arch
     archive.write(whole(insert(13, 13, "x", "y")), whole(insert(14, 14, "x", "y")))
     archive.write(whole(define(15, 512, "orders", ("id", "unsigned"))), whole(insert(16, 16, "x", "y")))
     archive.save()
-    with pytest.raises(FormatChanged, match=r"changes behind \{1: 11\}, and this query has its former columns"):
+    with pytest.raises(FormatChanged, match=r"changes after \{1: 11\}, but the query has the old columns"):
         query.lsns()
     assert query.offset[UUID] == {"1": 11}
     # Now the format is a third one: where the query goes on it is not.
@@ -229,7 +229,7 @@ def test_a_batch_over_several_formats_shows_what_is_still_there(archive: Written
     ]
     archive.write(whole(define(14, 512, "orders", ("id", "string"))))
     archive.save()
-    with pytest.raises(FormerFormat, match="field 'id' of space 'orders' was of another type up to LSN"):
+    with pytest.raises(FormerFormat, match="field 'id' of space 'orders' changes its type after LSN"):
         batch_lsns(reader)
 
 
@@ -247,7 +247,7 @@ def test_several_replica_sets_are_one_stream(archive: WrittenArchive, tmp_path: 
     assert {uuid: query.offset[uuid] for uuid in (UUID, OTHER_UUID)} == {UUID: {"1": 10}, OTHER_UUID: {"1": 3}}
     query.restart(path=archive.directory)
     with pytest.raises(
-        WrongOption, match=f"the checkpoint is at .* of replica set {OTHER_UUID}, of which no log is in path"
+        WrongOption, match=f"checkpoint is at .* of replica set {OTHER_UUID}, but path has no log of it"
     ):
         query.lsns()
 
@@ -322,5 +322,5 @@ def test_what_waits_for_its_verdict_is_not_delivered(archive: WrittenArchive) ->
 
 def test_a_batch_that_would_end_before_it_begins_is_refused(archive: WrittenArchive) -> None:
     given = {"path": archive.directory, "startingOffsets": '{"1": 8}', "endingOffsets": '{"1": 4}'}
-    with pytest.raises(WrongOption, match=r"is to begin at \{1: 8\} and to end at \{1: 4\}"):
+    with pytest.raises(WrongOption, match=r"batch starts at \{1: 8\}, but ends at \{1: 4\}"):
         XlogReader(xlog_options(given)).partitions()

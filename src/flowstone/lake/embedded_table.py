@@ -160,7 +160,9 @@ class EmbeddedTable:
         """Reload the schema and the file list after a move to another version."""
         note = next((each.metadata.get(NOTE) for each in self._delta.schema().fields if each.name == TUPLE.name), None)
         if note is None:
-            raise LakeError(f"{self.path} is a Delta table that no mirror made", hint="mirror into another directory")
+            raise LakeError(
+                f"{self.path} is a Delta table that was not written by a mirror", hint="mirror into another directory"
+            )
         self.schema = LakeSchema.from_note(note)
         self.entries = _entries(self._delta)
         """The files of `version`."""
@@ -385,7 +387,7 @@ class EmbeddedTable:
     def _has(self, position: VClock, uuid: str) -> bool:
         if uuid not in self.schema.sets:
             raise LakeError(
-                f"{self.path} has no rows of replica set {uuid}", hint="make its table with Lake.create first"
+                f"{self.path} has no rows of replica set {uuid}", hint="create the table with Lake.create first"
             )
         return is_replay(self.path, self.positions.get(uuid), position)
 
@@ -393,7 +395,7 @@ class EmbeddedTable:
         if self.schema.history != history:
             is_now, wanted = ("a history", "the state") if self.schema.history else ("the state", "a history")
             raise LakeError(
-                f"{self.path} keeps {is_now} of its space, not {wanted}", hint="mirror into another directory"
+                f"{self.path} has {is_now} of its space, not {wanted}", hint="mirror into another directory"
             )
 
     def _turn(self, definition: SpaceDefinition, uuid: str, is_replaced: bool = False) -> _Turn:
@@ -599,6 +601,4 @@ def _keys(rows: pa.Table) -> pa.Array:
 
 
 def _another_writer(path: str, error: CommitFailedError) -> AnotherWriter:
-    return AnotherWriter(
-        f"{path} was changed by another writer: {error}", hint="let only one mirror at a time write to a lake"
-    )
+    return AnotherWriter(f"{path} was changed by another writer: {error}", hint="run only one mirror per lake")

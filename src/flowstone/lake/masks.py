@@ -31,7 +31,7 @@ MaskKind = Literal["sha256", "null", "redact"]
 KINDS: Final[tuple[str, ...]] = get_args(MaskKind)
 REDACTED: Final = "***"
 _NIL: Final = b"\xc0"
-_FORM: Final = "write it as SPACE.FIELD=KIND, as users.email=sha256"
+_FORM: Final = "use SPACE.FIELD=KIND, such as users.email=sha256"
 
 
 class WrongMask(FlowstoneError):
@@ -55,10 +55,12 @@ def parse_mask(text: str) -> Mask:
     place, equals, kind = text.rpartition("=")
     space, dot, field = place.rpartition(".")
     if not (equals and dot and space and field):
-        raise WrongMask(f"{text!r} is no mask", hint=_FORM)
+        raise WrongMask(f"invalid mask {text!r}", hint=_FORM)
     if kind not in KINDS:
         near = get_close_matches(kind, KINDS, 1)
-        raise WrongMask(f"no mask is called {kind!r}", hint=f"{near[0]}?" if near else f"there are {', '.join(KINDS)}")
+        raise WrongMask(
+            f"unknown kind of mask {kind!r}", hint=f"{near[0]}?" if near else f"known kinds: {', '.join(KINDS)}"
+        )
     return Mask(space, field, kind)  # type: ignore[arg-type]  # checked against KINDS above
 
 
@@ -147,7 +149,7 @@ class Masking:
         masks = tuple(parse_mask(text) for text in texts)
         for number, mask in enumerate(masks):
             if any((mask.space, mask.field) == (other.space, other.field) for other in masks[:number]):
-                raise WrongMask(f"{mask.space}.{mask.field} is masked twice", hint="leave one of them out")
+                raise WrongMask(f"{mask.space}.{mask.field} is masked twice", hint="omit one of the masks")
         return cls(masks, salt)
 
     def __bool__(self) -> bool:
@@ -167,13 +169,13 @@ class Masking:
                 known = ", ".join(space.field_names) or "no named fields"
                 raise WrongMask(
                     f"space {space.name!r} has no field {mask.field!r} to mask",
-                    hint=f"it has {known}; mask what it has",
+                    hint=f"it has {known}",
                 )
             number = space.field_names.index(mask.field)
             if number in key:
                 raise WrongMask(
                     f"field {mask.field!r} of space {space.name!r} is part of its primary key and cannot be masked",
-                    hint="rows are found by it; leave the space out with --exclude, or the mask away",
+                    hint="rows are identified by it; omit the mask, or skip the space with --exclude",
                 )
             fields[number] = mask.kind
         return SpaceMask(tuple(sorted(fields.items())), self.salt) if fields else None
@@ -188,14 +190,14 @@ class Masking:
             return
         if before is None or after is None or was.name != now.name:
             raise WrongMask(
-                f"space {was.name!r} is now called {now.name!r}, and masks are given for one of the names",
-                hint="begin a new lake with masks for the new name",
+                f"space {was.name!r} was renamed to {now.name!r}, and --mask names one of them",
+                hint="mirror into a new lake with masks for the new name",
             )
         number, _ = min({*before.fields} ^ {*after.fields})
         raise WrongMask(
-            f"masks of space {now.name!r} would hide other fields than before: field {number + 1} was "
-            f"{_name_of(was, number)}, and now is {_name_of(now, number)}",
-            hint="begin a new lake with masks for the new names",
+            f"masks of space {now.name!r} would apply to different fields: field {number + 1} was "
+            f"{_name_of(was, number)} and is now {_name_of(now, number)}",
+            hint="mirror into a new lake with masks for the new names",
         )
 
     @property
@@ -223,7 +225,7 @@ def _fields(tuples: pa.Array, numbers: Sequence[int]) -> tuple[Starts, Cells]:
     all_starts: Starts = np.empty((max(numbers) + 2, len(rows)), np.int32)
     row = kernels.split_tuples(buf, cells, rows, np.empty(0, np.int64), all_starts)
     if row >= 0:
-        raise WrongMask(f"tuple {int(rows[row])} of a batch to be masked is not an array")
+        raise WrongMask(f"cannot mask tuple {int(rows[row])} of a batch: it is not an array")
     starts: Starts = np.full((len(numbers), count), -1, np.int32)
     ends: Cells = np.full((len(numbers), count), -1, np.int64)
     for line, number in enumerate(numbers):

@@ -173,8 +173,8 @@ def position_in(
         if uuid in said:
             return VClock({int(number): lsn for number, lsn in said[uuid].items()})
     raise LakeError(
-        f"the table's log says that it is at {signature} of replica set {uuid}, and no commit which vclock that is",
-        hint="delete the table's directory and mirror it anew",
+        f"table is at signature {signature} of replica set {uuid}, but no commit has the vclock",
+        hint="delete the table's directory and mirror it again",
     )
 
 
@@ -185,6 +185,6 @@ def is_replay(path: str, own: VClock | None, position: VClock) -> bool:
     if position <= own:
         return True
     raise LakeError(
-        f"{path} is at {own}, and what shall be written ends at {position}, which is neither before nor behind it",
-        hint="the source has lost rows that the table has, or is another one: mirror into a new lake",
+        f"{path} is at {own}, but the new rows end at {position}, which is neither before nor after it",
+        hint="the source has lost rows that the table has, or belongs to another replica set; mirror into a new lake",
     )

@@ -169,8 +169,8 @@ class TableFiles:
             return pq.ParquetFile(system.open_input_file(root + unquote(path)))
         except FileNotFoundError:
             raise LakeError(
-                f"{self.path}: file {path} is in the table's log and not there",
-                hint="a vacuum with a short retention removed it: read a newer version",
+                f"{self.path}: file {path} is missing, but the table's log lists it",
+                hint="a vacuum with a short retention removed it; read a newer version",
             ) from None
 
     def read(self, path: str, schema: pa.Schema) -> pa.Table:

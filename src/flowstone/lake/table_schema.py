@@ -249,4 +249,4 @@ def _with_key(
 
 def _hint(error: ColumnError) -> str | None:
     """Return a hint; unless the error offers a choice, the remedy is to leave the column out of the table."""
-    return error.hint if error.hint and "choose" in error.hint else "name the columns that the table shall have"
+    return error.hint if error.hint and "choose" in error.hint else "name the columns of the table"

@@ -132,7 +132,7 @@ class Lake:
         if engine == "spark" and (spark is None or not has_delta_jars(spark)):
             raise LakeError(
                 "the Spark session has no Delta jars",
-                hint="start it with spark.jars.packages=io.delta:delta-spark…, or choose the engine deltalake",
+                hint="start the session with spark.jars.packages=io.delta:delta-spark…, or use engine deltalake",
             )
         on_spark = engine != "deltalake" and spark is not None and has_delta_jars(spark)
         return cls(
@@ -175,8 +175,8 @@ class Lake:
         found = self.table(name)
         if found is None:
             raise LakeError(
-                f"{self.path}: there is no table of space {name!r}, which there was",
-                hint="bring its directory back, or begin a new lake",
+                f"{self.path}: the table of space {name!r} is missing",
+                hint="restore its directory, or mirror into a new lake",
             )
         return found
 
@@ -297,7 +297,7 @@ class Lake:
         schemas = [self._schema(each, uuid, history, wanted.get(each.name), options) for each in definitions]
         schemas = [each for each in schemas if not self._is_done(each, uuid, position)]
         if history and moment is None:
-            raise LakeError("a history begins at a moment", hint="say which")
+            raise LakeError("history needs a start time", hint="pass moment")
         states = _states_at(moment) if history and moment is not None else None
         targets = {
             each.space.id: LoadTarget(
@@ -341,8 +341,8 @@ class Lake:
             return new
         if old.schema.space.id != definition.id:
             raise LakeError(
-                f"{old.path} is the table of space {old.schema.space.id}, not of {definition.id}, now called {name!r}",
-                hint="begin a new lake",
+                f"{old.path} belongs to space {old.schema.space.id}, but {name!r} is now space {definition.id}",
+                hint="mirror into a new lake",
             )
         schema = replace(old.schema, space=msgspec.structs.replace(old.schema.space, name=name), renamed_to=None)
         files = TableFiles(self._path_of(name), self.storage_options)
@@ -363,7 +363,7 @@ class Lake:
         if not self._is_done(schema, uuid, position):
             held = old.positions.get(uuid)
             if held is None:
-                raise LakeError(f"{old.path} has no rows of replica set {uuid}", hint="begin a new lake")
+                raise LakeError(f"{old.path} has no rows of replica set {uuid}", hint="mirror into a new lake")
             files = TableFiles(self._path_of(definition.name), self.storage_options)
             files.make_directory()
             written = old.files_of_set(schema, uuid, files)
@@ -395,15 +395,15 @@ class Lake:
             own = known.get(progress.replicaset_uuid)
             if own is not None and not own.position <= progress.position:
                 raise AnotherWriter(
-                    f"{self.path} is mirrored up to {own.position}, this mirror only up to {progress.position}",
-                    hint="let only one mirror at a time write to a lake",
+                    f"{self.path} is already at {own.position}, but this mirror is at {progress.position}",
+                    hint="run only one mirror per lake",
                 )
             try:
                 self._write_progress(table, {**known, progress.replicaset_uuid: progress}, progress)
             except CommitFailedError:
                 continue  # a mirror of another replica set committed first: the retry keeps its row
             return
-        raise AnotherWriter(f"{self.path}/{PROGRESS} is changed by others all the time", hint="try again later")
+        raise AnotherWriter(f"{self.path}/{PROGRESS} keeps changing: other writers are active", hint="try again later")
 
     def _write_progress(self, table: DeltaTable | None, known: Mapping[str, LakeProgress], moved: LakeProgress) -> None:
         signature = Transaction(application(moved.replicaset_uuid), moved.position.signature)

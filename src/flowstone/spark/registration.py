@@ -54,8 +54,8 @@ def _set(spark: SparkSession, name: str, value: str) -> None:
         spark.conf.set(name, value)
     except PySparkException as error:
         raise CannotRegister(
-            f"the Spark session does not let {name} be set to {value}: {str(error).splitlines()[0]}",
-            hint="set it where the session is made",
+            f"cannot set {name} to {value} in the Spark session: {str(error).splitlines()[0]}",
+            hint="set it when the session is created",
         ) from error
 
 
@@ -75,7 +75,7 @@ def _choose_python(spark: SparkSession) -> None:
         context.pythonExec = sys.executable
         return
     warnings.warn(
-        f"executors of {context.master} will run {context.pythonExec!r}, which must have flowstone installed; "
-        f"set {PYTHON_ENVIRONMENT} or {PYTHON_CONF} before the session is made",
+        f"executors of {context.master} run {context.pythonExec!r}, which must have flowstone installed; "
+        f"set {PYTHON_ENVIRONMENT} or {PYTHON_CONF} before the session is created",
         stacklevel=4,
     )

@@ -194,8 +194,8 @@ def _gateway(java: subprocess.Popen[bytes], directory: Path) -> tuple[str, str]:
         if java.poll() is not None:
             said = " ".join((directory / "java.log").read_text(errors="replace")[-OUTPUT_TAIL:].split())
             raise SparkUnavailable(
-                f"Spark did not start: {said or f'it ended with {java.returncode}'}",
-                hint="it needs Java 17 or newer (Debian package openjdk-17-jre-headless), and the memory it is given",
+                f"Spark did not start: {said or f'Java exited with code {java.returncode}'}",
+                hint="Spark needs Java 17 or newer (Debian package openjdk-17-jre-headless) and the configured memory",
             )
         time.sleep(POLL_SECONDS)
     content = path.read_bytes()
@@ -207,7 +207,7 @@ def check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java") is None and not (home and os.access(Path(home) / "bin/java", os.X_OK)):
         raise SparkUnavailable(
-            "Spark runs on Java, which is not installed here",
+            "Spark needs Java, which is not installed",
             hint="install Java 17 (Debian package openjdk-17-jre-headless), or set JAVA_HOME",
         )
 

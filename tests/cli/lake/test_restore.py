@@ -38,7 +38,7 @@ def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
         ("1970-01-01T00:00:00Z", "{}"),
         ("1970-01-01T00:01:46Z", "ends at 1970-01-01T00:01:45+00:00, before 1970-01-01T00:01:46+00:00; use that time"),
         ("2126-05-01T12:00:00Z", "--to newest for the newest state"),
-        ("yesterday", "it can be a time with its zone"),
+        ("yesterday", "use a time with a time zone"),
         ("latest", "or newest"),
     ],
 )

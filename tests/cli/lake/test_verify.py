@@ -61,7 +61,7 @@ def test_differences_are_told_with_both_values_and_the_field() -> None:
     )
     missing = ShownDifference(512, "orders", "[35]", "missing in B", "[35,1]", None, count_b=0)
     twice = ShownDifference(512, "orders", "[36]", "twice", "[36]", "[36]", count_b=2)
-    wrong = WrongRow("B", 512, "orders", "[37]", "name is 'x', its tuple says 'y'")
+    wrong = WrongRow("B", 512, "orders", "[37]", "name is 'x', but its tuple has 'y'")
     space = SpaceResult(512, "orders", 9, 9, missing_in_b=2, differing=1, twice=1, wrong_b=1)
     late = SideReport("lake", "/lake", "uuid", {1: 420}, ((1, 421, 421),))
     assert (
@@ -81,7 +81,7 @@ orders [35]: missing in B
 orders [36]: twice (1 × in A, 2 × in B)
   A  [36]
   B  [36]
-orders [37]: B is inconsistent: name is 'x', its tuple says 'y'
+orders [37]: B is inconsistent: name is 'x', but its tuple has 'y'
 … and 1 more (--limit)
 different: 5 differences in 9 rows; B lacks rows, in 4.1 s"""
     )
@@ -97,7 +97,7 @@ def test_only_late_is_said_to_be_equal_up_to_there() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["/none/a", "/none/b"], "/none/a: there is no such directory"),
+        (["/none/a", "/none/b"], "/none/a: no such directory"),
         (["127.0.0.1:1", "127.0.0.1:1"], "cannot connect to 127.0.0.1:1"),
         (["--at", "noon", "127.0.0.1:1", "127.0.0.1:1"], "invalid --at: 'noon'"),
         (["--storage-option", "x", "127.0.0.1:1", "127.0.0.1:1"], "invalid --storage-option; use NAME=VALUE"),

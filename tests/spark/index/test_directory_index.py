@@ -120,7 +120,7 @@ def test_a_log_that_is_missing_is_a_gap() -> None:
         archive.log.write(whole(insert(lsn, lsn, "x")))
     archive.disk.unlink(f"{DIRECTORY}/{4:020d}.xlog")
     index = plain(archive)
-    with pytest.raises(DataLoss, match=r"LSN 5 of replica 1 is missing behind .*: no log here has them"):
+    with pytest.raises(DataLoss, match=r"LSN 5 of replica 1 is missing after .*: no log in the directory has them"):
         index.check(VClock(), index.settled)
     assert index.cut(VClock({1: 2})) == VClock({1: 4})
 
@@ -144,7 +144,7 @@ def test_the_replica_set_is_that_of_the_snapshot() -> None:
 
 def test_a_directory_without_logs_is_refused() -> None:
     disk = new_disk()
-    with pytest.raises(NotAnArchive, match="there is no such directory"):
+    with pytest.raises(NotAnArchive, match="no such directory"):
         DirectoryRuns(disk, "nowhere").poll()
 
 
@@ -163,7 +163,7 @@ def test_logs_of_two_histories_are_refused() -> None:
     archive.log.write(whole(insert(3, 3, "x"), insert(4, 4, "x")))
     meta = Meta(FileType.XLOG, "11111111-2222-3333-4444-555555555555", {1: 3}, version="2.11.9")
     LogWriter.create(archive.disk, DIRECTORY, meta).close()
-    with pytest.raises(OverlappingLogs, match=r"begins at \{1: 3\}, but the log before it ends at \{1: 4\}"):
+    with pytest.raises(OverlappingLogs, match=r"starts at \{1: 3\}, but the log before it ends at \{1: 4\}"):
         plain(archive)
 
 

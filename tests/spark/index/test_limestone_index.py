@@ -143,7 +143,7 @@ def test_what_is_gone_is_an_error_and_no_other_bytes(tmp_path: Path) -> None:
     planned = index.slices(0, 12)
     os.unlink(f"{directory.path}/pwal_0000")
     directory.append("pwal_0000", Path(directory.path, "pwal_0001").read_bytes()[:50] + b"x" * 100_000)
-    with pytest.raises(EpochLost, match="there no more"):
+    with pytest.raises(EpochLost, match="has changed since the query was planned"):
         [list(chunks_of(index.disk, part)) for part in planned]
 
 
@@ -274,11 +274,11 @@ def test_damage_is_no_tail(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 7, 5)
     opened(directory)
     directory.durable(6)
-    with pytest.raises(DamagedFile, match="session of epoch 6, which is durable"):
+    with pytest.raises(DamagedFile, match="session of durable epoch 6"):
         opened(directory)
     other = random_directory(tmp_path / "e", 7, 5)
     other.append("pwal_0000", b"\x55 nonsense")
-    with pytest.raises(DamagedFile, match="no entry is there"):
+    with pytest.raises(DamagedFile, match="invalid entry"):
         opened(other)
     zeros = random_directory(tmp_path / "f", 7, 5)
     zeros.append("pwal_0000", b"\0" * 100)
@@ -305,7 +305,7 @@ def test_half_a_catalog_is_waited_for(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_other_directories_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(NotALimestone, match="no Limestone data directory"):
+        with pytest.raises(NotALimestone, match="not a Limestone data directory"):
             LimestoneIndex.open(production().disk, str(path))
 
 

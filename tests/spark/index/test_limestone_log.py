@@ -50,6 +50,6 @@ def test_a_batch_ends_where_compaction_has_been(directory: WrittenDirectory) -> 
     assert log.cut(position_of(6)) == position_of(7)
     os.unlink(f"{directory.path}/{detached}")
     log.refresh()
-    with pytest.raises(DataLoss, match="changes behind epoch 3 are gone"):
+    with pytest.raises(DataLoss, match="changes after epoch 3 were removed by compaction"):
         log.cut(position_of(3))
     assert log.cut(position_of(6)) == position_of(7)

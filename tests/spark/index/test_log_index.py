@@ -36,7 +36,7 @@ def opened(archive: WrittenArchive) -> ArchiveIndex:
 def test_a_directory_without_a_manifest_is_no_archive() -> None:
     disk = new_disk()
     disk.make_directory(DIRECTORY)
-    with pytest.raises(NotAnArchive, match="there is no archive, and no log of a server; name a directory"):
+    with pytest.raises(NotAnArchive, match="neither an archive nor logs of a server; name a directory"):
         ArchiveIndex.open(disk, DIRECTORY)
 
 
@@ -55,7 +55,7 @@ def test_what_waits_for_a_verdict_is_in_no_batch(archive: WrittenArchive) -> Non
     archive.write(whole(insert(8, 8, "x"), flags=SYNC))
     archive.save()
     assert opened(archive).cut(VClock({1: 6})) == VClock({1: 6})
-    with pytest.raises(NotSettled, match=r"\{1: 7\} is not settled; settled is what lies up to \{1: 6\}"):
+    with pytest.raises(NotSettled, match=r"\{1: 7\} is not settled; rows are settled up to \{1: 6\}"):
         opened(archive).slices(VClock(), VClock({1: 7}))
     archive.write(confirm(9, 7), rollback(10, 8))
     index = opened(archive)  # the index may be ahead of the manifest
@@ -120,7 +120,7 @@ def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
     archive.write(whole(insert(21, 21, space=513)))
     archive.save()
     index = opened(archive)
-    with pytest.raises(DataLoss, match=r"LSN 7 to 20 of replica 1 are missing behind \{1: 3\}: they were collected"):
+    with pytest.raises(DataLoss, match=r"LSN 7 to 20 of replica 1 are missing after \{1: 3\}: they were collected"):
         index.slices(VClock({1: 3}), index.settled)
     assert len(index.slices(VClock({1: 3}), VClock({1: 6}))) == 1
     (behind,) = index.slices(VClock({1: 20}), index.settled)
@@ -130,17 +130,17 @@ def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
     for extension in (".snap", ".xlog", ".blocks.jsonl"):
         archive.disk.unlink(f"{DIRECTORY}/{name}{extension}")
     with pytest.raises(
-        DataLoss, match=r"LSN 4 to 20 of replica 1 are missing behind \{1: 3\}: its oldest log begins later"
+        DataLoss, match=r"LSN 4 to 20 of replica 1 are missing after \{1: 3\}: the oldest log starts later"
     ):
         opened(archive).slices(VClock({1: 3}), index.settled)
 
 
 def test_images_are_asked_for_only_where_they_are(archive: WrittenArchive) -> None:
     index = opened(archive)
-    with pytest.raises(NoImages, match="it has none; set images=ops"):
+    with pytest.raises(NoImages, match="the archive has none; set images=ops"):
         index.check_images(VClock())
     index.facts = replace(index.facts, images_since=VClock({1: 4}))
-    with pytest.raises(NoImages, match=r"no images of the rows behind \{1: 3\}: it has them behind \{1: 4\}"):
+    with pytest.raises(NoImages, match=r"no images of the rows after \{1: 3\}: the archive has images after \{1: 4\}"):
         index.check_images(VClock({1: 3}))
     index.check_images(VClock({1: 4}))
 
@@ -185,7 +185,7 @@ def test_what_is_collected_at_the_front_is_gone_and_definitions_stay(archive: Wr
     index.refresh()
     assert index.earliest == VClock({1: 6})
     assert _names(index, 7) == ("id", "name")
-    with pytest.raises(DataLoss, match=r"LSN 3 to 6 of replica 1 are missing behind \{1: 2\}"):
+    with pytest.raises(DataLoss, match=r"LSN 3 to 6 of replica 1 are missing after \{1: 2\}"):
         index.slices(VClock({1: 2}), index.settled)
 
 
@@ -283,14 +283,14 @@ def test_moments_are_positions_between_transactions(archive: WrittenArchive, as_
 @pytest.mark.parametrize(
     ("as_of", "message"),
     [
-        (AsOf(lsn=1), r"behind LSN 1 is no settled position; the nearest: \{\} and \{1: 2\}"),
-        (AsOf(vclock=VClock({1: 1})), r"\{1: 1\} is no position .*; the nearest: \{\} and \{1: 2\}"),
-        (AsOf(vclock=VClock({1: 3, 2: 4})), r"\{1: 3, 2: 4\} is no position .* the nearest: \{1: 3\} and \{1: 4\}"),
-        (AsOf(vclock=VClock({1: 8})), r"\{1: 8\} is no position between .*; the nearest: \{1: 6\}"),
-        (AsOf(lsn=7), r"behind LSN 7 is no settled position; the nearest: \{1: 6\}"),
-        (AsOf(lsn=9), r"behind LSN 9 is no settled position; the nearest: \{1: 6\}"),
-        (AsOf(time=107.0), r"what was written up to 1970-01-01T00:01:47\+00:00 is not settled; the nearest: \{1: 6\}"),
-        (AsOf(time=0.5), r"the state at 1970-01-01T00:00:00.500000\+00:00 is not known; the nearest: \{\}"),
+        (AsOf(lsn=1), r"the position after LSN 1 is not settled; the nearest: \{\} and \{1: 2\}"),
+        (AsOf(vclock=VClock({1: 1})), r"\{1: 1\} is not a position .*; the nearest: \{\} and \{1: 2\}"),
+        (AsOf(vclock=VClock({1: 3, 2: 4})), r"\{1: 3, 2: 4\} is not a position .* the nearest: \{1: 3\} and \{1: 4\}"),
+        (AsOf(vclock=VClock({1: 8})), r"\{1: 8\} is not a position between .*; the nearest: \{1: 6\}"),
+        (AsOf(lsn=7), r"the position after LSN 7 is not settled; the nearest: \{1: 6\}"),
+        (AsOf(lsn=9), r"the position after LSN 9 is not settled; the nearest: \{1: 6\}"),
+        (AsOf(time=107.0), r"rows written up to 1970-01-01T00:01:47\+00:00 are not settled; the nearest: \{1: 6\}"),
+        (AsOf(time=0.5), r"the state at 1970-01-01T00:00:00.500000\+00:00 is unknown; the nearest: \{\}"),
     ],
 )
 def test_what_is_no_settled_moment_is_refused_with_the_nearest(
@@ -305,7 +305,7 @@ def test_what_is_no_settled_moment_is_refused_with_the_nearest(
 def test_an_lsn_says_nothing_where_several_write(archive: WrittenArchive) -> None:
     archive.write(whole(insert(1, 9, "x", origin=2)))
     archive.save()
-    with pytest.raises(NotSettled, match="LSN 3 may be of any of 2 originators; give a vclock"):
+    with pytest.raises(NotSettled, match="LSN 3 is ambiguous: 2 instances have written rows; use a vclock"):
         opened(archive).resolve(AsOf(lsn=3))
 
 
@@ -314,7 +314,7 @@ def test_moments_in_a_gap_are_not_known(archive: WrittenArchive) -> None:
     archive.write(whole(insert(21, 21, space=513)))
     archive.save()
     index = opened(archive)
-    with pytest.raises(NotSettled, match=r"is not known; the nearest: \{1: 6\} and \{1: 20\}"):
+    with pytest.raises(NotSettled, match=r"is unknown; the nearest: \{1: 6\} and \{1: 20\}"):
         index.resolve(AsOf(time=110.0))
     assert index.resolve(AsOf(time=120.0)) == VClock({1: 20})
     assert index.resolve(AsOf(time=105.0)) == VClock({1: 5})
@@ -324,7 +324,7 @@ def test_moments_in_a_gap_are_not_known(archive: WrittenArchive) -> None:
 
 def test_a_time_behind_what_an_archive_knows_is_refused_with_its_end(archive: WrittenArchive) -> None:
     index = opened(archive)
-    with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:01:46\+00:00, before .*01:46.500000.*give that time"):
+    with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:01:46\+00:00, before .*01:46.500000.*use that time"):
         index.resolve(AsOf(time=106.5))
     archive.save(known_until=200.25)  # as long as nothing was written behind the last row
     index.refresh()
@@ -350,7 +350,7 @@ def test_of_a_plain_directory_a_time_behind_its_last_row_is_doubtful(archive: Wr
     assert index.resolve(AsOf(time=1e9)) == VClock({1: 6})
     doubt = index.doubt(AsOf(time=107.0))
     assert doubt is not None
-    assert "is of 1970-01-01T00:01:46+00:00: whether anything was written from then to 1970-01-01T00:01:47" in doubt
+    assert "was written at 1970-01-01T00:01:46+00:00; rows written between then and 1970-01-01T00:01:47" in doubt
     assert index.doubt(AsOf(time=106.0)) is index.doubt(AsOf(lsn=6)) is None
 
 
@@ -374,7 +374,7 @@ def test_a_batch_ends_before_a_gap(archive: WrittenArchive) -> None:
     archive.save()
     index = opened(archive)
     assert index.cut(VClock({1: 2})) == VClock({1: 6})
-    with pytest.raises(DataLoss, match=r"LSN 7 to 20 of replica 1 are missing behind \{1: 6\}"):
+    with pytest.raises(DataLoss, match=r"LSN 7 to 20 of replica 1 are missing after \{1: 6\}"):
         index.cut(VClock({1: 6}))
     assert index.cut(VClock({1: 20})) == VClock({1: 21})
     gap = index.first_gap(VClock({1: 6}), index.settled)

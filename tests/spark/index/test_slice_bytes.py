@@ -79,7 +79,7 @@ def test_a_slice_is_handed_out_until_its_batch_is_over(slices: list[Slice], serv
     server.next_batch()
     assert keys(first) == keys(slices[:1])  # a task is run again
     server.next_batch()
-    with pytest.raises(NoBytes, match="does not know this slice"):
+    with pytest.raises(NoBytes, match="no longer has this slice"):
         keys(first)
 
 
@@ -95,15 +95,15 @@ def test_a_reader_that_is_gone_is_one_sentence(slices: list[Slice]) -> None:
     server = SliceServer()
     (part, *_) = with_transport(slices, "tcp", server)
     server.close()
-    with pytest.raises(NoBytes, match=r"cannot get a slice of .* from the reader at 127\.0\.0\.1.*transportAddress"):
+    with pytest.raises(NoBytes, match=r"cannot fetch a slice of .* from reader at 127\.0\.0\.1.*transportAddress"):
         open_slice(production().disk, part)
     with pytest.raises(NoBytes, match=r"cannot listen on 203\.0\.113\.1"):
         SliceServer("203.0.113.1")
-    with pytest.raises(FlowstoneError, match="needs a reader that listens"):
+    with pytest.raises(FlowstoneError, match="needs a listening reader"):
         with_transport(slices, "tcp")
 
 
 def test_a_file_that_was_cut_is_an_error(slices: list[Slice]) -> None:
     last = slices[-1]
-    with pytest.raises(NoBytes, match="it ends before byte"):
+    with pytest.raises(NoBytes, match="file ends before byte"):
         with_transport([replace(last, end=last.end + 10)], "inline")

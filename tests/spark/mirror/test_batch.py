@@ -110,7 +110,7 @@ def test_a_large_snapshot_does_not_go_through_the_driver(
         assert batch["_tuple_msgpack"].to_pylist() == [pack((1, "a"))]
         for _ in range(2):
             job.load(index, index.snapshots[-1], [512])
-        with pytest.raises(NoBytes, match="does not know this slice"):  # what is over is not kept for ever
+        with pytest.raises(NoBytes, match="no longer has this slice"):  # what is over is not kept for ever
             list(loaded.read(plans.sent.to_batches()))
 
 

@@ -44,16 +44,20 @@ def test_spaces_are_chosen_and_left_out_by_name_or_number() -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("usres", "name one of: orders, users"), ("999", "name one of"), ("us*", "patterns are not supported; name one")],
+    [
+        ("usres", "known spaces: orders, users"),
+        ("999", "known spaces"),
+        ("us*", "patterns are not supported; known spaces"),
+    ],
 )
 def test_excluding_a_space_that_does_not_exist_is_an_error(name: str, hint: str) -> None:
-    with pytest.raises(WrongChoice, match=rf"--exclude {re.escape(name)}: there is no such space; {hint}"):
+    with pytest.raises(WrongChoice, match=rf"--exclude {re.escape(name)}: no such space; {hint}"):
         MirrorChoice.parse([], [name], []).check_excluded([SCHEMA])
 
 
 def test_excluding_an_unknown_space_lists_all_spaces_that_can_be_excluded() -> None:
     choice = MirrorChoice.parse([], ["orders", "usres"], [])
-    with pytest.raises(WrongChoice, match=r"--exclude usres: there is no such space; name one of: orders, users$"):
+    with pytest.raises(WrongChoice, match=r"--exclude usres: no such space; known spaces: orders, users$"):
         choice.check_excluded([SCHEMA])
 
 
@@ -61,7 +65,7 @@ def test_an_excluded_space_exists_in_some_source_or_did_when_the_lake_was_begun(
     choice = MirrorChoice.parse([], ["users", "513", "_own"], [])
     choice.check_excluded([Schema({512: USERS}), Schema({513: ORDERS, 300: SYSTEM})])
     choice.check_excluded([Schema({300: SYSTEM})], accepted={"users", "513"})
-    with pytest.raises(WrongChoice, match="--exclude 513: there is no such space; leave --exclude out"):
+    with pytest.raises(WrongChoice, match="--exclude 513: no such space; omit --exclude"):
         choice.check_excluded([Schema({300: SYSTEM})], accepted={"users"})
 
 
@@ -82,13 +86,13 @@ def test_columns_are_those_of_the_space() -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        (MirrorChoice.parse(["usres"], [], []), UnknownSpace, "unknown space 'usres'; there are: users"),
+        (MirrorChoice.parse(["usres"], [], []), UnknownSpace, "unknown space 'usres'; known spaces: users"),
         (MirrorChoice.parse([], [], ["usres=id"]), UnknownSpace, "unknown space 'usres'"),
         (MirrorChoice.parse(["bare"], [], []), WrongChoice, "without a primary key"),
         (MirrorChoice.parse(["local"], [], []), WrongChoice, "local to its instance"),
         (MirrorChoice.parse(["temporary"], [], []), WrongChoice, "temporary"),
         (MirrorChoice.parse(["view"], [], []), WrongChoice, "a view"),
-        (MirrorChoice.parse(["_own"], [], []), UnknownSpace, "one of the server's own"),
+        (MirrorChoice.parse(["_own"], [], []), UnknownSpace, "is a system space"),
     ],
 )
 def test_what_cannot_be_mirrored_is_said(given: MirrorChoice, kind: type[FlowstoneError], message: str) -> None:
@@ -101,8 +105,8 @@ def test_what_cannot_be_mirrored_is_said(given: MirrorChoice, kind: type[Flowsto
     ("given", "message"),
     [
         ((["a"], ["a"], []), "both chosen and excluded"),
-        (([], [], ["users"]), "chooses no columns"),
-        (([], [], ["users="]), "chooses no columns"),
+        (([], [], ["users"]), "invalid --columns"),
+        (([], [], ["users="]), "invalid --columns"),
         (([], [], ["users=a,a"]), "twice"),
         (([], [], ["users=a", "users=b"]), "twice"),
     ],

@@ -136,7 +136,7 @@ def test_what_compaction_took_away_ends_a_mirror_or_is_replaced_by_the_state(mir
     os.unlink(f"{directory.path}/{detached}")
     directory.session(0, 3, put(1, b"c", b"3", version(3)))
     directory.durable(3)
-    with pytest.raises(DataLoss, match="changes behind epoch 1 are gone"):
+    with pytest.raises(DataLoss, match="changes after epoch 1 were removed by compaction"):
         mirrored.run()
     mirrored.run(fail_on_data_loss=False)
     assert [row[:3] for row in mirrored.rows()] == [row[:3] for row in directory.state(3)]

@@ -174,7 +174,7 @@ def test_another_primary_key_is_followed_unless_rows_have_both_in_one_transactio
     archive.write(whole(*refused))
     archive.save()
     for _ in range(2):
-        with pytest.raises(LakeError, match=f"gives space {name!r} another primary key and changes its"):
+        with pytest.raises(LakeError, match=f"changes both the primary key of space {name!r} and its"):
             mirror_once(spark, [archive.directory], lake)
     assert names_in(lake) == ["orders"]
     assert tuples_of(lake, "orders") == [(3, "c")]
@@ -204,7 +204,7 @@ def test_spaces_and_columns_are_chosen(spark: SparkSession, archive: WrittenArch
     mirror_once(spark, [archive.directory], lake, choice=MirrorChoice.parse(["orders"], [], ["orders=name"]))
     assert names_in(lake) == ["orders"]
     assert sorted(rows_of(lake, "orders")[0]) == ["_extra", "_key", "_tuple", "name"]
-    with pytest.raises(OtherSettings, match="begun with other --columns"):
+    with pytest.raises(OtherSettings, match="created with different --columns"):
         mirror_once(spark, [archive.directory], lake)
 
 
@@ -224,7 +224,7 @@ def test_masked_values_are_nowhere_in_the_lake(spark: SparkSession, archive: Wri
     told = [file for file in lake.rglob("*") if file.is_file() and b"secret" in plain_bytes(file)]
     assert told == []
     assert any(b"secret" in plain_bytes(file) for file in spool.rglob("*.parquet"))
-    with pytest.raises(OtherSettings, match="begun with other --mask"):
+    with pytest.raises(OtherSettings, match="created with different --mask"):
         mirror_once(spark, [archive.directory], lake, spool=spool, masking=Masking.parse(["orders.name=null"]))
 
 
@@ -239,7 +239,7 @@ def plain_bytes(file: Path) -> bytes:
     ("fields", "message"),
     [
         ([("nick", "string")], "space 'orders' has no field 'name' to mask"),
-        ([("nick", "string"), ("name", "string")], "field 2 was 'name', and now is 'nick'"),
+        ([("nick", "string"), ("name", "string")], "field 2 was 'name' and is now 'nick'"),
     ],
     ids=["renamed", "its name is taken"],
 )
@@ -421,7 +421,7 @@ def test_a_masked_space_does_not_get_another_name_in_a_gap(
     archive.write(whole(define(11, 512, "people", ("id", "unsigned"), ("name", "string")), define_key(12, 512)))
     archive.snapshot(VClock({1: 12}), snapshot_rows({512: "people"}, (512, (5, "secret"))))
     archive.save()
-    with pytest.raises(WrongMask, match="is now called 'people', and masks are given for one of the names"):
+    with pytest.raises(WrongMask, match="was renamed to 'people', and --mask names one of them"):
         mirror_once(spark, [archive.directory], lake, spool=spool, masking=masking, fail_on_data_loss=False)
     assert names_in(lake) == ["orders"]
 
@@ -591,9 +591,9 @@ def test_where_the_spool_is(lake: str, spool: str | None, masked: bool, wanted: 
     ("lake", "spool", "masked", "message"),
     [
         ("/lake", None, True, "--mask needs --spool"),
-        ("s3a://bucket/lake", None, False, "no local path"),
-        ("/lake", "/lake/spool", True, "lies in the lake"),
-        ("file:///lake", "/lake/deep/spool", True, "lies in the lake"),
+        ("s3a://bucket/lake", None, False, "not a local path"),
+        ("/lake", "/lake/spool", True, "is inside the lake"),
+        ("file:///lake", "/lake/deep/spool", True, "is inside the lake"),
     ],
 )
 def test_where_the_spool_cannot_be(lake: str, spool: str | None, masked: bool, message: str) -> None:

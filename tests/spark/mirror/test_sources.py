@@ -51,7 +51,7 @@ def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     spool = tmp_path / "spools" / UUID
     spool.mkdir(parents=True)
     lock = production().disk.lock(str(spool))
-    with pytest.raises(MirrorBusy, match="another mirror has the spool"):
+    with pytest.raises(MirrorBusy, match="is in use by another mirror"):
         LiveSource(
             [parse_uri(f"127.0.0.1:{free_port()}")],
             UUID,

@@ -35,18 +35,18 @@ MASKED = MirrorOptions(masking=Masking.parse(["orders.name=sha256"]))
 REFUSED: list[tuple[MirrorOptions, type[FlowstoneError], str]] = [
     (MirrorOptions(masking=Masking.parse(["orders.nick=null"])), WrongMask, "has no field 'nick' to mask"),
     (MirrorOptions(masking=Masking.parse(["orders.id=null"])), WrongMask, "is part of its primary key"),
-    (MirrorOptions(masking=Masking.parse(["order.name=null"])), WrongMask, "there is no space 'order' to mask"),
+    (MirrorOptions(masking=Masking.parse(["order.name=null"])), WrongMask, "--mask: no space 'order'"),
     (MirrorOptions(choice=MirrorChoice.parse(["users"], [], [])), UnknownSpace, "users"),
     (MirrorOptions(choice=MirrorChoice.parse([], [], ["orders=nick"])), UnknownColumn, "has no field 'nick'"),
     (
         MirrorOptions(choice=MirrorChoice.parse([], ["ordres"], [])),
         WrongChoice,
-        "--exclude ordres: there is no such space",
+        "--exclude ordres: no such space",
     ),
     (
         MirrorOptions(choice=MirrorChoice.parse([], ["ord*"], [])),
         WrongChoice,
-        "patterns are not supported; name one of: ",
+        "patterns are not supported; known spaces: ",
     ),
 ]
 
@@ -141,11 +141,11 @@ def test_what_contradicts_the_lake_is_refused(archive: WrittenArchive, tmp_path:
     Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), settings=MASKED.settings))
     (opened,) = check_start([archive.directory], lake, MASKED)
     assert isinstance(opened, DirectorySource)
-    with pytest.raises(OtherSettings, match="begun with other --mask"):
+    with pytest.raises(OtherSettings, match="created with different --mask"):
         check_start([archive.directory], lake, MirrorOptions())
-    with pytest.raises(OtherSettings, match="begun with other --history"):
+    with pytest.raises(OtherSettings, match="created with different --history"):
         check_start([archive.directory], lake, replace(MASKED, history=True))
-    with pytest.raises(WrongPlace, match="of a replica set that another source is of"):
+    with pytest.raises(WrongPlace, match="belongs to the same replica set as another source"):
         check_start([archive.directory, archive.directory], lake, MASKED)
     Lake.open(lake).save(LakeProgress(OTHER_UUID, VClock({1: 3}), settings=MASKED.settings))
     with pytest.raises(OtherSettings, match=f"rows of replica set {OTHER_UUID}"):
@@ -158,7 +158,7 @@ def test_exclude_of_a_space_that_has_a_table_is_refused(archive: WrittenArchive,
     Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=begun.settings))
     assert check_start([archive.directory], lake, begun), "a space that was excluded and is gone"
     for name in ("orders", "512"):
-        with pytest.raises(OtherSettings, match=r"space 'orders' has a table in .* cannot be excluded any more"):
+        with pytest.raises(OtherSettings, match=r"space 'orders' cannot be excluded: it already has a table in"):
             check_start([archive.directory], lake, MirrorOptions(choice=MirrorChoice.parse([], [name], [])))
 
 
@@ -171,10 +171,10 @@ def test_exclude_of_a_dropped_space_is_accepted_for_a_lake_whose_settings_do_not
     settings = {name: value for name, value in options.settings.items() if name != "excluded"}
     Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=settings))
     assert check_start([archive.directory], lake, options)
-    with pytest.raises(OtherSettings, match="cannot be excluded any more"):
+    with pytest.raises(OtherSettings, match="cannot be excluded"):
         check_start([archive.directory], lake, MirrorOptions(choice=MirrorChoice.parse([], ["orders"], [])))
     Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), settings=MirrorOptions().settings))
-    with pytest.raises(WrongChoice, match="there is no such space"):
+    with pytest.raises(WrongChoice, match="no such space"):
         check_start([archive.directory], lake, options)
 
 
@@ -184,7 +184,7 @@ def test_exclude_of_a_new_space_is_not_refused_while_a_known_source_is_away(
     nobody, lake = [parse_uri(f"127.0.0.1:{free_port()}")], str(tmp_path / "lake")
     Lake.open(lake).save(LakeProgress(UUID, VClock({1: 3}), tables={512: "orders"}, settings=MirrorOptions().settings))
     assert check_start([nobody], lake, MirrorOptions(choice=MirrorChoice.parse([], ["created_since"], []))) == [nobody]
-    with pytest.raises(OtherSettings, match="cannot be excluded any more"):
+    with pytest.raises(OtherSettings, match="cannot be excluded"):
         check_start([nobody], lake, MirrorOptions(choice=MirrorChoice.parse([], ["orders"], [])))
 
 
@@ -205,7 +205,7 @@ class DeltaSession:
 def test_catalog_without_the_schema_is_refused_before_anything_is_made(archive: WrittenArchive, tmp_path: Path) -> None:
     session = cast(SparkSession, DeltaSession())
     place = LakePlace(str(tmp_path / "lake"), str(tmp_path / "spool"))
-    with nothing_new(tmp_path), pytest.raises(WrongPlace, match=r"--catalog shop: .* has no such schema; create it"):
+    with nothing_new(tmp_path), pytest.raises(WrongPlace, match=r"--catalog shop: no such schema .*; create it"):
         Mirror(session, [archive.directory], place, MirrorOptions(catalog="shop")).run()
     Mirror(session, [archive.directory], place, MirrorOptions(catalog="default")).run()
 

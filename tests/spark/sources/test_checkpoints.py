@@ -50,12 +50,12 @@ def test_a_batch_that_was_not_is_before_it(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_of_ours_is_refused(tmp_path: Path) -> None:
     write(tmp_path, planned={0: 5}, committed=[0])
     (tmp_path / "offsets" / "0").write_text('v1\n{}\n{"topic":{"0":5}}')
-    with pytest.raises(UnreadableCheckpoint, match="is no offset of this source"):
+    with pytest.raises(UnreadableCheckpoint, match="is not an offset of this source"):
         position_of(str(tmp_path))
     (tmp_path / "offsets" / "0").write_text("v1\n{}\n{}\n{}")
     with pytest.raises(UnreadableCheckpoint, match="of a query with one source"):
         position_of(str(tmp_path))
     with pytest.raises(
-        UnreadableCheckpoint, match="s3a://bucket/x is not on a local file system; give its last offset"
+        UnreadableCheckpoint, match="s3a://bucket/x is not on a local file system; set schemaAt to the last offset"
     ):
         position_of("s3a://bucket/x")

@@ -103,7 +103,7 @@ def test_a_batch_ends_before_a_change_of_format_and_the_next_one_says_so(archive
     index = saved(archive)
     end = next_position(index, at(2), NO_LIMIT, TYPED)
     assert end.vclock == VClock({1: 3})
-    with pytest.raises(FormatChanged, match=r"changes behind \{1: 3\}"):
+    with pytest.raises(FormatChanged, match=r"changes after \{1: 3\}"):
         next_position(index, end, NO_LIMIT, TYPED)
     space = index.definition_at(index.settled, "orders")
     renewed = ChangeContract(UUID, space, wanted=("_lsn", "note"))
@@ -146,7 +146,7 @@ def test_a_snapshot_comes_in_chunks_with_absolute_numbers(
 
 def test_a_snapshot_that_is_lost_half_way_is_an_error(archive: WrittenArchive) -> None:
     index = saved(archive)
-    with pytest.raises(SnapshotLost, match=r"the snapshot at \{1: 2\} is gone, of which 3 chunks were delivered"):
+    with pytest.raises(SnapshotLost, match=r"snapshot at \{1: 2\} was deleted after 3 of its chunks were delivered"):
         next_position(index, at(2, 3), NO_LIMIT, ALL)
     with pytest.raises(SnapshotLost):
         snapshot_of(index, at(2, 3))

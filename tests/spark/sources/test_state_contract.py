@@ -28,13 +28,13 @@ def test_with_a_space_there_are_its_fields_and_others_on_request() -> None:
     chosen = StateContract(UUID, ORDERS, wanted=("_tuple_msgpack", "name", "_space_id"))
     assert chosen.schema.names == ["_tuple_msgpack", "name", "_space_id"]
     assert StateContract(UUID, ORDERS, ColumnOptions("decimal")).schema.field("id").type == pa.decimal128(38, 0)
-    with pytest.raises(FlowstoneError, match="no column 'nope'; there are: id, name, _extra, _space"):
+    with pytest.raises(FlowstoneError, match="no column 'nope'; known columns: id, name, _extra, _space"):
         _ = StateContract(UUID, ORDERS, wanted=("nope",)).schema
 
 
 def test_a_field_with_the_name_of_a_column_is_refused() -> None:
     clash = SpaceDefinition(512, "t", fields=(FieldDefinition("_space", "string"),))
-    with pytest.raises(FlowstoneError, match="space 't' has a field '_space', which is the name of a column"):
+    with pytest.raises(FlowstoneError, match="field '_space' of space 't' has the name of a metadata column"):
         _ = StateContract(UUID, clash).schema
 
 

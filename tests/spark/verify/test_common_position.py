@@ -133,5 +133,5 @@ def test_sides_of_different_replica_sets_are_compared_as_they_are() -> None:
 
 def test_a_position_that_nobody_lacks_and_one_cannot_show_is_no_comparison() -> None:
     """As where an archive has a gap."""
-    with pytest.raises(SideError, match=r"a cannot show {1: 12}: it has no snapshot and no version that is old enough"):
+    with pytest.raises(SideError, match=r"a cannot show {1: 12}: it has no snapshot or version that is old enough"):
         met(Moving("a", {1: 12}, since={1: 13}), Moving("b", {1: 12}, past=False), wait=0.0)

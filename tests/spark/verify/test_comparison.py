@@ -85,7 +85,7 @@ def test_logs_that_differ_now_may_have_been_the_same(spark: SparkSession, archiv
     report = found(spark, a, b, limit=0)
     assert (report.is_equal, report.difference_count, report.differences) == (False, 1, ())
     assert found(spark, a, b, at=AsOf(vclock=VClock({1: 5}))).is_equal
-    with pytest.raises(NotSettled, match="no position between two settled transactions"):
+    with pytest.raises(NotSettled, match="not a position between two settled transactions"):
         found(spark, a, b, at=AsOf(vclock=VClock({1: 9})))
 
 

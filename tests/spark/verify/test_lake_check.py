@@ -63,12 +63,12 @@ def test_rows_as_they_were_written_are_right(schema: LakeSchema) -> None:
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        ("name", "b", "name is 'b', its tuple says 'c'"),
-        ("name", None, "name is null, its tuple says 'c'"),
-        ("share", 0.0, "share is 0.0, its tuple says null"),
-        ("id", 33, "id is 33, its tuple says 3"),
-        ("_extra", "[1]", "_extra is '[1]', its tuple says null"),
-        ("_key", b"\x00", "_key is x'00', its tuple's x'4000000000000000 03'"),
+        ("name", "b", "name is 'b', but its tuple has 'c'"),
+        ("name", None, "name is null, but its tuple has 'c'"),
+        ("share", 0.0, "share is 0.0, but its tuple has null"),
+        ("id", 33, "id is 33, but its tuple has 3"),
+        ("_extra", "[1]", "_extra is '[1]', but its tuple has null"),
+        ("_key", b"\x00", "_key is x'00', but its tuple has x'4000000000000000 03'"),
     ],
 )
 def test_a_column_that_says_something_else_is_named(schema: LakeSchema, column: str, value: Any, said: str) -> None:
@@ -78,8 +78,8 @@ def test_a_column_that_says_something_else_is_named(schema: LakeSchema, column: 
 
 @pytest.mark.parametrize(
     ("data", "said"),
-    [(b"\x92\x03", "_tuple is no tuple"), (b"", "_tuple is no tuple"), (b"\x91\x03\x03", "_tuple is no tuple"),
-     (b"\x91\xa1x", "_tuple does not fit the space"), (None, "_tuple is no tuple")],
+    [(b"\x92\x03", "_tuple is not a tuple"), (b"", "_tuple is not a tuple"), (b"\x91\x03\x03", "_tuple is not a tuple"),
+     (b"\x91\xa1x", "_tuple does not fit the space"), (None, "_tuple is not a tuple")],
 )  # fmt: skip
 def test_a_tuple_that_is_none_spoils_its_row_alone(schema: LakeSchema, data: bytes | None, said: str) -> None:
     batch = edited(stored(schema, *ROWS), "_tuple", 2, data)

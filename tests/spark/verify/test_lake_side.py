@@ -50,7 +50,7 @@ def test_states_of_a_history_follow_each_other(spark: SparkSession, archive: Wri
     table.update({"_to_version": "_from_version - 1"}, predicate="name = 'name 2'")
     report = found(spark, archive, lake)
     said = sorted(row.what.partition(" (")[0] for row in report.wrong)
-    assert said == ["history: a state ends before it begins", "history: states overlap"]
+    assert said == ["history: a state ends before it starts", "history: states overlap"]
     assert (report.is_equal, report.differences) == (False, ())
     (orders,) = [space for space in report.spaces if space.name == "orders"]
     assert (orders.rows_a, orders.rows_b, orders.wrong_b) == (19, 19, 2)
@@ -70,7 +70,7 @@ def test_masked_fields_are_compared_where_the_masks_can_be_repeated(
     if FULL:
         without = found(spark, archive, lake)
         assert without.is_equal
-        assert without.notes == ("of space 'orders' name is masked and not compared",)
+        assert without.notes == ("space 'orders': masked fields are not compared: name",)
 
 
 def test_a_table_that_is_ahead_is_read_as_it_was_where_the_lake_is(
@@ -126,7 +126,7 @@ def test_outside_edit_of_a_table_of_several_sets_is_reported_for_its_set(tmp_pat
         table.merge(folded({1: packed(1, name)}, definition), definition, at(2), uuid)
         lake.save(LakeProgress(uuid, at(2), 0, (), {512: "orders"}, {}))
     DeltaTable(str(tmp_path / "orders")).update(updates={"name": "'edited'"}, predicate="name = 'theirs'")
-    for uuid, expected in ((UUID, None), (OTHER_UUID, "name is 'edited', its tuple says 'theirs'")):
+    for uuid, expected in ((UUID, None), (OTHER_UUID, "name is 'edited', but its tuple has 'theirs'")):
         side = LakeSide(str(tmp_path))
         side.refresh()
         side.choose(uuid)
@@ -138,5 +138,5 @@ def test_outside_edit_of_a_table_of_several_sets_is_reported_for_its_set(tmp_pat
 
 
 def test_a_lake_without_progress_is_none(tmp_path: Path) -> None:
-    with pytest.raises(SideError, match="there is no lake"):
+    with pytest.raises(SideError, match="not a lake"):
         LakeSide(str(tmp_path)).refresh()

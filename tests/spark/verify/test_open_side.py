@@ -42,7 +42,7 @@ def test_what_is_nothing_of_that_is_refused_in_one_sentence(tmp_path: Path) -> N
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     for name, said in (
-        (str(tmp_path / "none"), "there is no such directory"),
+        (str(tmp_path / "none"), "no such directory"),
         (str(tmp_path / "file"), "is a file"),
         (str(tmp_path / "empty"), "neither an archive, nor a directory of logs, nor a lake"),
         ("nonsense", "'nonsense' is not a valid address"),

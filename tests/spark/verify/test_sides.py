@@ -64,8 +64,8 @@ def test_spaces_whose_tuples_are_in_no_common_log_are_left_out_and_why() -> None
     assert list(found) == [512]
     assert left_out == {
         513: "it is local to each instance",
-        514: "it is temporary: its tuples are in no log",
-        515: "it holds no tuples",
-        516: "it is of vinyl, whose tuples are in files of their own",
+        514: "it is temporary and not in the log",
+        515: "it has no tuples",
+        516: "its engine is vinyl, whose tuples are in separate files",
     }
     assert list(comparable(schema, has_vinyl=True)[0]) == [512, 516]

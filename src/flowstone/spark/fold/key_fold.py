@@ -130,7 +130,7 @@ class _Ordered:
         keys = _whole(changes["_sort_key"])
         codes = _whole(pc.index_in(changes["_operation"], _OPERATIONS))
         if codes.null_count:
-            raise AssertionError("a change that is no operation on a tuple")
+            raise AssertionError("unexpected change: not an operation on a tuple")
         if not len(keys):
             none = np.empty(0, np.int64)
             return cls(changes, keys, none, none, none)
@@ -336,8 +336,8 @@ class _Engine:
             return update_raw(old, self._operations(operations, base), self._format, _TOLERANT)
         except TarantoolError as error:
             raise CannotFold(
-                f"space {self._space.name!r}: an UPDATE of the log does not fit its tuple: {error.message}",
-                hint="the tuple is not the one that the server had: is something missing before it?",
+                f"space {self._space.name!r}: UPDATE in the log does not fit the tuple: {error.message}",
+                hint="the tuple differs from the server's; check whether earlier rows are missing",
             ) from error
 
     def upsert(self, key: bytes, old: bytes, operations: bytes, base: int) -> bytes:

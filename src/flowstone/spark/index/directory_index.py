@@ -68,11 +68,11 @@ class DirectoryRuns:
 
     def poll(self) -> News:
         if self.disk.kind(self.directory) != "directory":
-            raise NotAnArchive(f"{self.directory}: there is no such directory", hint="name one that has logs")
+            raise NotAnArchive(f"{self.directory}: no such directory", hint="name a directory with logs")
         listed = scan_directory(self.disk, self.directory)
         if not listed.snapshots and not listed.logs:
             raise NotAnArchive(
-                f"{self.directory}: there is no archive, and no log of a server",
+                f"{self.directory}: neither an archive nor logs of a server",
                 hint="name a directory with .xlog and .snap files",
             )
         snapshots = snapshots_of(listed, self._snapshots)
@@ -121,11 +121,13 @@ class DirectoryRuns:
     def _note_gap(self, path: str, start: VClock) -> None:
         if not self._reached <= start:
             raise OverlappingLogs(
-                f"{path} begins at {start}, but the log before it ends at {self._reached}",
-                hint="the directory has logs of two histories; keep those of one",
+                f"{path} starts at {start}, but the log before it ends at {self._reached}",
+                hint="the directory has logs of two histories; remove those of one",
             )
         missing = missing_rows(self._reached, start)
-        self._gaps.append(Gap(self._reached.to_mapping(), start.to_mapping(), missing, 0.0, "no log here has them"))
+        self._gaps.append(
+            Gap(self._reached.to_mapping(), start.to_mapping(), missing, 0.0, "no log in the directory has them")
+        )
 
     def _read(self, log: ListedFile) -> list[Added]:
         """Read what was appended to the open log since the last read."""
@@ -142,7 +144,7 @@ class DirectoryRuns:
                     raise UnknownSpace(
                         f"{log.path}: cannot tell whether rows of space {min(still)} are settled: "
                         "the log does not define it",
-                        hint="put the snapshot beside the log",
+                        hint="put the snapshot into the same directory",
                     )
                 opened.at = chunk.end
         self._reached = opened.runs.vclock

@@ -100,7 +100,7 @@ class LimestoneIndex:
         """Caches for pairs of rotated files whether the first ends with the contents of the second."""
         found = manifest.read(disk, directory) if os.path.isdir(directory) else None
         if found is None:
-            raise NotALimestone(f"{directory} is no Limestone data directory", hint=f"it has no {names.MANIFEST}")
+            raise NotALimestone(f"{directory} is not a Limestone data directory", hint=f"it has no {names.MANIFEST}")
         self.instance_uuid = found.instance_uuid or NO_UUID
 
     @classmethod
@@ -125,7 +125,7 @@ class LimestoneIndex:
                 if not left or os.path.basename(error.path) not in (names.CATALOG, names.CATALOG_BACK):
                     raise
             time.sleep(PAUSE_SECONDS)
-        raise LimestoneError(f"{self.directory} changes all the time", hint="try again")
+        raise LimestoneError(f"{self.directory} keeps changing while it is read", hint="try again")
 
     def _is_taken_in(self) -> bool:
         """Read the directory once; return False if rotation or compaction changed it meanwhile."""
@@ -278,23 +278,24 @@ class LimestoneIndex:
         """Raise NotDurable or EpochLost unless all changes after `start` up to `end` are available."""
         if end > self.durable:
             raise NotDurable(
-                f"{self.directory}: epoch {end} is not durable, {self.durable} is", hint="was the directory set back?"
+                f"{self.directory}: epoch {end} is not durable; the durable epoch is {self.durable}",
+                hint="check whether an older state of the directory was restored",
             )
         if start < min(self.earliest, end):
             raise EpochLost(
-                f"{self.directory}: changes behind epoch {start} are gone: it was compacted, and those that are left"
-                f" begin behind epoch {self.earliest}",
-                hint="begin with the state (startingOffsets=snapshot), or set failOnDataLoss to false",
+                f"{self.directory}: changes after epoch {start} were removed by compaction; the remaining ones"
+                f" start after epoch {self.earliest}",
+                hint="start from the state with startingOffsets=snapshot, or set failOnDataLoss=false",
             )
 
     def check_state(self, epoch: int) -> None:
         """Raise NotDurable or EpochLost unless the state at an epoch is available."""
         if epoch > self.durable:
-            raise NotDurable(f"{self.directory}: epoch {epoch} is not durable, {self.durable} is")
+            raise NotDurable(f"{self.directory}: epoch {epoch} is not durable; the durable epoch is {self.durable}")
         if epoch < self.horizon and self.earliest:
             raise EpochLost(
-                f"{self.directory}: the state at epoch {epoch} is gone: compaction has left that of {self.horizon}",
-                hint=f"ask for one from {self.horizon} on",
+                f"{self.directory}: the state at epoch {epoch} was removed by compaction",
+                hint=f"the oldest state is that of epoch {self.horizon}",
             )
 
     def can_show(self, epoch: int) -> bool:

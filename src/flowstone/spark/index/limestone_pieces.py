@@ -204,18 +204,20 @@ class Walk:
         """Raise DamagedFile unless an incomplete last entry can be one being written, or one cut short by a crash."""
         epoch, state = chunk.session
         if self._file.name in (names.COMPACTED, names.COMPACTED_PREVIOUS):
-            raise DamagedFile(self._path, chunk.end, "no whole entry is there", hint="restore it from a backup")
+            raise DamagedFile(self._path, chunk.end, "incomplete entry", hint="restore the file from a backup")
         if state == VALID and epoch <= self._durable:
             raise DamagedFile(
                 self._path,
                 chunk.end,
-                f"no whole entry is there, in a session of epoch {epoch}, which is durable",
-                hint="durable entries are lost: restore a backup",
+                f"incomplete entry in a session of durable epoch {epoch}",
+                hint="durable entries are lost; restore a backup",
             )
         if state == OUTSIDE and chunk.stopped == OTHER:
             rest = read_at(chunk.end, min(size - chunk.end, 1 << 20))
             if rest.count(0) != len(rest):
-                raise DamagedFile(self._path, chunk.end, "no entry is there", hint="repair the directory")
+                raise DamagedFile(
+                    self._path, chunk.end, "invalid entry", hint="repair the directory with flowstone limestone repair"
+                )
 
 
 def _behind(chunk: EntryChunk, count: int) -> EntryChunk:

@@ -51,8 +51,8 @@ class StorageTooLarge(LimestoneError):
 def space_id_of(storage_id: int) -> int:
     if storage_id > STORAGE_MAX:
         raise StorageTooLarge(
-            f"storage {storage_id} cannot have a table: ids go up to {STORAGE_MAX} here",
-            hint="read it by source limestone, with unsignedAs=decimal",
+            f"storage {storage_id} cannot have a table: the largest supported id is {STORAGE_MAX}",
+            hint="read it with source limestone and unsignedAs=decimal",
         )
     return storage_id + FIRST_USER_SPACE_ID
 

@@ -181,5 +181,8 @@ def _check(
         place = int(np.argmax(wrong))
         kind = entries.EntryType(int(types[place])).name
         raise DamagedFile(
-            path, base + int(table[AT, place]), f"{kind} outside of a session", hint="repair the directory"
+            path,
+            base + int(table[AT, place]),
+            f"{kind} entry outside of a session",
+            hint="repair the directory with flowstone limestone repair",
         )

@@ -206,8 +206,10 @@ class ArchiveIndex:
         found = newest_at(self.snapshots, position)
         if found is None:
             raise DataLoss(
-                f"{self.directory}: it has no snapshot at or before {position}",
-                hint=f"its first is at {self.snapshots[0].vclock}" if self.snapshots else "there is none at all",
+                f"{self.directory}: no snapshot at or before {position}",
+                hint=f"the oldest snapshot is at {self.snapshots[0].vclock}"
+                if self.snapshots
+                else "the directory has no snapshot",
             )
         self.check(found.vclock, position)
         return found
@@ -217,17 +219,15 @@ class ArchiveIndex:
     def check(self, start: VClock, end: VClock) -> None:
         """Raise NotSettled or DataLoss unless every row after `start` up to `end` is settled and available."""
         if not end <= self.settled:
-            raise NotSettled(
-                f"{self.directory}: {end} is not settled", hint=f"settled is what lies up to {self.settled}"
-            )
+            raise NotSettled(f"{self.directory}: {end} is not settled", hint=f"rows are settled up to {self.settled}")
         gap = self.first_gap(start, end)
         if gap is not None:
             raise self._lost(gap, start)
 
     def _lost(self, gap: Gap, start: VClock) -> DataLoss:
         return DataLoss(
-            f"{self.directory}: {gap} behind {start}: {gap.why}",
-            hint="begin with a snapshot behind them, or set failOnDataLoss=false",
+            f"{self.directory}: {gap} after {start}: {gap.why}",
+            hint="start from a later snapshot, or set failOnDataLoss=false",
         )
 
     def first_gap(self, start: VClock, end: VClock) -> Gap | None:
@@ -235,7 +235,7 @@ class ArchiveIndex:
         missing = missing_rows(start, self.earliest.common(end))
         if missing:
             until = self.earliest.to_mapping()
-            return Gap(start.to_mapping(), until, missing, 0.0, "its oldest log begins later")
+            return Gap(start.to_mapping(), until, missing, 0.0, "the oldest log starts later")
         for gap in self.gaps:
             if not VClock(gap.until) <= start and not end <= VClock(gap.after):
                 return gap
@@ -245,9 +245,9 @@ class ArchiveIndex:
         """Raise NoImages unless the archive has images of all rows after `start`."""
         since = self.facts.images_since
         if since is None or not since <= start:
-            known = "it has none" if since is None else f"it has them behind {since}"
+            known = "the archive has none" if since is None else f"the archive has images after {since}"
             raise NoImages(
-                f"{self.directory}: there are no images of the rows behind {start}: {known}",
+                f"{self.directory}: no images of the rows after {start}: {known}",
                 hint="set images=ops, or archive with --images",
             )
 
@@ -490,8 +490,8 @@ class ArchiveIndex:
         if time <= last:
             return None
         return (
-            f"the last row in {self.directory} is of {_time_text(last)}: whether anything was written from then to "
-            f"{_time_text(time)} is not known"
+            f"the last row in {self.directory} was written at {_time_text(last)}; rows written between then and "
+            f"{_time_text(time)} may be missing"
         )
 
     def _resolve_vclock(self, wanted: VClock) -> VClock:
@@ -499,21 +499,21 @@ class ArchiveIndex:
             return wanted
         before, after = self._around(self._behind(wanted), lambda place: not place.vclock <= wanted)
         if before != wanted or not wanted <= self.settled:
-            raise self._refused(f"{wanted} is no position between two settled transactions", before, after)
+            raise self._refused(f"{wanted} is not a position between two settled transactions", before, after)
         return wanted
 
     def _resolve_lsn(self, lsn: int) -> VClock:
         origins = [origin for origin, _ in self._place_before(len(self._runs)).vclock if origin]
         if len(origins) != 1:
             raise NotSettled(
-                f"{self.directory}: LSN {lsn} may be of any of {len(origins)} originators",
-                hint=f"give a vclock, such as {self.settled}",
+                f"{self.directory}: LSN {lsn} is ambiguous: {len(origins)} instances have written rows",
+                hint=f"use a vclock, such as {self.settled}",
             )
         (origin,) = origins
         number = bisect_left(self._runs, True, key=lambda placed: placed.vclock.get(origin) > lsn)
         before, after = self._around(number, lambda place: place.vclock.get(origin) > lsn)
         if before.get(origin) != lsn or not before <= self.settled:
-            raise self._refused(f"behind LSN {lsn} is no settled position", before, after)
+            raise self._refused(f"the position after LSN {lsn} is not settled", before, after)
         return before
 
     def _around(self, number: int, is_behind: Callable[[StreamPlace], bool]) -> tuple[VClock, VClock]:
@@ -542,15 +542,15 @@ class ArchiveIndex:
             base = next((each for each in self.snapshots if each.vclock == found.vclock), None)
             if base is None or self.time_of(base) > time:
                 before = self._runs[number - 1].vclock if number else found.vclock
-                raise self._refused(f"the state at {_time_text(time)} is not known", before, found.vclock)
+                raise self._refused(f"the state at {_time_text(time)} is unknown", before, found.vclock)
             end = max(end, self.time_of(base))
         if number == len(self._runs) and time > end and self.facts.known_until is not None:
             raise EndsEarlier(
                 f"{self.directory} ends at {_time_text(end)}, before {_time_text(time)}",
-                hint="give that time or an earlier one; without a time it is the newest state",
+                hint="use that time or an earlier one, or no time for the newest state",
             )
         if not found.vclock <= self.settled:
-            raise self._refused(f"what was written up to {_time_text(time)} is not settled", self.settled, self.settled)
+            raise self._refused(f"rows written up to {_time_text(time)} are not settled", self.settled, self.settled)
         return found.vclock
 
     def _place_before(self, number: int) -> StreamPlace:

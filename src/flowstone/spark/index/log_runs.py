@@ -116,7 +116,7 @@ class ArchiveRuns:
         manifest = load(self.disk, self.directory)
         if manifest is None:
             raise NotAnArchive(
-                f"{self.directory}: there is no archive", hint="name a directory that `flowstone archive` writes"
+                f"{self.directory}: not an archive", hint="name a directory written by `flowstone archive`"
             )
         listed = scan_directory(self.disk, self.directory)
         gone = frozenset(self._logs) - {log.path for log in listed.logs}
@@ -157,14 +157,14 @@ class ArchiveRuns:
         start = VClock(log.meta.vclock)
         if before is not None and start != before and start not in gaps:
             raise BrokenIndex(
-                f"{self.directory}: its indexes end at {before}, and the next log begins at {start}",
-                hint="run `flowstone archive` on it once: it makes them again",
+                f"{self.directory}: its indexes end at {before}, but the next log starts at {start}",
+                hint="run `flowstone archive` on it once to rebuild them",
             )
         if blocks is None:
             if is_last:  # the log was just created
                 return None
             raise BrokenIndex(
-                f"{log.path} has no index", hint="run `flowstone archive` on its directory once: it makes it again"
+                f"{log.path} has no index", hint="run `flowstone archive` on its directory once to rebuild the index"
             )
         vclock = VClock(blocks.runs[-1].vclock) if blocks.runs else start
         self._logs[log.path] = _Known(blocks.size, blocks.end, vclock)

@@ -70,7 +70,7 @@ def with_transport(slices: Sequence[Slice], transport: Transport, server: SliceS
         disk = production().disk
         return [replace(part, data=bytes_of(disk, part)) for part in slices]
     if server is None:
-        raise FlowstoneError("transport=tcp needs a reader that listens", hint="use file or inline here")
+        raise FlowstoneError("transport=tcp needs a listening reader", hint="use transport=file or transport=inline")
     return [replace(part, remote=server.offer(part)) for part in slices]
 
 
@@ -81,7 +81,7 @@ def bytes_of(disk: Disk, part: Slice) -> bytes:
         _, length = parse(head, part.path)
         blocks = file.read_at(part.offset, part.end - part.offset)
     if len(blocks) < part.end - part.offset:
-        raise NoBytes(f"{part.path}: it ends before byte {part.end}")
+        raise NoBytes(f"{part.path}: file ends before byte {part.end}")
     return _LENGTH.pack(length) + head[:length] + blocks
 
 
@@ -98,7 +98,8 @@ class SliceServer:
         except OSError as error:
             raise NoBytes(
                 f"cannot listen on {host} for executors: {error.strerror or error}",
-                hint="name one of this machine that executors reach: transportAddress, of mirror --transport-address",
+                hint="set transportAddress (mirror: --transport-address) to an address of this machine that executors "
+                "can reach",
             ) from error
         self.address: tuple[str, int] = (host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="flowstone-slices", daemon=True)
@@ -161,15 +162,15 @@ def _fetch(part: Slice, host: str, port: int, token: bytes) -> bytes:
             (length,) = _LENGTH.unpack(_receive(client, _LENGTH.size))
             if length == _REFUSED:
                 raise NoBytes(
-                    f"the reader at {host}:{port} does not know this slice of {part.path} any more",
-                    hint="its batch was committed, or the query was started again",
+                    f"reader at {host}:{port} no longer has this slice of {part.path}",
+                    hint="the batch was committed, or the query was restarted",
                 )
             return _receive(client, length)
     except OSError as error:
         raise NoBytes(
-            f"cannot get a slice of {part.path} from the reader at {host}:{port}: {error.strerror or error}",
-            hint="name an address of the driver that executors reach: transportAddress, of mirror --transport-address; "
-            "or choose the transport inline",
+            f"cannot fetch a slice of {part.path} from reader at {host}:{port}: {error.strerror or error}",
+            hint="set transportAddress (mirror: --transport-address) to an address of the driver that executors can "
+            "reach, or use transport=inline",
         ) from error
 
 
@@ -179,7 +180,7 @@ def _receive(client: socket.socket, size: int) -> bytes:
     while at < size:
         count = client.recv_into(view[at:])
         if not count:
-            raise ConnectionResetError(f"hung up after {at} of {size} bytes")
+            raise ConnectionResetError(f"connection closed after {at} of {size} bytes")
         at += count
     return bytes(data)
 
@@ -207,7 +208,7 @@ class _Blocks:
     def read_at(self, offset: int, size: int) -> bytes:
         at = offset - self._offset
         if at < 0:
-            raise NoBytes(f"{self.path}: byte {offset} is not in the slice that begins at {self._offset}")
+            raise NoBytes(f"{self.path}: byte {offset} is outside of the slice that starts at {self._offset}")
         return bytes(self._blocks[at : at + size])
 
     def close(self) -> None:
@@ -223,7 +224,7 @@ class _Blocks:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise NoBytes(f"{self.path}: a slice of it cannot be written to")
+        raise NoBytes(f"{self.path}: slices are read-only")
 
     def __enter__(self) -> Self:
         return self

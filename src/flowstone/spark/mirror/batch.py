@@ -304,7 +304,7 @@ def has_two_keys(index: Log, start: VClock, end: VClock, space_id: int, emptied:
     If the transaction does not empty the space, the rows of the table have the former key, so any change conflicts.
     Otherwise only changes between the truncation and the new key conflict. The driver reads the log itself.
     """
-    assert not isinstance(index, LimestoneLog), "storages keep their keys"
+    assert not isinstance(index, LimestoneLog), "the primary key of a storage never changes"
     contract = ChangeContract(index.replicaset_uuid, wanted=_KEY_COLUMNS, show_system=True, only=(space_id, INDEX_ID))
     changed: list[int] = []
     defined = 0

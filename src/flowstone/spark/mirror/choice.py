@@ -40,15 +40,15 @@ class MirrorChoice:
         """Parse the choice as written on the command line; columns as `users=id,name`."""
         both = [name for name in spaces if name in excluded]
         if both:
-            raise WrongChoice(f"space {both[0]!r} is both chosen and excluded", hint="leave one of them out")
+            raise WrongChoice(f"space {both[0]!r} is both chosen and excluded", hint="omit one of the two options")
         found: dict[str, tuple[str, ...]] = {}
         for text in columns:
             space, equals, listed = text.partition("=")
             names = tuple(name.strip() for name in listed.split(",") if name.strip())
             if not (space and equals and names):
-                raise WrongChoice(f"{text!r} chooses no columns", hint="write it as SPACE=COLUMN,…, as users=id,name")
+                raise WrongChoice(f"invalid --columns {text!r}", hint="use SPACE=COLUMN,…, such as users=id,name")
             if space in found or len(set(names)) < len(names):
-                raise WrongChoice(f"{text!r} names something twice", hint="name each space and each column once")
+                raise WrongChoice(f"--columns {text!r} has a duplicate", hint="name each space and each column once")
             found[space] = names
         return cls(tuple(map(_space, spaces)), tuple(map(_space, excluded)), found)
 
@@ -82,9 +82,9 @@ class MirrorChoice:
                     )
                     if holds
                 )
-                raise WrongChoice(f"space {name!r} is {why}: it has no rows in the log", hint="choose another")
+                raise WrongChoice(f"space {name!r} is {why} and has no rows in the log", hint="choose another space")
             if space.id < FIRST_USER_SPACE_ID:
-                raise UnknownSpace(f"space {name!r} is one of the server's own", hint="only users' spaces are mirrored")
+                raise UnknownSpace(f"space {name!r} is a system space", hint="only user spaces are mirrored")
 
     def check_excluded(self, schemas: Sequence[Schema], accepted: Collection[str] = ()) -> None:
         """Raise WrongChoice for an excluded name that no space has: a misspelled space would be mirrored.
@@ -97,8 +97,8 @@ class MirrorChoice:
                 continue
             known = sorted({space.name for schema in schemas for space in schema if _can_have_table(space)})
             hint = "patterns are not supported; " if _PATTERN.search(str(name)) else ""
-            hint += f"name one of: {', '.join(known)}" if known else "leave --exclude out"
-            raise WrongChoice(f"--exclude {name}: there is no such space", hint=hint)
+            hint += f"known spaces: {', '.join(known)}" if known else "omit --exclude"
+            raise WrongChoice(f"--exclude {name}: no such space", hint=hint)
 
     def spaces_of(self, schema: Schema, known: Spaces) -> dict[int, SpaceDefinition]:
         """Return the mirrored spaces under `schema`; spaces in `known` are already mirrored and stay chosen."""

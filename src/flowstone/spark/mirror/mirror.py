@@ -90,19 +90,19 @@ class LakePlace:
         """Return the place. Raise WrongPlace if spool and lake do not suit the sources and the masks."""
         if spool is None and is_masked:
             raise WrongPlace(
-                "--mask needs --spool: the exact tuples have to be somewhere, and not in the lake",
-                hint="name a directory that only the mirror may read",
+                "--mask needs --spool: the unmasked tuples are kept there, outside of the lake",
+                hint="name a directory that only the mirror can read",
             )
         if spool is None and has_live:
             if not is_local(lake):
-                raise WrongPlace(f"{lake} is no local path, so --spool is needed", hint="name a local directory")
+                raise WrongPlace(f"--spool is required: {lake} is not a local path", hint="name a local directory")
             spool = os.path.join(local_path(lake), "_flowstone_spool")
         elif spool is not None and is_masked and is_local(lake):
             inside = os.path.realpath(spool).startswith(os.path.join(os.path.realpath(local_path(lake)), ""))
             if inside:
                 raise WrongPlace(
-                    f"--spool {spool} lies in the lake, and would hold there what --mask hides",
-                    hint="name a directory outside of it, which only the mirror may read",
+                    f"--spool {spool} is inside the lake, where it would expose the data that --mask hides",
+                    hint="name a directory outside of the lake that only the mirror can read",
                 )
         return cls(lake, spool)
 
@@ -226,8 +226,8 @@ class Mirror:
         )
         if self._options.catalog is not None and lake.engine != "spark":
             raise OtherSettings(
-                "--catalog needs Delta's jars in the Spark session, which it does not have",
-                hint="add --conf spark.jars.packages=io.delta:delta-spark_4.0_2.13:…, or leave --catalog out",
+                "--catalog needs the Delta jars, which the Spark session does not have",
+                hint="add --conf spark.jars.packages=io.delta:delta-spark_4.0_2.13:…, or omit --catalog",
             )
         if self._options.catalog is not None:
             check_catalog(self._spark, self._options.catalog)
@@ -266,7 +266,7 @@ class Mirror:
         if not (live or is_masked):
             return None
         spool = self._place.spool
-        assert spool is not None, "live sources and masks have a place of their own"
+        assert spool is not None, "live sources and masks have a spool"
         exact = os.path.join(spool, "exact")
         within = [os.path.join(spool, uuid) for uuid in live] + ([exact] if is_masked else [])
         stack.enter_context(made(spool, *within, is_private=True))
@@ -441,9 +441,9 @@ class Mirror:
         for space in rekeyed:
             if has_two_keys(index, start, end, space.id, truncated.get(space.id)):
                 raise LakeError(
-                    f"the transaction behind {start} gives space {space.name!r} another primary key and changes its"
-                    " rows; tables cannot follow that",
-                    hint="begin a new lake, with a snapshot behind that transaction: it has what came of it",
+                    f"transaction after {start} changes both the primary key of space {space.name!r} and its"
+                    " rows, which tables do not support",
+                    hint="mirror into a new lake, from a snapshot taken after that transaction",
                 )
         self._load_late(stream, index, changes.created, start, end)
         time_us = index.time_at(end)
@@ -489,8 +489,8 @@ class Mirror:
             was = before.get(space.id)
             if was is not None and was.primary_key is not None and space.id not in stream.spaces:
                 raise OtherSettings(
-                    f"space {was.name!r} is called {space.name!r} behind {start}, and its rows are not in the lake",
-                    hint=f"leave it out with --exclude {space.id}, or begin another lake",
+                    f"space {was.name!r} is renamed to {space.name!r} after {start}, and its rows are not in the lake",
+                    hint=f"skip it with --exclude {space.id}, or mirror into a new lake",
                 )
 
     def _save(self, stream: _Stream, position: VClock, tracker: SchemaTracker, spaces: Spaces, time_us: int) -> None:
@@ -528,5 +528,5 @@ def _snapshot_behind(index: Log, position: VClock, loss: DataLoss) -> SnapshotFi
     """Return the newest settled snapshot, which replaces the lost rows. Raise DataLoss if none is after `position`."""
     settled = [each for each in index.snapshots if each.vclock <= index.settled and position <= each.vclock]
     if not settled or settled[-1].vclock == position:
-        raise DataLoss(loss.message, hint="no snapshot stands behind them yet: take one, and start the mirror again")
+        raise DataLoss(loss.message, hint="no snapshot replaces these rows yet; take one, then restart the mirror")
     return settled[-1]

@@ -110,7 +110,7 @@ class MirrorProgress(MirrorEvent, frozen=True, tag="progress"):
         places = ", ".join(str(VClock(lsns)) for lsns in self.positions.values())
         return (
             f"{self.changes_per_second:,.0f} changes/s, lag {lag} and {counted(self.lag_lsn, 'row')}, at"
-            f" {places or 'nothing'}, {counted(self.changes, 'change')}"
+            f" {places or 'the start'}, {counted(self.changes, 'change')}"
         )
 
 
@@ -134,7 +134,7 @@ class MirrorStopped(MirrorEvent, frozen=True, tag="stopped"):
     def __str__(self) -> str:
         places = ", ".join(str(VClock(lsns)) for lsns in self.positions.values())
         done = f"{counted(self.changes, 'change')} in {counted(self.batches, 'batch', 'es')}, {self.seconds:.1f} s"
-        return f"stopped at {places or 'nothing'}: {done}"
+        return f"stopped at {places or 'the start'}: {done}"
 
 
 class _Rate:

@@ -148,7 +148,8 @@ class LiveSource:
             )
         except AlreadyLocked as error:
             raise MirrorBusy(
-                f"another mirror has the spool {directory}", hint="stop it, or give this one another lake and --spool"
+                f"spool {directory} is in use by another mirror",
+                hint="stop the other mirror, or use another lake and --spool",
             ) from error
         except FlowstoneError:
             if is_new:  # a partial snapshot is useless, and may hold values that a mask must hide

@@ -119,7 +119,7 @@ class SparkTable(EmbeddedTable):
             self.mark(schema)
         newest = DeltaTable(self.path, storage_options=self.storage.storage_options or None).version()
         if newest != self.version:
-            raise self._another_writer(f"it is at version {newest}, not {self.version}")
+            raise self._another_writer(f"table is at version {newest}, expected {self.version}")
         frame: DataFrame = self.spark.createDataFrame(source)
         view = f"flowstone_{id(source)}"
         frame.createOrReplaceTempView(view)
@@ -130,21 +130,19 @@ class SparkTable(EmbeddedTable):
                 counts = self.spark.sql(sql).collect()
         except Exception as error:
             if any(name in str(error) for name in _CONFLICTS):
-                raise self._another_writer("both changed it at once") from error
+                raise self._another_writer("concurrent commits conflict") from error
             raise
         finally:
             self.spark.catalog.dropTempView(view)
         self._moved({uuid: position})
         if not counts:
-            raise self._another_writer(f"{position} is there already")
+            raise self._another_writer(f"position {position} is already committed")
         after = {each.path for each in self.entries}
         deletes, upserts = counts[0]["num_deleted_rows"], counts[0]["num_affected_rows"] - counts[0]["num_deleted_rows"]
         return Merged(self.version, upserts, deletes, len(after - before), len(before - after))
 
     def _another_writer(self, how: str) -> AnotherWriter:
-        return AnotherWriter(
-            f"{self.path} was changed by another writer: {how}", hint="let only one mirror at a time write to a lake"
-        )
+        return AnotherWriter(f"{self.path} was changed by another writer: {how}", hint="run only one mirror per lake")
 
 
 def state_source(schema: LakeSchema, changes: RowChanges) -> pa.Table:

@@ -84,13 +84,13 @@ def origins_of(
     for source in sources:
         origin = origin_of(source, list(saved))
         if any(origin.replicaset_uuid == other.replicaset_uuid for other in origins):
-            raise WrongPlace(f"{origin.name} is of a replica set that another source is of, too")
+            raise WrongPlace(f"{origin.name} belongs to the same replica set as another source")
         origins.append(origin)
     strange = sorted(saved.keys() - {origin.replicaset_uuid for origin in origins})
     if strange:
         raise OtherSettings(
-            f"{lake} also has the rows of replica set {strange[0]}, which no source is of",
-            hint="name all its sources, or another lake",
+            f"{lake} also has rows of replica set {strange[0]}, but no source belongs to it",
+            hint="name all sources of the lake, or another lake",
         )
     _check_excluded(origins, lake, options, saved)
     for origin in origins:
@@ -138,8 +138,8 @@ def _check_excluded(origins: Sequence[Origin], lake: str, options: MirrorOptions
         for space_id, name in each.tables.items():
             if {name, str(space_id)} & ({*map(str, excluded)} - accepted):
                 raise OtherSettings(
-                    f"space {name!r} has a table in {lake} already: it cannot be excluded any more",
-                    hint="leave --exclude out, or begin another lake",
+                    f"space {name!r} cannot be excluded: it already has a table in {lake}",
+                    hint="omit --exclude, or mirror into a new lake",
                 )
 
 
@@ -156,18 +156,18 @@ def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
         index = origin.source.index
         if options.history and isinstance(index, LimestoneLog):
             raise OtherSettings(
-                f"{index.directory} is a Limestone, whose log has no times: it cannot have a history",
-                hint="leave --history out",
+                f"cannot keep a history of {index.directory}: the log of Limestone has no times",
+                hint="omit --history",
             )
         first, newest = _schemas_in(index, is_history=options.history)
     else:
-        assert origin.definitions is not None, "who is new has answered"
+        assert origin.definitions is not None, "a new source has answered"
         newest = first = schema_of(origin.definitions)
     options.choice.check(newest)
     for mask in options.masking.masks:
         # A misspelled name would silently mask nothing.
         if newest.get(mask.space) is None:
-            raise WrongMask(f"there is no space {mask.space!r} to mask", hint="mask what is there, by its name")
+            raise WrongMask(f"--mask: no space {mask.space!r}", hint="give the name of an existing space")
     for space in options.choice.spaces_of(first, {}).values():
         options.masking.of(space)
         options.choice.columns_of(space)
@@ -183,8 +183,8 @@ def _check_settings(settings: Mapping[str, str], ours: Mapping[str, str], lake: 
     for name, words in options.items():
         if settings.get(name, "") != ours[name]:
             raise OtherSettings(
-                f"{lake} was begun with other {words} than these",
-                hint="give the same as then, or begin another lake",
+                f"{lake} was created with different {words}",
+                hint="use the same options as then, or mirror into a new lake",
             )
 
 
@@ -204,8 +204,8 @@ def first_snapshot(index: Log, *, is_history: bool) -> SnapshotFile | None:
     if not settled:
         if index.earliest:
             raise DataLoss(
-                f"{index.directory}: its logs begin at {index.earliest}, and there is no snapshot to begin with",
-                hint="mirror a directory that has one",
+                f"{index.directory}: logs start at {index.earliest}, and there is no snapshot to start from",
+                hint="mirror a directory with a snapshot",
             )
         return None
     return settled[0] if is_history else settled[-1]
@@ -234,7 +234,9 @@ def lake_lock(lake: str) -> Iterator[None]:
         try:
             lock = production().disk.lock(directory)
         except AlreadyLocked as error:
-            raise MirrorBusy(f"another mirror writes to {lake}", hint="stop it, or choose another lake") from error
+            raise MirrorBusy(
+                f"lake {lake} is in use by another mirror", hint="stop the other mirror, or use another lake"
+            ) from error
         try:
             yield
         finally:

@@ -48,10 +48,10 @@ def check_catalog(spark: SparkSession, schema: str) -> None:
         is_there = spark.catalog.databaseExists(schema)
     except PySparkException as error:
         problem = str(error).splitlines()[0]
-        raise WrongPlace(f"--catalog {schema}: {problem}", hint="name a schema of Spark's catalog") from error
+        raise WrongPlace(f"--catalog {schema}: {problem}", hint="name a schema in Spark's catalog") from error
     if not is_there:
         raise WrongPlace(
-            f"--catalog {schema}: Spark's catalog has no such schema",
+            f"--catalog {schema}: no such schema in Spark's catalog",
             hint=f"create it with CREATE SCHEMA {schema}, or name another",
         )
 
@@ -151,8 +151,8 @@ class MirrorTables:
     def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
         """Raise LakeError: masks refer to names, so the masks for the new name are unknown."""
         raise LakeError(
-            f"space {was.name!r} is now called {now.name!r}, and masks are given for one of the names",
-            hint="begin a new lake with masks for the new name",
+            f"space {was.name!r} was renamed to {now.name!r}, and --mask names one of them",
+            hint="mirror into a new lake with masks for the new name",
         )
 
     def create(
@@ -366,8 +366,8 @@ def in_order(pairs: Iterable[Pair]) -> list[Pair]:
         if not free:
             names = ", ".join(f"{was.name!r} to {now.name!r}" for was, now in waiting)
             raise LakeError(
-                f"one transaction exchanges names of spaces: {names}; tables cannot follow that",
-                hint="begin a new lake; or next time exchange them by three transactions, over a third name",
+                f"one transaction swaps the names of spaces {names}, which tables do not support",
+                hint="mirror into a new lake; next time, swap names in three transactions, with a temporary name",
             )
         ordered += free
         waiting = [pair for pair in waiting if pair not in free]

@@ -72,7 +72,10 @@ def writer(spark: SparkSession) -> Writer:
     def write(disk: Disk, directory: str, inputs: Sequence[str], epoch: int, path: str) -> CompactedContent:
         index = LimestoneIndex.open(disk, directory, durable=epoch)
         if index.input_names(epoch) != sorted(inputs):
-            raise LimestoneError(f"{directory} has got other log files meanwhile", hint="let nobody else change it")
+            raise LimestoneError(
+                f"log files of {directory} changed during compaction",
+                hint="stop other processes that write to the directory",
+            )
         found = write_sorted(spark, index, epoch, path)
         return CompactedContent(found.count, index.max_blob_id, found.blob_ids)
 

@@ -138,8 +138,8 @@ class _Job:
             source, target = (f"{each}/{names.blob(blob_id)}" for each in (self.index.directory, directory))
             if disk.kind(source) != "file":
                 raise LimestoneError(
-                    f"{source} is missing, which a row of epoch {self.epoch} names",
-                    hint="blobs of former states are collected: restore a newer epoch, or a backup",
+                    f"{source} is missing, but a row of epoch {self.epoch} references it",
+                    hint="blobs of earlier states are garbage-collected; restore a later epoch, or a backup",
                 )
             disk.make_directory(os.path.dirname(target))
             copying.copy(disk, source, target)

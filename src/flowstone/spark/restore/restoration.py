@@ -108,12 +108,12 @@ def check_output(out: str) -> None:
     if not os.path.lexists(out):
         return
     if not os.path.isdir(out):
-        raise OutputTaken(f"{out} is not a directory", hint="name one that is new or empty")
+        raise OutputTaken(f"{out} is not a directory", hint="name a new or empty directory")
     if os.path.islink(out) or os.path.ismount(out):
         what = "a symbolic link" if os.path.islink(out) else "a mount point"
-        raise OutputTaken(f"{out} is {what}, which nothing can be renamed to", hint="name a new directory below it")
+        raise OutputTaken(f"{out} is {what} and cannot be replaced by a rename", hint="name a new subdirectory of it")
     if os.listdir(out):
-        raise OutputTaken(f"{out} is not empty", hint="name a directory that is new or empty")
+        raise OutputTaken(f"{out} is not empty", hint="name a new or empty directory")
 
 
 def restore(
@@ -155,7 +155,9 @@ def destination(disk: Disk, out: str) -> Iterator[str]:
     try:
         lock = disk.lock(unfinished)
     except AlreadyLocked as error:
-        raise OutputTaken(f"{out} is being written by another process", hint="wait for it, or stop it") from error
+        raise OutputTaken(
+            f"{out} is in use by another process", hint="wait for the other process, or stop it"
+        ) from error
     with lock:
         try:
             # Remove the files of a killed run.
@@ -279,7 +281,7 @@ class _Job:
             for row in encoded.toLocalIterator(prefetchPartitions=True):
                 writer.add_blocks(bytes(row["blocks"]), row["row_count"])
             if writer.row_count != expected:
-                raise AssertionError(f"{writer.row_count} rows were encoded of {expected}")
+                raise AssertionError(f"{writer.row_count} of {expected} rows were encoded")
         return writer.path
 
     def _note_synchronous(self) -> None:
@@ -287,8 +289,8 @@ class _Job:
         if names and _release(self.meta.version) <= STOPS_AT_SYNCHRONOUS:
             version = ".".join(map(str, STOPS_AT_SYNCHRONOUS))
             self.notes.append(
-                f"{', '.join(names)}: a server {version} does not start from a snapshot, not even its own, that has "
-                "tuples of synchronous spaces; a newer one does"
+                f"{', '.join(names)}: Tarantool {version} cannot start from a snapshot, not even its own, with "
+                "tuples of synchronous spaces; newer versions can"
             )
 
     def _group_id(self, space_id: int) -> int:
@@ -359,8 +361,8 @@ def _refuse_vinyl(spaces: Iterable[SpaceDefinition]) -> None:
     names = [space.name for space in spaces if space.engine == "vinyl"]
     if names:
         raise VinylSpaces(
-            f"{', '.join(names)}: tuples of the vinyl engine are not in snapshots, and the server would not start",
-            hint="restore to --format delta or parquet, which take them",
+            f"{', '.join(names)}: snapshots have no tuples of the vinyl engine, and the server would not start",
+            hint="use --format delta or parquet, which support vinyl",
         )
 
 

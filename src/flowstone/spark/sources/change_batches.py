@@ -117,6 +117,6 @@ def _check_format(contract: ChangeContract, schema: Schema, slab: Slab, rows: Ce
     now = schema.get(space.id)
     if shape_of(now) != shape_of(space) and (slab.cells[scan.SPACE_ID, rows] == space.id).any():
         raise FormatChanged(
-            f"the format of space {space.name!r} changed while a query with its former columns was running",
-            hint="restart the query, xlog with schemaAt: it goes on where it stopped, with the columns of there",
+            f"format of space {space.name!r} changed while the query was running",
+            hint="restart the query (source xlog: with schemaAt); it resumes where it stopped, with the new columns",
         )

@@ -148,7 +148,7 @@ class ChangeContract:
         known = {each.name: each for each in (*whole, *TUPLE_FIELDS, SORT_KEY)}
         unknown = [name for name in self.wanted if name not in known]
         if unknown:
-            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(known)}")
+            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"known columns: {', '.join(known)}")
         return pa.schema([known[name] for name in self.wanted])
 
     @property
@@ -235,9 +235,9 @@ class ChangeContract:
                 found[name] = decoded.column(name)
             else:
                 raise FormerFormat(
-                    f"field {name!r} of space {self.space.name!r} was of another type up to LSN"
-                    f" {slab.cells[scan.LSN, rows[-1]]}: {decoded.schema.field(name).type}, and now {kind}",
-                    hint="read the two parts by themselves (endingOffsets), or without `space`, as JSON",
+                    f"field {name!r} of space {self.space.name!r} changes its type after LSN"
+                    f" {slab.cells[scan.LSN, rows[-1]]}: from {decoded.schema.field(name).type} to {kind}",
+                    hint="read the two parts separately (endingOffsets), or read JSON by omitting `space`",
                 )
         return found
 
@@ -428,8 +428,8 @@ def _decoder(space: SpaceDefinition, columns: ColumnOptions, wanted: Sequence[st
     clash = [each.name for each in space.fields if each.name in ours]
     if clash:
         raise ColumnClash(
-            f"space {space.name!r} has a field {clash[0]!r}, which is the name of a column of every change",
-            hint="read it without `space`, as JSON, or rename the field",
+            f"field {clash[0]!r} of space {space.name!r} has the name of a metadata column",
+            hint="rename the field, or read JSON by omitting `space`",
         )
     key = space.primary_key
     return TypedDecoder(

@@ -41,8 +41,8 @@ def _local(checkpoint: str) -> str:
     parts = urlsplit(checkpoint)
     if parts.scheme not in ("", "file"):
         raise UnreadableCheckpoint(
-            f"the checkpoint {checkpoint} is not on a local file system",
-            hint="give its last offset as schemaAt, as the query's progress shows it",
+            f"checkpoint {checkpoint} is not on a local file system",
+            hint="set schemaAt to the last offset in the query's progress",
         )
     return unquote(parts.path) if parts.scheme else checkpoint
 
@@ -59,8 +59,8 @@ def _offset(path: str) -> Offset:
     with open(path, encoding="utf-8") as file:
         lines = file.read().splitlines()
     if len(lines) != 3 or lines[0] != _VERSION:
-        raise UnreadableCheckpoint(f"{path} is no offset of a query with one source")
+        raise UnreadableCheckpoint(f"{path} is not the offset of a query with one source")
     try:
         return Offset.from_json(json.loads(lines[2]))
     except (ValueError, WrongOffset) as error:
-        raise UnreadableCheckpoint(f"{path} is no offset of this source: {error}") from None
+        raise UnreadableCheckpoint(f"{path} is not an offset of this source: {error}") from None

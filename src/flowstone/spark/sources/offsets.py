@@ -20,7 +20,7 @@ STAMPS, SNAPSHOTS = "stamps", "snapshots"
 """Keys beside the UUIDs: the greatest commit time so far, in microseconds; the snapshot chunks delivered so far."""
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_FORM: Final = 'write it as {"1": 500}, or {"<replica set UUID>": {"1": 500}} for several replica sets'
+_FORM: Final = 'use {"1": 500}, or {"<replica set UUID>": {"1": 500}} for several replica sets'
 
 Named = Literal["earliest", "latest", "snapshot"]
 
@@ -76,7 +76,7 @@ class Offset:
         for uuid in (*members, *stamps, *chunks):
             if not _UUID.fullmatch(uuid) or uuid not in found:
                 raise WrongOffset(
-                    f"{uuid!r} in an offset is no replica set", hint="the checkpoint is of another source"
+                    f"{uuid!r} in an offset is not a replica set UUID", hint="the checkpoint belongs to another source"
                 )
         return cls(found)
 
@@ -97,14 +97,16 @@ def parse_offsets(text: str) -> Named | dict[str | None, VClock]:
     try:
         members = _mapping(json.loads(text))
     except ValueError:
-        raise WrongOffset(f"{text!r} is no offset", hint=f"earliest, latest, snapshot, or a vclock: {_FORM}") from None
+        raise WrongOffset(
+            f"invalid offset {text!r}", hint=f"use earliest, latest, snapshot, or a vclock; {_FORM}"
+        ) from None
     members.pop(STAMPS, None)
     if SNAPSHOTS in members:
-        raise WrongOffset(f"{text!r} is in the middle of a snapshot", hint="begin with snapshot, or behind it")
+        raise WrongOffset(f"offset {text!r} is inside a snapshot", hint="start from snapshot, or after it")
     if all(isinstance(value, Mapping) for value in members.values()) and members:
         for uuid in members:
             if not _UUID.fullmatch(uuid):
-                raise WrongOffset(f"{uuid!r} is no replica set's UUID", hint=_FORM)
+                raise WrongOffset(f"{uuid!r} is not a replica set UUID", hint=_FORM)
         return {uuid: _vclock(lsns) for uuid, lsns in members.items()}
     return {None: _vclock(members)}
 
@@ -115,7 +117,7 @@ def _lsns(vclock: VClock) -> dict[str, int]:
 
 def _mapping(value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise WrongOffset(f"{value!r} is no offset", hint=_FORM)
+        raise WrongOffset(f"invalid offset {value!r}", hint=_FORM)
     return dict(value)
 
 
@@ -123,7 +125,7 @@ def _numbers(value: object, what: str) -> dict[str, int]:
     members = _mapping(value)
     for number in members.values():
         if type(number) is not int or number < 0:
-            raise WrongOffset(f"{number!r} in {what} of an offset is no number", hint="the checkpoint is damaged")
+            raise WrongOffset(f"{number!r} in {what} of an offset is not a number", hint="the checkpoint is damaged")
     return members
 
 
@@ -133,10 +135,10 @@ def _vclock(value: object) -> VClock:
         lsns = {int(replica_id): lsn for replica_id, lsn in members.items() if _is_lsn(replica_id, lsn)}
         return VClock(lsns)
     except VClockError as error:
-        raise WrongOffset(f"{members} is no vclock: {error.message}", hint=_FORM) from None
+        raise WrongOffset(f"{members} is not a vclock: {error.message}", hint=_FORM) from None
 
 
 def _is_lsn(replica_id: str, lsn: object) -> bool:
     if not (replica_id.isascii() and replica_id.isdecimal()) or type(lsn) is not int:
-        raise WrongOffset(f"{replica_id!r}: {lsn!r} is no component of a vclock", hint=_FORM)
+        raise WrongOffset(f"{replica_id!r}: {lsn!r} is not a component of a vclock", hint=_FORM)
     return True

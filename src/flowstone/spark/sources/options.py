@@ -158,18 +158,23 @@ def xlog_options(given: Mapping[str, str], *, streaming: bool | None = False) ->
     mode: Literal["changes", "state"] = options.choice("mode", "changes", ("changes", "state"))
     as_of = options.read("asOf", parse_as_of)
     if as_of is not None and mode != "state":
-        raise WrongOption("asOf is given without mode=state", hint="changes are cut with endingOffsets")
+        raise WrongOption("asOf needs mode=state", hint="to limit changes, use endingOffsets")
     if mode == "state" and streaming:
-        raise WrongOption("mode=state cannot be streamed", hint="stream mode=changes, or use spark.read")
+        raise WrongOption("mode=state cannot be streamed", hint="use mode=changes, or spark.read")
     if mode == "state" and options.space() is None:
-        raise WrongOption("mode=state needs a space", hint="add option space")
+        raise WrongOption("mode=state needs a space", hint="set option space")
     changes = _changes(options)
     if streaming is False and changes.starting == "snapshot":
-        raise WrongOption("startingOffsets is 'snapshot'", hint="it is for spark.readStream; mode=state reads a state")
+        raise WrongOption(
+            "startingOffsets=snapshot does not apply to a batch query",
+            hint="use it with spark.readStream; to read the state, use mode=state",
+        )
     if mode == "state" and (changes.starting is not None or changes.ending is not None):
-        raise WrongOption("offsets are given with mode=state", hint="a state is of one moment: asOf")
+        raise WrongOption("offsets do not apply to mode=state", hint="to choose the moment of the state, use asOf")
     if mode == "state" and changes.images != "ops":
-        raise WrongOption(f"images={changes.images} is given with mode=state", hint="images are of changes")
+        raise WrongOption(
+            f"images={changes.images} does not apply to mode=state", hint="omit images, or use mode=changes"
+        )
     schema_at = options.read("schemaAt", _schema_at)
     return XlogOptions(_listed(options.required("path")), changes, mode, as_of, schema_at)
 
@@ -181,16 +186,17 @@ def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = Fals
     if not members:
         options.required("uri")
     if not all(members):
-        raise WrongOption("uri has a replica set without members", hint="write it as a:3301,b:3301;c:3301")
+        raise WrongOption("invalid uri: replica set without members", hint="use a:3301,b:3301;c:3301")
     spool = options.read("spoolLocation", str)
-    options.refuse(("readMode",) if streaming or spool is not None else (), "a stream", "it is for spark.read")
-    options.refuse(_OF_CHANGES if streaming is False else (), "a batch query", "it is for spark.readStream")
+    options.refuse(("readMode",) if streaming or spool is not None else (), "a stream", "use it with spark.read")
+    options.refuse(_OF_CHANGES if streaming is False else (), "a batch query", "use it with spark.readStream")
     read_mode: Literal["snapshot", "select"] = options.choice("readMode", "snapshot", ("snapshot", "select"))
     if read_mode == "select" and options.space() is None:
-        raise WrongOption("readMode=select needs a space", hint="add option space")
+        raise WrongOption("readMode=select needs a space", hint="set option space")
     if streaming and spool is None:
         raise WrongOption(
-            "option spoolLocation is missing", hint="name a directory that outlives the driver, beside the checkpoint"
+            "option spoolLocation is missing",
+            hint="name a directory that survives the driver, such as one next to the checkpoint",
         )
     transport: Literal["auto", "file", "inline", "tcp"] = options.choice(
         "transport", "auto", ("auto", "file", "inline", "tcp")
@@ -206,23 +212,26 @@ def limestone_options(given: Mapping[str, str], *, streaming: bool | None = Fals
     mode: Literal["changes", "state"] = options.choice("mode", "changes", ("changes", "state"))
     as_of = options.read("asOf", _number)
     if as_of is not None and mode != "state":
-        raise WrongOption("asOf is given without mode=state", hint="changes are cut with endingOffsets")
+        raise WrongOption("asOf needs mode=state", hint="to limit changes, use endingOffsets")
     if mode == "state" and streaming:
         raise WrongOption(
             "mode=state cannot be streamed", hint="stream mode=changes with startingOffsets=snapshot, or use spark.read"
         )
     if mode == "state":
-        options.refuse(("startingOffsets", "endingOffsets"), "a state", "say asOf")
+        options.refuse(("startingOffsets", "endingOffsets"), "a state", "use asOf")
     starting: Named | int | None = options.read("startingOffsets", _epoch_or_name)
     ending: Named | int | None = options.read("endingOffsets", _epoch_or_name)
     if ending is not None and streaming:
         raise WrongOption(
-            "endingOffsets is given to a stream", hint="it is for spark.read; end a stream by its trigger"
+            "endingOffsets does not apply to a stream", hint="use it with spark.read; to end a stream, use its trigger"
         )
     if ending in ("earliest", "snapshot"):
-        raise WrongOption(f"endingOffsets is {ending!r}", hint="it can be latest or an epoch")
+        raise WrongOption(f"endingOffsets is {ending!r}", hint="use latest or an epoch")
     if streaming is False and starting == "snapshot":
-        raise WrongOption("startingOffsets is 'snapshot'", hint="it is for spark.readStream; mode=state reads a state")
+        raise WrongOption(
+            "startingOffsets=snapshot does not apply to a batch query",
+            hint="use it with spark.readStream; to read the state, use mode=state",
+        )
     unsigned_as: Literal["int64", "decimal"] = options.choice("unsignedAs", "int64", ("int64", "decimal"))
     return LimestoneOptions(
         options.required("path"),
@@ -256,10 +265,10 @@ def _changes(options: _Options) -> ChangeOptions:
     starting, ending = options.read("startingOffsets", parse_offsets), options.read("endingOffsets", parse_offsets)
     if ending is not None and options.streaming:
         raise WrongOption(
-            "endingOffsets is given to a stream", hint="it is for spark.read; end a stream by its trigger"
+            "endingOffsets does not apply to a stream", hint="use it with spark.read; to end a stream, use its trigger"
         )
     if ending in ("earliest", "snapshot"):
-        raise WrongOption(f"endingOffsets is {ending!r}", hint="it can be latest or a vclock")
+        raise WrongOption(f"endingOffsets is {ending!r}", hint="use latest or a vclock")
     return ChangeOptions(
         options.space(),
         options.read("columns", _columns),
@@ -285,15 +294,15 @@ class _Options:
         for name, value in given.items():
             if name.lower() not in names:
                 near = get_close_matches(name.lower(), names, n=1)
-                hint = f"did you mean {names[near[0]]}?" if near else f"there are: {', '.join(sorted(known))}"
+                hint = f"did you mean {names[near[0]]}?" if near else f"known options: {', '.join(sorted(known))}"
                 raise WrongOption(f"source {source!r} has no option {name!r}", hint=hint)
             self._values[names[name.lower()]] = str(value)
-        self.refuse(_STREAM_ONLY if streaming is False else (), "a batch query", "it is for spark.readStream")
+        self.refuse(_STREAM_ONLY if streaming is False else (), "a batch query", "use it with spark.readStream")
 
     def refuse(self, names: tuple[str, ...], what: str, hint: str) -> None:
         for name in names:
             if name in self._values:
-                raise WrongOption(f"{name} is given to {what}", hint=hint)
+                raise WrongOption(f"{name} does not apply to {what}", hint=hint)
 
     def read(self, name: str, reader: Callable[[str], T]) -> T | None:
         """Return the value parsed by `reader`, or None if not given. Errors of the reader name the option."""
@@ -318,7 +327,7 @@ class _Options:
         value = self._values.get(name, default).strip().lower()
         if value not in choices:
             raise WrongOption(
-                f"{name} is {self._values[name]!r}", hint=f"it can be {', '.join(choices[:-1])} or {choices[-1]}"
+                f"{name} is {self._values[name]!r}", hint=f"use {', '.join(choices[:-1])} or {choices[-1]}"
             )
         return value
 
@@ -331,7 +340,7 @@ class _Options:
         if text is None:
             return None
         if not text:
-            raise WrongOption("space is empty", hint="give a name or an id, or leave it out for all spaces")
+            raise WrongOption("space is empty", hint="use a name or an id, or omit it for all spaces")
         if len(text) > 2 and text[0] == text[-1] == '"':
             return text[1:-1]
         return int(text) if _NUMBER.fullmatch(text) else text
@@ -356,33 +365,33 @@ def _columns(text: str) -> tuple[str, ...]:
     names = _listed(text)
     twice = [name for number, name in enumerate(names) if name in names[:number]]
     if not names or twice:
-        raise ValueError(f"{twice[0]!r} is there twice" if twice else "name columns, with commas between them")
+        raise ValueError(f"duplicate column {twice[0]!r}" if twice else "use column names separated by commas")
     return names
 
 
 def _positive(text: str) -> int:
     if not _NUMBER.fullmatch(text.strip()) or not int(text):
-        raise ValueError("it must be a whole number above 0")
+        raise ValueError("use a whole number above 0")
     return int(text)
 
 
 def _size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or not int(match[1]):
-        raise ValueError("it must be a number of bytes above 0, such as 1048576, 64m or 1g")
+        raise ValueError("use a number of bytes above 0, such as 1048576, 64m or 1g")
     return int(match[1]) * _SIZES[match[2]]
 
 
 def _number(text: str) -> int:
     if not _NUMBER.fullmatch(text.strip()):
-        raise ValueError("it must be an epoch, a whole number")
+        raise ValueError("use an epoch, a whole number")
     return int(text)
 
 
 def _numbers_listed(text: str) -> tuple[int, ...]:
     names = _listed(text)
     if not names or not all(_NUMBER.fullmatch(name) and int(name) < 1 << 64 for name in names):
-        raise ValueError("it must be ids of storages, whole numbers with commas between them")
+        raise ValueError("use ids of storages, whole numbers separated by commas")
     return tuple(map(int, names))
 
 
@@ -392,13 +401,13 @@ def _epoch_or_name(text: str) -> Named | int:
         if word == name:
             return name
     if not _NUMBER.fullmatch(word):
-        raise ValueError("it can be earliest, latest, snapshot or an epoch")
+        raise ValueError("use earliest, latest, snapshot or an epoch")
     return int(word)
 
 
 def _scale(text: str) -> int:
     if not _NUMBER.fullmatch(text.strip()) or int(text) > 38:
-        raise ValueError("it can be 0 to 38")
+        raise ValueError("use a number from 0 to 38")
     return int(text)
 
 
@@ -428,7 +437,7 @@ def parse_as_of(text: str) -> AsOf:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise ValueError(
-            "it can be a time with its zone (2026-05-01T12:00:00Z), seconds with a fraction (1777636800.0), "
+            "use a time with a time zone (2026-05-01T12:00:00Z), seconds with a fraction (1777636800.0), "
             "a vclock ({1: 500}) or an LSN"
         )
     return AsOf(time=moment.timestamp())

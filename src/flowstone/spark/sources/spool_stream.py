@@ -81,7 +81,7 @@ def next_position(
         gap = index.first_gap(at.vclock, index.settled)
         if gap is None or not over_gaps:
             raise
-        _log.warning("%s: %s behind %s: %s", index.directory, gap, at.vclock, gap.why)
+        _log.warning("%s: %s after %s: %s", index.directory, gap, at.vclock, gap.why)
         until = VClock(gap.until)
         # A plain log directory may have no snapshot at this position.
         return Position(until, at.stamp, 0 if any(each.vclock == until for each in index.snapshots) else None)
@@ -107,8 +107,8 @@ def snapshot_of(index: ArchiveIndex, at: Position) -> SnapshotFile:
         if snapshot.vclock == at.vclock:
             return snapshot
     raise SnapshotLost(
-        f"{index.directory}: the snapshot at {at.vclock} is gone, of which {at.chunk} chunks were delivered",
-        hint="no other snapshot continues it: delete the checkpoint and what was written, and begin anew",
+        f"{index.directory}: snapshot at {at.vclock} was deleted after {at.chunk} of its chunks were delivered",
+        hint="no other snapshot can continue it; delete the checkpoint and the query's output, and start again",
     )
 
 
@@ -160,8 +160,8 @@ def _before_format_change(index: ArchiveIndex, contract: ChangeContract, start: 
             continue
         if change.before == start:
             raise FormatChanged(
-                f"the format of space {space.name!r} changes behind {start}, and this query has its former columns",
-                hint="start the query again: it goes on here, with the new columns",
+                f"format of space {space.name!r} changes after {start}, but the query has the old columns",
+                hint="restart the query; it resumes where it stopped, with the new columns",
             )
         return change.before
     return end

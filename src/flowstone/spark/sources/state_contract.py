@@ -68,7 +68,7 @@ class StateContract:
         known = {each.name: each for each in (*default, *GENERIC_FIELDS)}
         unknown = [name for name in self.wanted if name not in known]
         if unknown:
-            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(known)}")
+            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"known columns: {', '.join(known)}")
         return pa.schema([known[name] for name in self.wanted])
 
     @property
@@ -88,8 +88,8 @@ class StateContract:
         clash = [each.name for each in self.space.fields if each.name in ours]
         if clash:
             raise ColumnClash(
-                f"space {self.space.name!r} has a field {clash[0]!r}, which is the name of a column of every state",
-                hint="read it without `space`, as JSON, or rename the field",
+                f"field {clash[0]!r} of space {self.space.name!r} has the name of a metadata column",
+                hint="rename the field, or read JSON by omitting `space`",
             )
         columns = [Column(each.name, each.type, each.is_nullable) for each in self.space.fields]
         return TypedDecoder(columns, options=self.columns, wanted=wanted)

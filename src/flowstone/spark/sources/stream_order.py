@@ -156,6 +156,6 @@ def _check_whole(cells: Cells, inside: Mask) -> None:
     if len(split):
         origin, lsn, tsn = cells[[scan.REPLICA_ID, scan.LSN, scan.TSN], split[0]].tolist()
         raise SplitTransaction(
-            f"a batch would begin or end inside the transaction of LSN {tsn} of replica {origin}, at its row {lsn}",
-            hint="give a position between two transactions, such as one that a stream reported",
+            f"batch boundary is inside the transaction with LSN {tsn} of replica {origin}, at its row {lsn}",
+            hint="use a position between two transactions, such as one reported by a stream",
         )

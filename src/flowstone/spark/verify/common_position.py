@@ -66,8 +66,8 @@ def meet(
     if not is_one_set:
         if at is not None:
             raise SideError(
-                f"{a.name} and {b.name} are of different replica sets, which have no position in common",
-                hint="leave --at out: each is then compared as it is",
+                f"{a.name} and {b.name} belong to different replica sets and have no common position",
+                hint="omit --at to compare each side at its newest position",
             )
         return Meeting(a.reach, b.reach, is_one_set=False)
     if at == COMMON:
@@ -81,7 +81,7 @@ def meet(
             return Meeting(position, position)
         if monotonic() >= ends_at:
             break
-        tell(f"waiting for {' and '.join(side.name for side in behind)} to come to {position}")
+        tell(f"waiting for {' and '.join(side.name for side in behind)} to reach {position}")
         sleep(POLL_SECONDS)
         for side in behind:
             side.refresh()
@@ -122,5 +122,5 @@ def _in_common(a: Side, b: Side) -> Meeting:
 
 def _cannot_show(side: Side, position: VClock) -> SideError:
     lacks = missing_rows(side.reach, position)
-    why = f"it lacks {rows_text(lacks)}" if lacks else "it has no snapshot and no version that is old enough"
+    why = f"it lacks {rows_text(lacks)}" if lacks else "it has no snapshot or version that is old enough"
     return SideError(f"{side.name} cannot show {position}: {why}", hint=f"its newest position is {side.reach}")

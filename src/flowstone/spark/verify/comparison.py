@@ -123,9 +123,9 @@ def compare(
 
 def _notes_on(meeting: Meeting) -> Iterator[str]:
     if not meeting.is_one_set:
-        yield "the sides are of different replica sets: each is compared at its own newest settled position"
+        yield "the sides belong to different replica sets: each is compared at its newest settled position"
     elif not meeting.is_same_position:
-        yield "no position can be shown by both sides: each is compared at its own"
+        yield "the sides have no common position: each is compared at its own"
 
 
 class _Comparison:
@@ -162,7 +162,7 @@ class _Comparison:
     def describe(self) -> str:
         """Describe what is compared, for people."""
         count = len(self._spaces - self._definitions)
-        return f"{count} {'space' if count == 1 else 'spaces'} and what is defined"
+        return f"{count} {'space' if count == 1 else 'spaces'} and definitions"
 
     def notes(self) -> Iterator[str]:
         for space_id, why in sorted(self._left_out.items()):
@@ -176,7 +176,7 @@ class _Comparison:
             masked = [number for number in fields if number not in _uncompared(self._a, self._b, space_id)]
             told = ", ".join(names[number] if number < len(names) else str(number + 1) for number in masked)
             if told:
-                yield f"of space {self._name(space_id)!r} {told} is masked and not compared"
+                yield f"space {self._name(space_id)!r}: masked fields are not compared: {told}"
         for view in (self._a, self._b):
             yield from view.notes
 
@@ -191,7 +191,7 @@ class _Comparison:
         kinds: dict[int, dict[str, int]] = {}
         shown: list[ShownDifference] = []
         if buckets:
-            tell(f"looking for the keys that differ in {', '.join(map(self._name, sorted(buckets)))}")
+            tell(f"searching for differing keys in {', '.join(map(self._name, sorted(buckets)))}")
             kinds, shown = self._differences(buckets)
         wrong = [*self._wrong("A", self._a, digests), *self._wrong("B", self._b, digests)]
         return [self._result(digest, kinds.get(digest.space_id, {})) for digest in digests], shown, wrong

@@ -90,14 +90,14 @@ def _checked(schema: LakeSchema, prefix: bytes, batch: pa.RecordBatch) -> pa.Rec
     wrong: dict[int, list[str]] = {}
     for row in _differing(keys, prefixed(prefix, own_keys)):
         wrong.setdefault(row, []).append(
-            f"_key is x'{keys[row].as_py().hex()}', its tuple's x'{own_keys[row].as_py().hex()}'"
+            f"_key is x'{keys[row].as_py().hex()}', but its tuple has x'{own_keys[row].as_py().hex()}'"
         )
     expected = schema.rows(prefixed(prefix, own_keys), tuples, _no_states(schema, len(batch)))
     for name in (*schema.column_names, EXTRA.name):
         stored = batch.column(name) if name in batch.schema.names else pa.nulls(len(batch), expected.column(name).type)
         theirs = expected.column(name).combine_chunks()
         for row in _differing(stored, theirs):
-            wrong.setdefault(row, []).append(f"{name} is {_text(stored[row])}, its tuple says {_text(theirs[row])}")
+            wrong.setdefault(row, []).append(f"{name} is {_text(stored[row])}, but its tuple has {_text(theirs[row])}")
     texts = (
         [None] * len(batch)
         if not wrong
@@ -119,7 +119,7 @@ def _checked_one(schema: LakeSchema, prefix: bytes, row: pa.RecordBatch) -> pa.R
         check_whole(data)
         return _checked(schema, prefix, row)
     except BrokenTuple:
-        what = f"_tuple is no tuple: x'{data[:32].hex()}'"
+        what = f"_tuple is not a tuple: x'{data[:32].hex()}'"
     except FlowstoneError as error:
         what = f"_tuple does not fit the space: {error.message}"
     return _rows(schema, [key[len(prefix) :]], [data], [what])

@@ -97,15 +97,15 @@ class LakeSide:
             return self._all[self._uuid]
         if len(self._all) > 1:
             raise SideError(
-                f"{self.path} holds several replica sets: {', '.join(sorted(self._all))}",
-                hint="compare it with the log of one of them",
+                f"{self.path} has several replica sets: {', '.join(sorted(self._all))}",
+                hint="compare the lake with the log of one of them",
             )
         return next(iter(self._all.values()))
 
     def refresh(self) -> None:
         self._all = self.lake.progress
         if not self._all:
-            raise SideError(f"{self.path}: there is no lake that a mirror has written", hint="name another directory")
+            raise SideError(f"{self.path}: not a lake written by a mirror", hint="name another directory")
 
     def choose(self, replicaset_uuid: str) -> None:
         """Select the replica set, if the lake holds several."""
@@ -116,7 +116,7 @@ class LakeSide:
         return position == self.reach
 
     def resolve(self, as_of: AsOf) -> VClock:
-        raise SideError(f"{self.path} is a lake, which shows its newest position alone", hint="leave --at out")
+        raise SideError(f"{self.path} is a lake and has only its newest position", hint="omit --at")
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -130,14 +130,14 @@ class LakeSide:
         spaces, left_out = comparable(schema, has_vinyl=True)
         for space_id in spaces:
             if space_id not in progress.tables:
-                left_out[space_id] = f"{self.path} was begun without it"
+                left_out[space_id] = f"{self.path} does not mirror it"
         notes: list[str] = []
         tables = {
             space_id: self.pinned(name, progress) for space_id, name in progress.tables.items() if space_id in spaces
         }
         for space_id, table in tables.items():
             if table is None:
-                notes.append(f"{self.path} has no table of space {progress.tables[space_id]!r} any more")
+                notes.append(f"{self.path} no longer has a table of space {progress.tables[space_id]!r}")
             else:
                 notes += _other_columns(schema.get(space_id), table.schema)
         found = {space_id: table for space_id, table in tables.items() if table is not None}
@@ -175,20 +175,20 @@ class LakeSide:
             if position is None or position.without_zero() <= progress.position:
                 return _rows_of(table, newest.path, options)
         raise LakeError(
-            f"{newest.path}: no version of it is at or before {progress.position}, where the lake is",
-            hint="let the mirror go on: it brings all tables to one position",
+            f"{newest.path}: no version at or before {progress.position}, the position of the lake",
+            hint="resume the mirror, which brings all tables to one position",
         )
 
 
 def _rows_of(table: DeltaTable, path: str, storage_options: dict[str, str]) -> PinnedRows:
     if DELETION_VECTORS in (table.protocol().reader_features or ()):
         raise LakeError(
-            f"{path}: its rows are deleted by deletion vectors, which are not read here",
-            hint="set delta.enableDeletionVectors=false and rewrite it with REORG TABLE … APPLY (PURGE)",
+            f"{path}: deletion vectors are not supported",
+            hint="set delta.enableDeletionVectors=false and rewrite the table with REORG TABLE … APPLY (PURGE)",
         )
     notes = [each.metadata.get(NOTE) for each in table.schema().fields if each.name == TUPLE.name]
     if not notes or not isinstance(notes[0], str):
-        raise LakeError(f"{path}: nothing says which space it is the table of", hint="it is not one that a mirror made")
+        raise LakeError(f"{path}: cannot tell which space the table belongs to", hint="it was not written by a mirror")
     schema = LakeSchema.from_note(notes[0])
     current: list[str] = []
     former: list[str] = []
@@ -202,7 +202,7 @@ def _rows_of(table: DeltaTable, path: str, storage_options: dict[str, str]) -> P
 
 def _other_columns(space: SpaceDefinition | None, schema: LakeSchema) -> Iterator[str]:
     if space is not None and [each.name for each in space.fields] != [each.name for each in schema.space.fields]:
-        yield f"the table of space {space.name!r} has the columns of another definition"
+        yield f"table of space {space.name!r} has the columns of another definition"
 
 
 def _frame(
@@ -277,9 +277,9 @@ def _broken_chains(spark: SparkSession, space_id: int, table: PinnedRows, replic
     wrong = (
         f.when(
             f.col("is_current") != to_version.isNull(),
-            f.lit("a state without an end is not the current one, or the current one has ended"),
+            f.lit("a state without an end is not current, or the current state has an end"),
         )
-        .when(to_version < f.col("from_version"), f.lit("a state ends before it begins"))
+        .when(to_version < f.col("from_version"), f.lit("a state ends before it starts"))
         .when(f.col("next").isNotNull() & (to_version.isNull() | (f.col("next") < to_version)), f.lit("states overlap"))
     )
     broken = following.withColumn("what", wrong).where(f.col("what").isNotNull())

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KIND = "limestone"
-NOTE = "write versions are not compared: compaction takes them away"
+NOTE = "write versions are not compared: compaction removes them"
 
 
 @dataclass
@@ -75,7 +75,7 @@ class LimestoneSide:
     def resolve(self, as_of: AsOf) -> VClock:
         epoch = as_of.lsn if as_of.vclock is None else epoch_of(as_of.vclock)
         if epoch is None:
-            raise SideError(f"{self.directory}: its log has no times", hint="give an epoch, a whole number")
+            raise SideError(f"{self.directory}: the log of Limestone has no times", hint="use an epoch, a whole number")
         self.index.check_state(epoch)
         return position_of(epoch)
 

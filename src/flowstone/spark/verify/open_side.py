@@ -20,7 +20,7 @@ from flowstone.spark.verify.sides import LogSide, NodeSide, Side, SideError
 from flowstone.xlog.directory import scan_directory
 
 DELTA_LOG: Final = "_delta_log"
-FORMS: Final = "name a live node (host:port), an archive, a directory of logs, one of Limestone, or a lake"
+FORMS: Final = "name a live node (host:port), an archive, a directory of logs, a Limestone data directory, or a lake"
 
 
 def open_side(
@@ -42,7 +42,7 @@ def open_side(
         uri = login(text)
     except UriError as error:
         if means_a_path(text):
-            raise SideError(f"{text}: there is no such directory", hint=FORMS) from None
+            raise SideError(f"{text}: no such directory", hint=FORMS) from None
         raise SideError(error.message, hint=FORMS) from None
     return NodeSide(uri, on_event)
 

@@ -225,7 +225,7 @@ class NodeSide:
 
     @property
     def _index(self) -> ArchiveIndex:
-        assert self.index is not None, "refresh it first"
+        assert self.index is not None, "refresh the side first"
         return self.index
 
     def refresh(self) -> None:
@@ -317,9 +317,9 @@ def _why_not(space: SpaceDefinition, has_vinyl: bool) -> str | None:
     if space.is_local:
         return "it is local to each instance"
     if space.is_temporary:
-        return "it is temporary: its tuples are in no log"
+        return "it is temporary and not in the log"
     if space.is_view or space.engine in ("sysview", "blackhole"):
-        return "it holds no tuples"
+        return "it has no tuples"
     if space.engine == "vinyl" and not has_vinyl:
-        return "it is of vinyl, whose tuples are in files of their own"
+        return "its engine is vinyl, whose tuples are in separate files"
     return None

@@ -56,7 +56,7 @@ def normal_form(data: bytes) -> bytes:
         kind, number, body = _head(data, at)
         end = body + number if kind in (_STRING, _BINARY, _EXTENSION) else body
         if end > len(data):
-            raise BrokenTuple(f"MessagePack of {len(data)} bytes ends within a value")
+            raise BrokenTuple(f"MessagePack of {len(data)} bytes ends inside a value")
         out += _normal_head(kind, number, data[at:body])
         out += data[body:end]
         at = end
@@ -228,7 +228,7 @@ def _end(data: bytes, at: int) -> int:
         elif kind in (_STRING, _BINARY, _EXTENSION):
             at += number
     if at > len(data):
-        raise BrokenTuple(f"MessagePack of {len(data)} bytes ends within a value")
+        raise BrokenTuple(f"MessagePack of {len(data)} bytes ends inside a value")
     return at
 
 
@@ -285,7 +285,7 @@ def _of_nibble(first: int, at: int) -> tuple[str, int, int]:
 
 def _check_end(data: bytes, end: int) -> None:
     if end > len(data):
-        raise BrokenTuple(f"MessagePack of {len(data)} bytes ends within a value")
+        raise BrokenTuple(f"MessagePack of {len(data)} bytes ends inside a value")
 
 
 def _normal_head(kind: str, number: int, head: bytes) -> bytes:

@@ -88,7 +88,7 @@ def test_what_compaction_took_away_is_lost_or_passed_over(directory: WrittenDire
     directory.session(0, 22, put(1, b"new", b"", version(22)))
     directory.durable(22)
     assert [row["key"] for row in read(directory)] == [b"new"], "earliest is what there is"
-    with pytest.raises(EpochLost, match="begin behind epoch 20"):
+    with pytest.raises(EpochLost, match="start after epoch 20"):
         read(directory, startingOffsets="3")
     assert [row["key"] for row in read(directory, startingOffsets="3", failOnDataLoss="false")] == [b"new"]
     assert len(read(directory, mode="state")) == len(directory.state(22))
@@ -100,20 +100,20 @@ def test_options_that_cannot_be(directory: WrittenDirectory) -> None:
             limestone_options({"path": directory.path, **options}, streaming=streaming)
 
     refused("no option 'space'", space="1")
-    refused("asOf is given without mode=state", asOf="3")
+    refused("asOf needs mode=state", asOf="3")
     refused("asOf is 'now'", mode="state", asOf="now")
     refused("mode=state cannot be streamed", mode="state", streaming=True)
-    refused("startingOffsets is given to a state", mode="state", startingOffsets="1")
+    refused("startingOffsets does not apply to a state", mode="state", startingOffsets="1")
     refused("storage is 'x'", storage="x")
     refused("startingOffsets is '{}'", startingOffsets="{}")
-    refused("startingOffsets is 'snapshot'", startingOffsets="snapshot")
+    refused("startingOffsets=snapshot does not apply to a batch query", startingOffsets="snapshot")
     refused("endingOffsets is 'earliest'", endingOffsets="earliest")
-    refused("endingOffsets is given to a stream", endingOffsets="7", streaming=True)
-    refused("maxRowsPerTrigger is given to a batch query", maxRowsPerTrigger="7")
+    refused("endingOffsets does not apply to a stream", endingOffsets="7", streaming=True)
+    refused("maxRowsPerTrigger does not apply to a batch query", maxRowsPerTrigger="7")
     refused("unsignedAs is 'double'", unsignedAs="double")
     with pytest.raises(WrongOption, match="option path is missing"):
         limestone_options({})
-    with pytest.raises(WrongOption, match="begin at 9 and to end at 3"):
+    with pytest.raises(WrongOption, match="batch starts at 9, but ends at 3"):
         read(directory, startingOffsets="9", endingOffsets="3")
 
 

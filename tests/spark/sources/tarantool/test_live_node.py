@@ -31,7 +31,8 @@ def test_spaces_are_found_by_name_and_by_id(address: str) -> None:
     assert [part.field for part in space.primary_key.parts] == [0, 1]
     assert len(found.replicaset_uuid) == 36
     with pytest.raises(
-        UnknownSpaceThere, match=r"no space 'nope' at 127.*user 'guest' may not see it; there are: orders"
+        UnknownSpaceThere,
+        match=r"no space 'nope' at 127.*user 'guest' lacks the right to see it; visible spaces: orders",
     ):
         found.space("nope")
 
@@ -40,14 +41,12 @@ def test_a_user_sees_what_it_may_use(real_server: str) -> None:
     found = definitions([parse_uri(f"limited:pass@{real_server}")])
     assert found.space("orders").id == 512
     assert not found.replicaset_uuid
-    with pytest.raises(UnknownSpaceThere, match=r"no space 'pairs' at .*, or user 'limited' may not see it"):
+    with pytest.raises(UnknownSpaceThere, match=r"no space 'pairs' at .*, or user 'limited' lacks the right to see it"):
         found.space("pairs")
 
 
 def test_logins_and_connections_that_fail_are_told_apart(address: str) -> None:
-    with pytest.raises(
-        CannotUse, match=r"refuses the login of user 'nobody': .*check the user and the password in uri"
-    ):
+    with pytest.raises(CannotUse, match=r"rejects user 'nobody': .*check the user and the password in uri"):
         definitions([parse_uri(f"nobody:x@{address}")])
     with pytest.raises(CannotUse, match=r"cannot connect to 127.0.0.1:1: connection refused"):
         definitions([parse_uri("127.0.0.1:1")])

@@ -39,9 +39,9 @@ def test_the_next_member_is_asked_where_one_is_away(address: str) -> None:
 
 
 def test_who_may_not_replicate_is_told_what_to_do(real_server: str) -> None:
-    with pytest.raises(CannotUse, match=r"does not give a snapshot to user 'limited': .*readMode=select"):
+    with pytest.raises(CannotUse, match=r"rejects a snapshot request of user 'limited': .*readMode=select"):
         list(snapshot_slabs([parse_uri(f"limited:pass@{real_server}")]))
-    with pytest.raises(CannotUse, match=r"refuses the login of user 'limited'"):
+    with pytest.raises(CannotUse, match=r"rejects user 'limited'"):
         list(snapshot_slabs([parse_uri(f"limited:wrong@{real_server}")]))
 
 

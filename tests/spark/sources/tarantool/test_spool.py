@@ -62,7 +62,7 @@ def test_who_may_not_replicate_is_told_which_right_he_lacks(server: RealServer) 
     uri = parse_uri(f"limited:pass@{members(server)[0].address}")
     advice = "'limited' lacks the role replication: box.schema.user.grant('limited', 'replication')"
     with pytest.raises(
-        SpoolCannotFollow, match=r"does not let user 'limited' follow it: Read access to space"
+        SpoolCannotFollow, match=r"rejects replication to user 'limited': Read access to space"
     ) as caught:
         facts_of([uri])
     assert caught.value.hint == advice
@@ -232,7 +232,7 @@ def test_one_process_at_a_time_writes_to_a_spool(
 ) -> None:
     monkeypatch.setattr(spool_module, "LOCK_SECONDS", 0.5)
     open_spool(server)
-    with pytest.raises(SpoolLocked, match="another process writes to the spool"):
+    with pytest.raises(SpoolLocked, match="is in use by another process"):
         open_spool(server)
 
 

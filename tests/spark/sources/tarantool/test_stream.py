@@ -171,7 +171,7 @@ def test_a_snapshot_lost_half_way_is_loud(server: RealServer, make: Callable[...
     query.batch(ReadMaxRows(1))
     query.died()
     shutil.rmtree(query.spool)
-    with pytest.raises(SnapshotLost, match="is gone, of which 1 chunks were delivered"):
+    with pytest.raises(SnapshotLost, match="was deleted after 1 of its chunks were delivered"):
         query.batch()
 
 
@@ -307,8 +307,8 @@ def test_limits_are_those_of_the_transport(server: RealServer, make: Callable[..
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"images": "full"}, WrongOption, "images=full is asked of a live server"),
-        ({"startingOffsets": "earliest"}, WrongOption, "startingOffsets is earliest"),
+        ({"images": "full"}, WrongOption, "images=full does not apply to a live server"),
+        ({"startingOffsets": "earliest"}, WrongOption, "startingOffsets=earliest does not apply to a live server"),
         ({"space": "nope"}, FlowstoneError, "unknown space 'nope'"),
     ],
 )

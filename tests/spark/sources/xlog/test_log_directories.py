@@ -102,7 +102,7 @@ def test_offsets_are_names_or_positions() -> None:
     assert logs.offset_of("earliest", "startingOffsets") == VClock()
     assert logs.offset_of({None: VClock({1: 3})}, "startingOffsets") == VClock({1: 3})
     assert logs.offset_of({UUID: VClock({1: 3})}, "startingOffsets") == VClock({1: 3})
-    with pytest.raises(WrongOption, match=f"endingOffsets says nothing of replica set {UUID}"):
+    with pytest.raises(WrongOption, match=f"endingOffsets has no position for replica set {UUID}"):
         logs.offset_of({OTHER_UUID: VClock({1: 3})}, "endingOffsets")
 
 
@@ -110,7 +110,7 @@ def test_a_snapshot_to_begin_with_must_be_there() -> None:
     disk = new_disk()
     made = archive(disk, "a", 1, 4)
     disk.unlink(f"a/{0:020d}.snap")
-    with pytest.raises(DataLoss, match="a: there is no snapshot to begin with; begin with earliest"):
+    with pytest.raises(DataLoss, match="a: no snapshot to start from; use startingOffsets=earliest"):
         one_set(made).newest_snapshot()
 
 
@@ -125,7 +125,7 @@ def test_replica_sets_are_told_apart_and_must_have_the_same_columns() -> None:
     other.write(whole(define(5, 512, "orders", ("id", "unsigned"))))
     other.save()
     directories.refresh()
-    with pytest.raises(WrongOption, match=f"the space has other columns in replica set {OTHER_UUID} than in {UUID}"):
+    with pytest.raises(WrongOption, match=f"columns of the space differ between replica sets {OTHER_UUID} and {UUID}"):
         contracts_of_batch(directories, options)
 
 
@@ -135,7 +135,7 @@ def test_logs_that_do_not_say_whose_they_are_are_read_alone() -> None:
         archive(disk, name, 1, 4)
         for gone in (f"{name}/manifest.json", f"{name}/{0:020d}.snap"):
             disk.unlink(gone)
-    with pytest.raises(WrongOption, match="neither a nor b says which replica set it is of"):
+    with pytest.raises(WrongOption, match="cannot tell which replica sets a and b belong to"):
         LogDirectories.open(disk, ["a", "b"])
 
 

@@ -197,7 +197,7 @@ def test_a_space_that_was_made_anew_has_nothing_of_the_old_one() -> None:
     archive.save()
     assert state(archive) == [(2, "new")]
     assert state(archive, asOf="3") == [(1, "old")]
-    with pytest.raises(UnknownSpace, match=r"no space 'orders' in archive at \{1: 5\}; there is none of a user"):
+    with pytest.raises(UnknownSpace, match=r"no space 'orders' in archive at \{1: 5\}; the log has no user space"):
         state(archive, asOf="5")
 
 

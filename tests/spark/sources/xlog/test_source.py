@@ -104,14 +104,14 @@ def test_a_stream_stops_where_the_format_changes_and_goes_on_with_the_new_column
     archive.save()
     with pytest.raises(PySparkException) as caught:
         query.awaitTermination(60)
-    message = "the format of space 'orders' changes behind {1: 11}, and this query has its former columns"
+    message = "format of space 'orders' changes after {1: 11}, but the query has the old columns"
     assert "Traceback" not in str(caught.value).split(message)[0]
     assert message in str(caught.value)
     assert query.lastProgress is not None
     archive.write(whole(define(14, 512, "orders", ("id", "unsigned"))), whole(insert(15, 15)))
     archive.save()
     # By now the format is a third one; the checkpoint tells which one the query goes on with.
-    with pytest.raises(PySparkException, match=r"changes behind \{1: 13\}"):
+    with pytest.raises(PySparkException, match=r"changes after \{1: 13\}"):
         stream(spark, archive, checkpoint, columns="_lsn,note", schemaAt=str(checkpoint))
     assert stream(spark, archive, checkpoint, columns="_lsn,id", schemaAt=str(checkpoint)) == [[15]]
 
@@ -121,8 +121,8 @@ def test_a_stream_stops_where_the_format_changes_and_goes_on_with_the_new_column
     [
         ({"space": "nope"}, "no space 'nope' in "),
         ({"startingOffset": "latest"}, "source 'xlog' has no option 'startingoffset'; did you mean startingOffsets?"),
-        ({"images": "full"}, "there are no images of the rows behind {}"),
-        ({"mode": "state", "space": "orders", "asOf": "1"}, "behind LSN 1 is no settled position"),
+        ({"images": "full"}, "no images of the rows after {}"),
+        ({"mode": "state", "space": "orders", "asOf": "1"}, "the position after LSN 1 is not settled"),
     ],
 )
 def test_mistakes_are_one_sentence_at_the_front(

@@ -107,7 +107,7 @@ class EntryContract:
         chosen = tuple(types) if self.wanted is None else self.wanted
         unknown = [name for name in chosen if name not in types]
         if unknown:
-            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(types)}")
+            raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"known columns: {', '.join(types)}")
         return pa.schema([pa.field(name, types[name][0], nullable=types[name][1]) for name in chosen])
 
     @property
@@ -201,9 +201,7 @@ class _Entries:
         if self.contract.unsigned_as == "decimal":
             return decimals(values)
         if len(values) and values.max() > INT64_MAX:
-            raise TooLarge(
-                f"{name} is {values.max()} in an entry, which no BIGINT holds", hint="set unsignedAs=decimal"
-            )
+            raise TooLarge(f"{name} {values.max()} of an entry does not fit BIGINT", hint="set unsignedAs=decimal")
         return pa.array(values.view(np.int64))
 
 

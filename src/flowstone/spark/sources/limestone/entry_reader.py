@@ -75,8 +75,8 @@ def _names(part: PieceSlice) -> Iterator[str]:
 
 def _gone(part: PieceSlice) -> EpochLost:
     return EpochLost(
-        f"{part.directory}/{part.name}: what was planned to be read is there no more",
-        hint="files were deleted or compacted meanwhile: run the query again",
+        f"{part.directory}/{part.name}: file is gone or has changed since the query was planned",
+        hint="files were deleted or compacted; run the query again",
     )
 
 

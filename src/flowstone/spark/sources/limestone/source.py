@@ -102,11 +102,13 @@ class LimestoneReader(DataSourceReader):
         options = self._options
         end = index.durable if options.ending is None else options.ending
         if end > index.durable:
-            raise NotDurable(f"{index.directory}: epoch {end} is not durable, {index.durable} is")
+            raise NotDurable(f"{index.directory}: epoch {end} is not durable; the durable epoch is {index.durable}")
         named = {"earliest": -1 if not index.earliest else index.earliest, "latest": index.durable}
         start = named[options.starting] if isinstance(options.starting, str) else options.starting
         if start > end:
-            raise WrongOption(f"the batch is to begin at {start} and to end at {end}", hint="it must not end before")
+            raise WrongOption(
+                f"batch starts at {start}, but ends at {end}", hint="endingOffsets must not precede startingOffsets"
+            )
         if options.fail_on_data_loss:
             index.check_changes(max(start, 0), end)
         return start, end

@@ -110,8 +110,8 @@ class LimestoneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         unnumbered = self._index.has_unnumbered
         if unnumbered is not None:
             raise LimestoneError(
-                f"{self._index.directory}/{unnumbered} has sessions of epoch 0, as the original replica writes them:"
-                " nobody can tell which epoch they are of",
+                f"{self._index.directory}/{unnumbered} has sessions of epoch 0, as written by the original replica:"
+                " their real epochs are unknown",
                 hint="read it as a batch, or stream the master's directory",
             )
         return self._index
@@ -124,14 +124,14 @@ def _epoch_in(offset: Mapping[str, Any], index: LimestoneIndex) -> int | None:
     ((uuid, epoch),) = offset.items() if len(offset) == 1 else ((None, None),)
     if uuid != index.instance_uuid or not isinstance(epoch, int):
         raise WrongOption(
-            f"the checkpoint is of instance {uuid}, and {index.directory} is {index.instance_uuid}",
-            hint="name the directory that the query began with, or begin with another checkpoint",
+            f"checkpoint belongs to instance {uuid}, but {index.directory} to {index.instance_uuid}",
+            hint="name the directory that the query was started with, or use another checkpoint",
         )
     return epoch
 
 
 def _set_back(index: LimestoneIndex, epoch: int) -> NotDurable:
     return NotDurable(
-        f"{index.directory}: epoch {epoch} was durable, and now only {index.durable} is",
-        hint="it was set back, as a replica is by another master: begin with another checkpoint",
+        f"{index.directory}: epoch {epoch} was durable, but the durable epoch is now {index.durable}",
+        hint="the directory was reset, as a replica is by a new master; use another checkpoint",
     )

@@ -84,7 +84,7 @@ def tuples_of(body: bytes) -> list[bytes]:
     edges: Cells = np.empty(FIRST_PAGE_ROWS, np.int64)
     count = tuple_spans(np.frombuffer(body, np.uint8), edges)
     if count < 0:
-        raise RemoteProtocolError("a broken answer to a SELECT")
+        raise RemoteProtocolError("invalid response to SELECT")
     return [body[edges[number] : edges[number + 1]] for number in range(count)]
 
 
@@ -154,7 +154,7 @@ class _Scan:
             raise response.error()
         count = tuple_spans(np.frombuffer(response.body, np.uint8), self._edges)
         if count < 0:
-            raise RemoteProtocolError(f"{self._connection.address} sent a broken answer to a SELECT")
+            raise RemoteProtocolError(f"{self._connection.address} sent an invalid response to SELECT")
         edges = self._edges[: count + 1].copy()
         self._sent = None
         if count == self._limit:

@@ -59,8 +59,8 @@ class LiveDefinitions:
         names = [space.name for space in self.schema if not space.name.startswith("_")]
         some = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
         raise UnknownSpaceThere(
-            f"no space {wanted!r} at {self.address}, or user {self.user or 'guest'!r} may not see it",
-            hint=f"there are: {some}" if names else "no space of a user can be seen there",
+            f"no space {wanted!r} at {self.address}, or user {self.user or 'guest'!r} lacks the right to see it",
+            hint=f"visible spaces: {some}" if names else "no user space is visible there",
         )
 
 
@@ -98,7 +98,9 @@ async def connect(members: Sequence[Uri]) -> tuple[Connection, Uri]:
 
 def unreachable(failures: Sequence[FlowstoneError]) -> CannotUse:
     """Return an error that lists all members tried, each with its reason."""
-    return CannotUse("; ".join(error.message for error in failures), hint=failures[0].hint or "see whether it is up")
+    return CannotUse(
+        "; ".join(error.message for error in failures), hint=failures[0].hint or "check that the server is running"
+    )
 
 
 def explained(error: FlowstoneError, uri: Uri, what: str) -> FlowstoneError:
@@ -112,12 +114,12 @@ def explained(error: FlowstoneError, uri: Uri, what: str) -> FlowstoneError:
     user = uri.user or rights.GUEST
     if isinstance(error, _LOGIN):
         return CannotUse(
-            f"{uri.address} refuses the login of user {user!r}: {error.message}",
+            f"{uri.address} rejects user {user!r}: {error.message}",
             hint="check the user and the password in uri",
         )
     hint = error.hint
     if isinstance(error, errors.AccessDenied):
-        grant = f"let the user do it: box.schema.user.grant('{user}', …)"
+        grant = f"grant the right: box.schema.user.grant('{user}', …)"
         hint = rights.NO_USER if rights.is_guest(user) else grant
     return CannotUse(f"cannot {what} {uri.address}: {error.message} ({error.name}, {error.code})", hint=hint)
 

@@ -168,11 +168,11 @@ class _Receiver:
         except errors.AccessDenied as error:
             user = self._uri.user or rights.GUEST
             hint = (
-                f"let the user replicate: box.schema.user.grant('{user}', 'replication'); or read with SELECT, "
-                "which takes the right to read the space: readMode=select"
+                f"grant the role: box.schema.user.grant('{user}', 'replication'); or set readMode=select, "
+                "which needs only the right to read the space"
             )
             raise CannotUse(
-                f"{self._uri.address} does not give a snapshot to user {user!r}: {error.message}",
+                f"{self._uri.address} rejects a snapshot request of user {user!r}: {error.message}",
                 hint=rights.NO_USER if rights.is_guest(user) else hint,
             ) from error
         except FlowstoneError as error:
@@ -213,4 +213,4 @@ class _Receiver:
 
 
 def _only_a_snapshot() -> LocalProtocolError:
-    return LocalProtocolError("only a snapshot was asked for")
+    return LocalProtocolError("unexpected rows: only a snapshot was requested")

@@ -155,7 +155,7 @@ class _Sending:
                 await self._stream.drain()
         except (OSError, TimeoutError) as error:
             self._check()
-            raise self._lost(str(error) or f"it took nothing for {ANSWER_SECONDS:g} s") from error
+            raise self._lost(str(error) or f"server accepted no data for {ANSWER_SECONDS:g} s") from error
 
     async def _wait(self) -> None:
         self._check()
@@ -164,15 +164,15 @@ class _Sending:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._moved.wait()
         except TimeoutError as error:
-            raise self._lost(f"it answered nothing for {ANSWER_SECONDS:g} s") from error
+            raise self._lost(f"no response for {ANSWER_SECONDS:g} s") from error
         self._check()
 
     def _lost(self, why: str) -> CannotWrite:
         under_way = self.sent - self.answered
         return CannotWrite(
-            f"the connection to {self._uri.address} is lost: {why}; {under_way} rows of space {self._space.name!r} "
-            "were under way, and may be there or not",
-            hint="write the same rows again: with any onConflict, what is there already does no harm",
+            f"connection to {self._uri.address} is lost: {why}; {under_way} rows of space {self._space.name!r} "
+            "were in progress and may or may not be written",
+            hint="write the same rows again; rows that exist already are handled by onConflict",
         )
 
     # --- answers ---
@@ -184,14 +184,14 @@ class _Sending:
                 unread += data
                 self._take(unread)
                 self._moved.set()
-            self._fail(self._lost("it was closed there"))
+            self._fail(self._lost("server closed the connection"))
         except OSError as error:
             self._fail(self._lost(error.strerror or str(error)))
         except FlowstoneError as error:
             self._fail(error)
         finally:
             # Wake up all waiters in any case: no more responses are read.
-            self._fail(self._lost("nothing more is read"))
+            self._fail(self._lost("reader has stopped"))
             self._moved.set()
 
     def _fail(self, failure: FlowstoneError) -> None:
@@ -210,7 +210,7 @@ class _Sending:
             del unread[:end]
             self._count(self._syncs[:count])
             if is_broken:
-                raise RemoteProtocolError(f"{self._uri.address} sent something that is no answer")
+                raise RemoteProtocolError(f"{self._uri.address} sent an invalid response")
             if count < REPLIES_MAX:
                 return
 
@@ -242,11 +242,11 @@ class _Sending:
             row = sync - chunk.requests.first_sync
             if 0 <= row < len(chunk.requests):
                 return _tuple_of(chunk.requests.packet(row))
-        raise RemoteProtocolError(f"{self._uri.address} answered request {sync}, which nobody sent")
+        raise RemoteProtocolError(f"{self._uri.address} sent a response to unknown request {sync}")
 
     def _refusal(self, raw: bytes, error: TarantoolError) -> CannotWrite:
         return CannotWrite(
-            f"the row {self._key_text(raw)} of space {self._space.name!r} was refused by {self._uri.address}: "
+            f"row {self._key_text(raw)} of space {self._space.name!r} was rejected by {self._uri.address}: "
             f"{error.message} ({error.name}, {error.code})",
             hint=error.hint,
         )
@@ -282,9 +282,9 @@ class _Sending:
                         raise response.error()
                     if tuples_of(response.body) != [raw]:
                         raise CannotWrite(
-                            f"the row {self._key_text(raw)} of space {self._space.name!r} cannot be inserted at "
-                            f"{self._uri.address}: another with this key is there",
-                            hint="choose onConflict=replace to overwrite such rows, or onConflict=skip to leave them",
+                            f"row {self._key_text(raw)} of space {self._space.name!r} cannot be inserted at "
+                            f"{self._uri.address}: a row with this key exists",
+                            hint="use onConflict=replace to overwrite existing rows, or onConflict=skip to keep them",
                         )
             except (TarantoolError, ConnectionFailed) as error:
                 raise explained(error, self._uri, "read from") from error

@@ -119,12 +119,12 @@ class TarantoolReader(DataSourceReader):
 def _check_readable(space: SpaceDefinition, read_mode: str) -> None:
     if read_mode == "snapshot" and (space.is_local or space.is_temporary or space.engine == "sysview"):
         raise CannotUse(
-            f"space {space.name!r} is local, temporary or a view of the system: no snapshot has its rows",
+            f"space {space.name!r} is local, temporary or a system view: snapshots do not have its rows",
             hint="read it with readMode=select",
         )
     if read_mode == "select" and not can_walk(space.primary_key):
         raise CannotUse(
-            f"space {space.name!r} cannot be read by SELECT: that takes a primary key of type tree on plain fields",
+            f"space {space.name!r} cannot be read with SELECT: its primary key is not a tree index on plain fields",
             hint="read it with readMode=snapshot",
         )
 
@@ -176,8 +176,8 @@ def _hidden(slab: Slab, space: SpaceDefinition) -> Slab:
 def _check_shape(space: SpaceDefinition, schema: Schema) -> None:
     if shape_of(schema.get(space.id)) != shape_of(space):
         raise FormatDiffers(
-            f"the format of space {space.name!r} has changed since this query was planned",
-            hint="run it again: it will have the new columns",
+            f"format of space {space.name!r} has changed since the query was planned",
+            hint="run the query again to get the new columns",
         )
 
 
@@ -190,13 +190,13 @@ def _contracts(options: TarantoolOptions) -> list[tuple[tuple[Uri, ...], StateCo
         there = definitions(members)
         space = there.space(changes.space) if changes.space is not None else None
         if space is not None and space.is_view:
-            raise CannotUse(f"{space.name!r} at {there.address} is a view of SQL", hint="read the spaces under it")
+            raise CannotUse(f"{space.name!r} at {there.address} is an SQL view", hint="read the underlying spaces")
         contract = StateContract(there.replicaset_uuid, space, changes.columns, changes.wanted, changes.show_system)
         _check_uuid(contract, options, there)
         if first is not None and contract.schema != found[0][1].schema:
             raise FormatDiffers(
-                f"space {changes.space!r} has other columns at {there.address} than at {first.address}",
-                hint="give it one format everywhere, or read each replica set by itself",
+                f"columns of space {changes.space!r} differ between {there.address} and {first.address}",
+                hint="use the same format everywhere, or read each replica set separately",
             )
         first = first or there
         found.append((members, contract))
@@ -208,6 +208,6 @@ def _check_uuid(contract: StateContract, options: TarantoolOptions, there: LiveD
     is_wanted = REPLICASET_UUID.name in contract.schema.names
     if is_wanted and not there.replicaset_uuid and options.read_mode == "select":
         raise CannotUse(
-            f"user {there.user or 'guest'!r} may not read _schema at {there.address}, which names the replica set",
-            hint=f"leave out column {REPLICASET_UUID.name}, or grant it the right to read",
+            f"user {there.user or 'guest'!r} cannot read the replica set UUID from _schema at {there.address}",
+            hint=f"omit column {REPLICASET_UUID.name}, or grant the user the right to read _schema",
         )

@@ -115,8 +115,8 @@ class Spool:
                     time.sleep(_POLL_SECONDS * 4)
                     continue
                 raise SpoolLocked(
-                    f"another process writes to the spool {directory}",
-                    hint="stop the other query, or give this one another spoolLocation",
+                    f"spool {directory} is in use by another process",
+                    hint="stop the other query, or use another spoolLocation",
                 ) from error
             except BaseException:
                 spool.close()
@@ -142,7 +142,7 @@ class Spool:
         except BaseException as error:
             self._failure = error
         else:
-            self._failure = SpoolEnded(f"the spool {self._directory} was stopped")
+            self._failure = SpoolEnded(f"spool {self._directory} was stopped")
         finally:
             with self._moved:
                 self._moved.notify_all()
@@ -240,5 +240,5 @@ async def _facts_of(uri: Uri) -> UpstreamFacts:
     except errors.AccessDenied as error:
         user = uri.user or rights.GUEST
         raise SpoolCannotFollow(
-            f"{uri.address} does not let user {user!r} follow it: {error.message}", hint=rights.to_replicate(uri.user)
+            f"{uri.address} rejects replication to user {user!r}: {error.message}", hint=rights.to_replicate(uri.user)
         ) from error

@@ -212,8 +212,8 @@ class _ReplicaSets:
             uuid = facts.replicaset_uuid
             if uuid in self._sets:
                 raise WrongOption(
-                    f"uri has replica set {uuid} twice, at {members[0].address} again",
-                    hint="write members of one replica set with a comma between them",
+                    f"uri has replica set {uuid} twice: {members[0].address} also belongs to it",
+                    hint="separate members of one replica set by commas",
                 )
             contract = _contract_of(options, facts)
             contracts.append(contract)
@@ -223,8 +223,8 @@ class _ReplicaSets:
         for uuid, position in at:
             if uuid not in self._sets:
                 raise WrongOption(
-                    f"the checkpoint is at {position.vclock} of replica set {uuid}, which no server in uri is of",
-                    hint="name its members in uri, or begin with another checkpoint",
+                    f"checkpoint is at {position.vclock} of replica set {uuid}, but no server in uri belongs to it",
+                    hint="add its members to uri, or use another checkpoint",
                 )
         if options.transport in ("tcp", "auto"):
             self._server = SliceServer(options.transport_address)
@@ -256,7 +256,7 @@ class _ReplicaSets:
             return "latest" if starting == "latest" else "snapshot"
         given = starting.get(uuid, starting.get(None))
         if given is None:
-            raise WrongOption(f"startingOffsets says nothing of replica set {uuid}")
+            raise WrongOption(f"startingOffsets has no position for replica set {uuid}")
         return given
 
     # --- offsets ---
@@ -301,7 +301,7 @@ class _ReplicaSets:
         if begin == "latest":
             return Position(index.earliest)
         if not index.snapshots:
-            raise SnapshotLost(f"{index.directory}: the snapshot to begin with is gone", hint="delete the spool")
+            raise SnapshotLost(f"{index.directory}: the initial snapshot is missing", hint="delete the spool")
         return Position(index.snapshots[-1].vclock, chunk=0)
 
     def _save(self, each: _ReplicaSet, at: Position) -> None:
@@ -360,11 +360,13 @@ def _check(options: TarantoolOptions) -> None:
     changes = options.changes
     if changes.images != "ops":
         raise WrongOption(
-            f"images={changes.images} is asked of a live server, whose log has no images",
-            hint="read an archive written with --images, or let `flowstone mirror` fold the changes",
+            f"images={changes.images} does not apply to a live server: its log has no images",
+            hint="read an archive written with --images, or use `flowstone mirror`",
         )
     if changes.starting == "earliest":
-        raise WrongOption("startingOffsets is earliest", hint="it can be snapshot, latest or a vclock")
+        raise WrongOption(
+            "startingOffsets=earliest does not apply to a live server", hint="use snapshot, latest or a vclock"
+        )
 
 
 def _contract_of(options: TarantoolOptions, facts: UpstreamFacts) -> ChangeContract:
@@ -383,7 +385,7 @@ def _space_of(options: TarantoolOptions, facts: UpstreamFacts, wanted: int | str
         if index.earliest <= position and position <= index.settled:
             found = _definition_behind(index, position, wanted)
             if found is None:
-                raise UnknownSpace(f"no space {wanted!r} behind {position}, where this query stopped")
+                raise UnknownSpace(f"no space {wanted!r} at {position}, where the query stopped")
             return found
     tracker = SchemaTracker()
     DefinitionsFile({}, "", "", facts.definitions).apply_to(tracker)
@@ -403,9 +405,9 @@ def _one(contracts: Sequence[ChangeContract]) -> ChangeContract:
     for other in contracts[1:]:
         if other.schema != contracts[0].schema:
             raise WrongOption(
-                f"the space has other columns in replica set {other.replicaset_uuid} than in"
+                f"columns of the space differ between replica sets {other.replicaset_uuid} and"
                 f" {contracts[0].replicaset_uuid}",
-                hint="give it one format everywhere, or read each replica set by itself",
+                hint="use the same format everywhere, or read each replica set separately",
             )
     return contracts[0]
 
@@ -421,8 +423,8 @@ def _check_snapshot(directory: str, at: Position) -> None:
     known = manifest.snapshots if manifest is not None else []
     if not any(VClock(snapshot.vclock) == at.vclock for snapshot in known):
         raise SnapshotLost(
-            f"{directory}: the snapshot at {at.vclock} is gone, of which {at.chunk} chunks were delivered",
-            hint="no other snapshot continues it: delete the checkpoint and what was written, and begin anew",
+            f"{directory}: snapshot at {at.vclock} was deleted after {at.chunk} of its chunks were delivered",
+            hint="no other snapshot can continue it; delete the checkpoint and the query's output, and start again",
         )
 
 

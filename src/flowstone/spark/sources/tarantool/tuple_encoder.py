@@ -129,9 +129,9 @@ class TupleEncoder:
         )
         value = batch.column(name)[unfit.row].as_py()
         shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "…"
-        where = f"the row with {at}" if at else f"row {unfit.row} of a batch"
+        where = f"row with {at}" if at else f"row {unfit.row} of a batch"
         return CannotWrite(
-            f"{where} cannot be written to space {self._space.name!r}: its {name!r} is {shown}, {unfit.why}"
+            f"{where} cannot be written to space {self._space.name!r}: column {name!r} is {shown}, {unfit.why}"
         )
 
     def _extra_fields(self, batch: pa.RecordBatch, counts: Cells) -> _Pieces:
@@ -142,7 +142,7 @@ class TupleEncoder:
         for row, text in enumerate(batch.column(EXTRA.name).to_pylist()):
             values = [] if text is None else _json(row, text)
             if not isinstance(values, list):
-                raise self._unfit(batch, EXTRA.name, _Unfit(row, "which is no array"))
+                raise self._unfit(batch, EXTRA.name, _Unfit(row, "which is not an array"))
             counts[row] = len(values)
             pieces.append(b"".join(map(_packed, values)))
         return _joined(pieces)
@@ -154,32 +154,32 @@ def _check_names(space: SpaceDefinition, schema: pa.Schema) -> None:
         known = {each.name for each in GENERIC_FIELDS}
     twice = [name for number, name in enumerate(schema.names) if name in schema.names[:number]]
     if twice:
-        raise CannotWrite(f"two columns are called {twice[0]!r}")
+        raise CannotWrite(f"duplicate column {twice[0]!r}")
     unknown = [name for name in schema.names if name not in known]
     if not unknown:
         return
     if not space.fields:
         raise CannotWrite(
-            f"space {space.name!r} has no format, so columns have no place in it",
-            hint=f"give it one with box.space.{space.name}:format(), or write column {TUPLE_MSGPACK.name}",
+            f"space {space.name!r} has no format to match columns with",
+            hint=f"set a format with box.space.{space.name}:format(), or write column {TUPLE_MSGPACK.name}",
         )
     raise CannotWrite(
         f"space {space.name!r} has no field {unknown[0]!r}",
-        hint=f"select what it has: {', '.join(space.field_names)}",
+        hint=f"its fields are: {', '.join(space.field_names)}",
     )
 
 
 def _check_type(space: str, name: str, schema: pa.Schema, wanted: pa.DataType) -> None:
     if schema.field(name).type != wanted:
-        raise CannotWrite(f"column {name!r} for space {space!r} is of {schema.field(name).type}, not of {wanted}")
+        raise CannotWrite(f"column {name!r} for space {space!r} has type {schema.field(name).type}, expected {wanted}")
 
 
 def _encoding(space: SpaceDefinition, field: FieldDefinition, schema: pa.Schema) -> tuple[str | None, _Encode]:
     if field.name not in schema.names:
         if not field.is_nullable and field.type != "any":
             raise CannotWrite(
-                f"field {field.name!r} of space {space.name!r} is not nullable, and there is no such column",
-                hint=f"columns are matched by name; there are: {', '.join(schema.names)}",
+                f"column {field.name!r} is missing: the field of space {space.name!r} is not nullable",
+                hint=f"columns are matched by name; given: {', '.join(schema.names)}",
             )
         return None, _raw_values
     kind = schema.field(field.name).type
@@ -326,7 +326,7 @@ def _wide(column: pa.Array, least: int) -> _Pieces:
     out, edges = _room(len(column), kernels.NUMBER_SIZE)
     words = _fixed(column, np.int64, 2)
     row = kernels.put_wide_ints(words, _valid(column), least, out, edges)
-    _checked(row, "which is below 0 or above 2^64-1" if least == 0 else "which takes more than 64 bits")
+    _checked(row, "which is below 0 or above 2^64-1" if least == 0 else "which does not fit 64 bits")
     return _Pieces(out, edges)
 
 
@@ -387,7 +387,7 @@ def _raw_values(column: pa.Array) -> _Pieces:
 def _uuids(column: pa.Array) -> _Pieces:
     data, offsets = _spans(column)
     out, edges = _room(len(column), kernels.UUID_SIZE)
-    _checked(kernels.put_uuids(data, offsets, _valid(column), out, edges), "which is no UUID")
+    _checked(kernels.put_uuids(data, offsets, _valid(column), out, edges), "which is not a UUID")
     return _Pieces(out, edges)
 
 
@@ -403,7 +403,7 @@ def _decimals(column: pa.Array) -> _Pieces:
     out, edges = _room(len(column), kernels.DECIMAL_SIZE)
     digits: Bytes = np.empty(DECIMAL_DIGITS_MAX, np.uint8)
     row = kernels.put_decimals(data, offsets, _valid(column), digits, out, edges)
-    _checked(row, "which is no decimal of at most 76 digits")
+    _checked(row, "which is not a decimal of at most 76 digits")
     return _Pieces(out, edges)
 
 
@@ -416,7 +416,7 @@ def _json(row: int, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError):
-        raise _Unfit(row, "which is no JSON") from None
+        raise _Unfit(row, "which is not JSON") from None
 
 
 def _documents(column: pa.Array) -> _Pieces:
@@ -440,7 +440,7 @@ def _packed(value: Any) -> bytes:
     try:
         return pack(value)
     except LocalProtocolError as error:
-        raise CannotWrite(f"a document cannot be written: {error.message}") from error
+        raise CannotWrite(f"cannot encode document: {error.message}") from error
 
 
 def _joined(pieces: Sequence[bytes]) -> _Pieces:

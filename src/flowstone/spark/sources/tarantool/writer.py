@@ -38,8 +38,8 @@ class _Writing:
     def __init__(self, options: WriterOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise WrongOption(
-                "rows of a space cannot be overwritten as a whole (mode overwrite, output mode complete)",
-                hint="use mode append with onConflict=replace, and empty the space before if it must be: "
+                "mode overwrite and output mode complete are not supported",
+                hint="use mode append with onConflict=replace; to empty the space first, call "
                 "box.space.NAME:truncate()",
             )
         self._options = options
@@ -87,14 +87,12 @@ def _space(options: WriterOptions) -> SpaceDefinition:
     there = definitions([options.uri])
     space = there.space(options.space)
     if space.id < FIRST_USER_SPACE_ID or space.is_view:
-        raise CannotWrite(f"{space.name!r} is a system space or a view", hint="name a space of a user")
+        raise CannotWrite(f"{space.name!r} is a system space or a view", hint="name a user space")
     if space.primary_key is None:
         raise CannotWrite(
-            f"space {space.name!r} at {there.address} has no primary key, so nothing can be written to it",
+            f"space {space.name!r} at {there.address} has no primary key and cannot be written to",
             hint=f"box.space.{space.name}:create_index('primary')",
         )
     if any(part.path for part in space.primary_key.parts):
-        raise CannotWrite(
-            f"the primary key of space {space.name!r} lies inside of documents, which cannot be written yet"
-        )
+        raise CannotWrite(f"primary key of space {space.name!r} is inside documents, which is not supported")
     return space

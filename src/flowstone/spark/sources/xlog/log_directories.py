@@ -63,7 +63,7 @@ class ReplicaSetLogs:
     def newest_snapshot(self) -> VClock:
         snapshots = [each.vclock for index in self.indexes for each in index.snapshots if each.vclock <= index.settled]
         if not snapshots:
-            raise DataLoss(f"{self.furthest.directory}: there is no snapshot to begin with", hint="begin with earliest")
+            raise DataLoss(f"{self.furthest.directory}: no snapshot to start from", hint="use startingOffsets=earliest")
         return max(snapshots, key=lambda vclock: vclock.signature)
 
     def resolve(self, as_of: AsOf | None) -> tuple[ArchiveIndex, VClock]:
@@ -90,7 +90,9 @@ class ReplicaSetLogs:
             return self.settled if given == "latest" else self.earliest
         position = given.get(self.replicaset_uuid, given.get(None))
         if position is None:
-            raise WrongOption(f"{option} says nothing of replica set {self.replicaset_uuid}, whose logs these are")
+            raise WrongOption(
+                f"{option} has no position for replica set {self.replicaset_uuid}, which the logs belong to"
+            )
         return position
 
 
@@ -109,8 +111,8 @@ class LogDirectories:
         if len(found.get(UNKNOWN_REPLICASET, ())) > 1:
             first, second, *_ = found[UNKNOWN_REPLICASET]
             raise WrongOption(
-                f"neither {first.directory} nor {second.directory} says which replica set it is of",
-                hint="put the snapshots beside the logs, or read each by itself",
+                f"cannot tell which replica sets {first.directory} and {second.directory} belong to",
+                hint="put the snapshots into the directories, or read each directory separately",
             )
         return cls({uuid: ReplicaSetLogs(uuid, tuple(indexes)) for uuid, indexes in found.items()})
 
@@ -189,6 +191,6 @@ def check_alike(schemas: Mapping[str, pa.Schema]) -> None:
     for uuid, schema in schemas.items():
         if schema != first:
             raise WrongOption(
-                f"the space has other columns in replica set {uuid} than in {first_uuid}",
-                hint="give it one format everywhere, or read each replica set by itself",
+                f"columns of the space differ between replica sets {uuid} and {first_uuid}",
+                hint="use the same format everywhere, or read each replica set separately",
             )

@@ -92,7 +92,7 @@ def _contract(index: ArchiveIndex, position: VClock, options: XlogOptions) -> St
     space = index.definition_at(position, changes.space)
     if space is None:
         names = [each.name for each in index.schema_at(position).schema if each.id >= 512]
-        known = f"there are: {', '.join(names[:20])}" if names else "there is none of a user"
+        known = f"known spaces: {', '.join(names[:20])}" if names else "the log has no user space"
         raise UnknownSpace(f"no space {changes.space!r} in {index.directory} at {position}", hint=known)
     return StateContract(index.replicaset_uuid, space, changes.columns, changes.wanted, changes.show_system)
 

@@ -141,7 +141,9 @@ class XlogReader(_Reading, DataSourceReader):
         start = logs.earliest if changes.starting is None else logs.offset_of(changes.starting, "startingOffsets")
         end = logs.settled if changes.ending is None else logs.offset_of(changes.ending, "endingOffsets")
         if not start <= end:
-            raise WrongOption(f"the batch is to begin at {start} and to end at {end}", hint="it must not end before")
+            raise WrongOption(
+                f"batch starts at {start}, but ends at {end}", hint="endingOffsets must not precede startingOffsets"
+            )
         position = start
         # If a replica set has several logs, one may have the start of the range and another the end.
         while position != end:
@@ -284,8 +286,8 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
             self._contracts = contracts_of_stream(self._directories, self._options)
             if self._contracts[uuid].spark_types != list(self._types):
                 raise FormatChanged(
-                    f"the format of space {self._options.changes.space!r} changed while the query was started",
-                    hint="start it again",
+                    f"format of space {self._options.changes.space!r} changed while the query was starting",
+                    hint="start the query again",
                 )
         return self._contracts[uuid]
 
@@ -300,8 +302,8 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
         for uuid, position in offset:
             if uuid not in directories.sets:
                 raise WrongOption(
-                    f"the checkpoint is at {position.vclock} of replica set {uuid}, of which no log is in path",
-                    hint="name its directory, too, or begin with another checkpoint",
+                    f"checkpoint is at {position.vclock} of replica set {uuid}, but path has no log of it",
+                    hint="add its directory to path, or use another checkpoint",
                 )
         return offset
 
