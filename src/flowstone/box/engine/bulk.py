@@ -1,8 +1,8 @@
-"""Statements in bulk: many plain statements on one space, checked by a compiled pass and put in place together.
+"""Statements in bulk: many plain statements on one space, checked by a compiled pass and executed together.
 
 A space has a lane if its only index is on one field that is a number or a string, and its format looks at nothing
 below the top level: then key and checks are found by kernels, and Python only fills the dictionary. Everything here
-has the effect of `statements.py`, one by one; what a kernel cannot vouch for is refused as a whole, with nothing done.
+has the effect of `statements.py`, one by one; a batch that a kernel cannot check is rejected, with nothing done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flowstone.iproto.scan import Bytes, Cells
 
 
 class Lane(NamedTuple):
-    """What the kernels need to know of a space."""
+    """The properties of a space that the kernels need."""
 
     space: EngineSpace
     primary: EngineIndex
@@ -71,17 +71,17 @@ def _find_lane(space: EngineSpace) -> Lane | None:
 
 
 def takes_writes(lane: Lane) -> bool:
-    """Whether statements that write may use the lane, and are facts when they are in the log."""
+    """Return True if writes may use the lane and are committed once they are in the log."""
     return takes_waiting_writes(lane) and not lane.space.definition.is_sync
 
 
 def takes_waiting_writes(lane: Lane) -> bool:
-    """Whether statements that write may use the lane if each of them can be taken back for itself."""
+    """Return True if writes may use the lane, provided that each can be rolled back separately."""
     return lane.is_alone and lane.space.sequence is None
 
 
 def tuple_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> list[Key] | None:
-    """The keys of the tuples, all of which fit the format; None if one may not."""
+    """Return the keys of the tuples; None if a tuple may not match the format."""
     keys: Cells = np.empty((2, len(ats)), np.int64)
     stack: Cells = np.empty(STACK_SIZE, np.int64)
     wrong = check_tuples(
@@ -91,7 +91,7 @@ def tuple_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> 
 
 
 def request_keys(lane: Lane, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> list[Key] | None:
-    """The keys that requests name; None if one is not a whole key of the lane's index."""
+    """Return the keys of requests; None if one is not a complete key of the lane's index."""
     keys: Cells = np.empty((2, len(ats)), np.int64)
     wrong = check_keys(buf, ats, ends, lane.key_kinds, lane.is_text, keys)
     return None if wrong >= 0 else _python_keys(lane, data, keys)
@@ -105,12 +105,12 @@ def _python_keys(lane: Lane, data: bytes, keys: Cells) -> list[Key]:
 
 
 class SingleWrite:
-    """One write that took effect and can be taken back."""
+    """One write that took effect and can be rolled back."""
 
     __slots__ = ("_index", "_key", "_old")
 
     def __init__(self, index: EngineIndex, key: Key, raw: bytes | None) -> None:
-        """Puts `raw` at `key`, or takes away what is there."""
+        """Store `raw` at `key`; None deletes the tuple there."""
         self._index = index
         self._key = key
         self._old = index.set(key, raw)
@@ -123,14 +123,14 @@ class SingleWrite:
         self._index.set(self._key, self._old)
 
     def hide_from(self, view: ReadView) -> None:
-        """Makes `view`, just opened, see what was there before."""
+        """Let `view`, which was just opened, see the state before the write."""
         view.changes.setdefault(self._index, {})[self._key] = self._old
 
 
 class BulkWrite:
-    """Writes that took effect together and can be taken back until they are in the log.
+    """Writes that took effect together and can be rolled back until they are in the log.
 
-    As a context manager it takes them back if the block raises.
+    As a context manager, it rolls them back if the block raises.
     """
 
     __slots__ = ("_changes",)
@@ -139,7 +139,7 @@ class BulkWrite:
         self._changes: list[tuple[EngineIndex, Sequence[Key], Sequence[bytes | None]]] = []
 
     def add(self, index: EngineIndex, keys: Sequence[Key], olds: Sequence[bytes | None]) -> None:
-        """Notes what stood at `keys` before each of them was written."""
+        """Record the tuples at `keys` before each of them was written."""
         self._changes.append((index, keys, olds))
 
     def __bool__(self) -> bool:
@@ -147,13 +147,13 @@ class BulkWrite:
         return bool(self._changes)
 
     def take_first(self, count: int) -> BulkWrite:
-        """The first `count` writes, of those that were added at once; the others stay."""
+        """Split off the first `count` writes of a single `add`."""
         ((index, keys, olds),) = self._changes
         self._changes = [(index, keys[count:], olds[count:])]
         return self._of(index, keys[:count], olds[:count])
 
     def take_last(self, count: int) -> BulkWrite:
-        """The last `count` writes, of those that were added at once; the others stay."""
+        """Split off the last `count` writes of a single `add`."""
         ((index, keys, olds),) = self._changes
         self._changes = [(index, keys[:-count], olds[:-count])]
         return self._of(index, keys[-count:], olds[-count:])
@@ -181,18 +181,18 @@ class BulkWrite:
             index.set(key, old)
 
     def hide_from(self, view: ReadView) -> None:
-        """Makes `view`, just opened, see what was there before."""
+        """Let `view`, which was just opened, see the state before the write."""
         for index, key, old in self._newest_first():
             view.changes.setdefault(index, {})[key] = old
 
 
 def slices(data: bytes, ats: Cells, ends: Cells) -> list[bytes]:
-    """The tuples, each as bytes of its own: this is what the index keeps."""
+    """Return copies of the tuples, for the index to keep."""
     return [data[at:end] for at, end in zip(ats.tolist(), ends.tolist(), strict=True)]
 
 
 def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkWrite) -> bool:
-    """Always True, as every REPLACE succeeds that was checked."""
+    """Execute REPLACEs. Returns True: a checked REPLACE always succeeds."""
     index = lane.primary
     entries = index.map
     olds = list(map(entries.get, keys))
@@ -201,13 +201,13 @@ def replace_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: Bulk
     if None in olds:
         is_all_new = olds.count(None) == len(olds)
         fresh = keys if is_all_new else [key for key, old in zip(keys, olds, strict=True) if old is None]
-        index.add_fresh(list(dict.fromkeys(fresh)))  # a key may stand there twice, and be new both times
+        index.add_fresh(list(dict.fromkeys(fresh)))  # a new key may occur twice
     written.add(index, keys, olds)
     return True
 
 
 def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkWrite) -> bool:
-    """False, with nothing done, if one of the keys is there already or stands there twice."""
+    """Execute INSERTs. Return False, with nothing done, if a key exists already or occurs twice."""
     index = lane.primary
     entries = index.map
     if not entries.keys().isdisjoint(keys) or len(set(keys)) < len(keys):
@@ -221,7 +221,7 @@ def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkW
 
 
 def delete_many(lane: Lane, keys: list[Key], written: BulkWrite) -> list[bytes | None]:
-    """The tuples that went, None where there was none."""
+    """Execute DELETEs; return the deleted tuples, None for a key that did not exist."""
     index = lane.primary
     olds = [index.set(key, None) for key in keys]
     written.add(index, keys, olds)
@@ -235,7 +235,7 @@ def _keep(index: EngineIndex, keys: list[Key], olds: Sequence[bytes | None]) -> 
 
 
 def load(space: EngineSpace, data: bytes, buf: Bytes, ats: Cells, ends: Cells) -> bool:
-    """Inserts tuples of a snapshot, into all indexes; False, with nothing done, if that needs a closer look."""
+    """Insert tuples of a snapshot into all indexes. Return False, with nothing done, if a kernel cannot check them."""
     lane = lane_of(space)
     keys = tuple_keys(lane, data, buf, ats, ends) if lane is not None else None
     if lane is None or keys is None:

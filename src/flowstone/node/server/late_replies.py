@@ -1,6 +1,6 @@
-"""Replies that wait for a verdict on their transactions: they leave when that is there, many together.
+"""Replies that wait for a verdict on their transactions; those due at the same time are sent together.
 
-A turn answers all else at once; what waits for other members may take seconds, and nothing of the turn waits with it.
+A turn sends its other replies at once: a verdict of other members may take seconds.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class ReplyPeer(Protocol):
     """A connection."""
 
     def send_late(self, packets: Sequence[bytes], count: int) -> None:
-        """Sends `count` replies that were postponed."""
+        """Send `count` postponed replies."""
         ...
 
 
 class LateReply:
-    """One of them: it is told of the verdict, and `packet` is what is sent if that is good."""
+    """One reply, called with the verdict. `packet` is sent if the transaction is committed."""
 
     __slots__ = ("_all", "_peer", "_sync", "packet")
 
@@ -40,9 +40,9 @@ class LateReply:
 
 
 class LateRun:
-    """Those to requests `first` to `behind` of many, which a verdict may divide.
+    """The replies to requests `first` to `behind` (exclusive) of a run; a verdict on a part of the run divides it.
 
-    `spans` are the connections, and which of the requests are theirs; reply i ends at `ends[i + 1]` of `packets`.
+    `spans` are the connections, each with the range of its requests; reply i ends at `ends[i + 1]` of `packets`.
     """
 
     __slots__ = ("_all", "_behind", "_ends", "_first", "_packets", "_spans", "_syncs")
@@ -87,7 +87,7 @@ class LateRun:
 
 
 class LateReplies:
-    """All of a server. `wide` is for errors, see `iproto/replies.py`."""
+    """All late replies of a server. `wide` selects the encoding of errors, see `iproto/replies.py`."""
 
     def __init__(self, box: Box, counters: Counters, *, wide: bool) -> None:
         self._box = box
@@ -97,13 +97,13 @@ class LateReplies:
         self._counts: dict[ReplyPeer, int] = {}
 
     def reply(self, peer: ReplyPeer, sync: int, packet: bytes = b"") -> LateReply:
-        """For a transaction that is being submitted: what is to be told of its verdict."""
+        """Return the callback for the verdict on a transaction that is about to be submitted."""
         return LateReply(self, peer, sync, packet)
 
     def run(
         self, spans: Sequence[tuple[ReplyPeer, int, int]], syncs: Sequence[int], packets: bytes, ends: Sequence[int]
     ) -> LateRun:
-        """As `reply`, for many."""
+        """Like `reply`, for a run of transactions."""
         return LateRun(self, spans, syncs, packets, ends, 0, len(syncs))
 
     def refusal(self, sync: int, error: FlowstoneError) -> bytes:
@@ -111,7 +111,7 @@ class LateReplies:
         return encode_error(sync, self._box.schema_version, client_error(error), self._wide)
 
     def send(self, peer: ReplyPeer, packet: bytes, count: int = 1) -> None:
-        """One verdict is about many: what is due before the loop comes round leaves together."""
+        """Send a packet together with all others that become due in this iteration of the event loop."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._send)
         self._due.setdefault(peer, []).append(packet)

@@ -1,9 +1,9 @@
-"""The quick lane: one plain statement, alone in its turn, from packet to reply in one go.
+"""The quick lane: fast path for a turn that consists of one plain statement.
 
-With a single request in flight nothing can be shared with others, and what is left is the number of steps. So a
+A single request cannot share costs with others, so its cost is the number of steps. A
 SELECT by primary key, and an INSERT, REPLACE or DELETE, on a space that has a lane (`box/engine/bulk.py`) skips
 sessions, transactions and queues. The rules are those of the lane, the checks those of its format and key. Whatever is
-not plain, or would be an error, is left to the session with nothing done.
+not plain, or would fail, is left to the session with nothing done.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ DELETE = RequestType.DELETE.value
 _READ, _WRITE = Privilege.READ.value, Privilege.WRITE.value
 _SPACE_ID, _LIMIT, _KEY, _TUPLE = (int(key) for key in (BodyKey.SPACE_ID, BodyKey.LIMIT, BodyKey.KEY, BodyKey.TUPLE))
 _ZEROS: Final = frozenset(int(key) for key in (BodyKey.INDEX_ID, BodyKey.OFFSET, BodyKey.ITERATOR))
-"""Keys that may be there as long as they say what holds without them."""
+"""Optional keys, allowed with their default value 0."""
 
 _CONTENT: Final = {SELECT: _KEY, INSERT: _TUPLE, REPLACE: _TUPLE, DELETE: _KEY}
-"""What each statement is about: the last part of its packet, as clients write it."""
+"""The body key of the tuple or key of each statement; clients write it last."""
 
 _WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _timestamp: Final = struct.Struct(">d").pack
 
 
 class QuickLane:
-    """Executes what it can; `wide` is for the replies, see `iproto/replies.py`."""
+    """Executes single plain statements. `wide` selects the encoding of replies, see `iproto/replies.py`."""
 
     def __init__(
         self, box: Box, journal: Journal, commits: Commits, clock: Clock, counters: Counters, *, wide: bool
@@ -57,7 +57,7 @@ class QuickLane:
         self._wide = wide
 
     def execute(self, user: int, packet: bytes) -> bytes | None:
-        """The reply; None, with nothing done, if the request is not for here."""
+        """Return the reply; None, with nothing done, if the session has to execute the request."""
         try:
             # The header as every client writes it: two keys, type and sync, in either order.
             if packet[0] != 0x82:
@@ -91,7 +91,7 @@ class QuickLane:
             if takes_writes(lane) and not self._box.is_read_only and self._commits.is_quiet:
                 return self._write(lane, kind, sync, content, values)
         except (IndexError, KeyError, TarantoolError, MessagePackError):
-            pass  # not as usual, or an error: the session will find it again, and say it
+            pass  # not plain, or an error: the session executes the request again and reports it
         return None
 
     def _write(self, lane: Lane, kind: int, sync: int, content: bytes, values: Values) -> bytes | None:
@@ -126,7 +126,7 @@ class QuickLane:
 
 
 def _uint(packet: bytes, at: int) -> tuple[int, int]:
-    """The unsigned number at `at`, and the offset behind it."""
+    """Return the unsigned number at `at`, and its end offset."""
     head = packet[at]
     if head < 0x80:
         return head, at + 1
@@ -135,7 +135,7 @@ def _uint(packet: bytes, at: int) -> tuple[int, int]:
 
 
 def _content(packet: bytes, at: int, content_key: int) -> tuple[int, int]:
-    """The space's id, and where the value of `content_key`, the last of the body, begins; -1 if it is not like that."""
+    """Return the space id, and the offset of the value of `content_key`; -1 unless it is the last key of the body."""
     space_id, limit = -1, 1
     count = packet[at] - 0x80
     at += 1

@@ -1,10 +1,10 @@
-"""Turns: everything that arrived since the last one, executed as one batch, written with one write, answered at once.
+"""Turns: all requests that arrived since the last turn are executed, logged with one write, and answered together.
 
 The cost of serving is per message and per system call, not per byte. So a turn takes the bytes of all connections that
-have some, finds the packets in one pass, and executes stretches of equal plain statements in bulk
-(`box/engine/bulk.py`); what is not plain, or too little for that, goes to its session, one by one; a plain statement
-that is alone takes the quick lane (`quick.py`). Replies to writes leave when the log has them; a failed write turns its
-replies into errors.
+have some, finds the packets in one pass, and executes runs of equal plain statements in bulk (`box/engine/bulk.py`).
+Other requests, and runs that are too short, are executed one by one by their sessions; a single plain statement uses
+the quick lane (`quick.py`). Replies to writes are sent when the rows are in the log; a failed write turns its replies
+into errors.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ from flowstone.outside import Clock
 from flowstone.replication.limbo.queue import LimboEntry
 
 BULK_COUNT_MIN: Final = 12
-"""A kernel costs some 20 µs to call and a bulk run calls four: fewer requests are done sooner one by one."""
+"""A bulk run calls four kernels at about 20 µs each: fewer requests are faster one by one."""
 
 BULK_SIZE_MIN: Final = 400
-"""Bytes below which a turn cannot hold enough requests to be worth a scan."""
+"""Minimum size of a turn that is scanned; a smaller one has too few requests for a bulk run."""
 
 BULK_SIZE_MAX: Final = 64 * 1024 * 1024
-"""Bytes of requests that are written to the log as one: its blocks have a limit."""
+"""Maximum size of a bulk run: its rows are written as one block, whose size is limited."""
 
 TURN_REQUESTS_MAX: Final = 16384
-"""Requests per scan. What a turn has beyond that waits for the next, so that others get their turn, too."""
+"""Maximum number of requests per scan. Further requests wait for the next turn, so that other work is not delayed."""
 
 NOT_SIMPLE, MIXED = -1, -2
-"""In the place of a code: requests for their sessions; plain statements of several kinds."""
+"""Used in place of a code: requests for their sessions; plain statements of several kinds."""
 
 SPACE_ID_MASK: Final = (1 << scan.TYPE_SHIFT) - 1
 
 REPLIES_SIZE_MAX: Final = 4 * 1024 * 1024
-"""Bytes of tuples that reads may ask for in bulk. Beyond that they go to their sessions, which hold greedy clients."""
+"""Maximum size of tuples read in bulk. Larger reads go to their sessions, which make such clients wait."""
 
 SELECT, INSERT, REPLACE = RequestType.SELECT.value, RequestType.INSERT.value, RequestType.REPLACE.value
 DELETE = RequestType.DELETE.value
@@ -68,14 +68,14 @@ _PACKET_LINES: Final = (scan.SPAN, scan.PACKET_AT, scan.PACKET_END)
 
 
 class _Outbox:
-    """The replies of a turn, by connection and in order, until nothing of the turn waits for the log any more."""
+    """The replies of a turn, in order by connection; sent when the log has all rows of the turn."""
 
     def __init__(self) -> None:
         self._replies: dict[BatchPeer, list[bytes]] = {}
         self._waiting = 1  # the turn itself
 
     def add(self, peer: BatchPeer, packet: bytes) -> Callable[[bytes], None]:
-        """Queues `packet`; the result replaces it by another one."""
+        """Queue `packet`; return a function that replaces it with another packet."""
         peer.replying(len(packet))
         packets = self._replies.setdefault(peer, [])
         place = len(packets)
@@ -97,7 +97,7 @@ class _Outbox:
 
 
 class Turns:
-    """Executes what arrives. `wide` says how replies tell the schema version, see `iproto/replies.py`."""
+    """Executes the requests of a server. `wide` selects the encoding of the schema version, see `iproto/replies.py`."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Turns:
         self._table: Cells = np.empty((scan.LINES, TURN_REQUESTS_MAX), np.int64)
 
     def run(self, peers: Sequence[BatchPeer]) -> None:
-        """One turn for all connections with unread bytes. Some may still hold whole packets, for the next."""
+        """Run one turn for all connections with unread bytes. Some may keep whole packets for the next turn."""
         if len(peers) == 1 and len(peers[0].unread) < BULK_SIZE_MIN and self._run_single(peers[0]):
             return
         outbox = _Outbox()
@@ -132,7 +132,7 @@ class Turns:
         outbox.release()
 
     def _run_single(self, peer: BatchPeer) -> bool:
-        """A turn that is one request, without what many need; False, with nothing done, if it is something else."""
+        """Fast path for a single request. Return False, with nothing done, if `peer` sent anything else."""
         unread = peer.unread
         if len(unread) < 6 or unread[0] != 0xCE or len(unread) != 5 + int.from_bytes(unread[1:5], "big"):
             return False
@@ -188,12 +188,12 @@ class Turns:
             self._handle(batch.peers[span], batch.data[at:behind], outbox)
 
     def _leave(self, peers: Sequence[BatchPeer], spans: Cells) -> None:
-        """Takes from each connection what was executed, and ends those that sent no packets."""
+        """Remove the executed requests from each connection, and close connections that sent invalid packets."""
         for peer, (start, _, at, _, status) in zip(peers, spans.tolist(), strict=True):
             if status == scan.WRONG_LENGTH:
-                peer.refuse("a packet does not begin with its length")
+                peer.refuse("packet does not start with its length")
             elif status == scan.TOO_LARGE:
-                peer.refuse(f"a packet is empty, or larger than the {peer.packet_size_max} bytes that are accepted")
+                peer.refuse(f"packet is empty or larger than {peer.packet_size_max} bytes")
             else:
                 del peer.unread[: at - start]
 
@@ -227,7 +227,7 @@ class Turns:
             outbox.release()
 
     def _answer_later(self, peer: BatchPeer, reply: Reply, transaction: BoxTransaction) -> None:
-        """For what waits for a verdict: nothing else of the turn waits with it."""
+        """Submit a transaction that waits for a verdict, without delaying the other replies of the turn."""
         peer.postponed(1)
         late = self._late.reply(peer, reply.sync, reply.packet)
         try:
@@ -236,8 +236,8 @@ class Turns:
             late(error)
 
     def _run_waiting(self, kind: int, lane: Lane, keys: list[Key], part: BatchPart) -> bool:
-        """Executes writes that wait for a verdict, each to be taken back for itself; False, with nothing done, if one
-        of them cannot be executed."""
+        """Execute writes that wait for a verdict; each can be rolled back separately. Return False, with nothing
+        done, if one of them cannot be executed."""
         index, queue = lane.primary, self._commits.queue
         if kind == INSERT and (not index.map.keys().isdisjoint(keys) or len(set(keys)) < len(keys)):
             return False
@@ -279,8 +279,8 @@ class Turns:
         return True
 
     def _run_together(self, lane: Lane, keys: list[Key], part: BatchPart) -> bool:
-        """Puts tuples as a run of transactions; False, with nothing done, if that cannot be for all of them."""
-        if len(set(keys)) < len(keys):  # a part of the run would take back what stood at a key before both
+        """Store tuples as one run of transactions. Return False, with nothing done, if that is not possible."""
+        if len(set(keys)) < len(keys):  # rolling back a part of the run would restore the tuple from before both writes
             return False
         ats, ends, count, written = part.line(scan.TUPLE_AT), part.line(scan.TUPLE_END), len(keys), BulkWrite()
         out, edges = self._build_replies(part, count, part.buf, ats, ends - ats)
@@ -313,7 +313,7 @@ class Turns:
         return encode_error(sync, self._box.schema_version, error, self._wide)
 
     def _lane(self, code: int, part: BatchPart) -> Lane | None:
-        """The lane of requests that can be executed in bulk, with the rights of those who sent them."""
+        """Return the lane of requests that can be executed in bulk; None if they cannot, or a sender lacks a right."""
         box, kind = self._box, code >> scan.TYPE_SHIFT
         space = box.spaces.get(code & SPACE_ID_MASK)
         lane = bulk.lane_of(space) if space is not None else None
@@ -325,7 +325,7 @@ class Turns:
         return lane if may_write else None
 
     def _must_wait(self, lane: Lane) -> bool:
-        """Whether writes are facts only when they have a verdict."""
+        """Return True if writes need a verdict: the space is synchronous, or earlier transactions are pending."""
         return lane.space.definition.is_sync or not self._commits.queue.is_empty
 
     def _may(self, space: EngineSpace, part: BatchPart, privilege: int) -> bool:
@@ -334,7 +334,7 @@ class Turns:
         return all(user == ADMIN or allows(user, space.id) & privilege for user in users)
 
     def _keys(self, code: int, lane: Lane, part: BatchPart) -> list[Key] | None:
-        """The keys of all requests of the part; None if one of them needs a closer look."""
+        """Return the keys of all requests of the part; None if one of them has to be executed by its session."""
         if code >> scan.TYPE_SHIFT in (SELECT, DELETE):
             ats, ends = part.line(scan.KEY_AT), part.line(scan.KEY_END)
             return bulk.request_keys(lane, part.data, part.buf, ats, ends)
@@ -344,7 +344,7 @@ class Turns:
         return bulk.tuple_keys(lane, part.data, part.buf, ats, ends)
 
     def _run_bulk(self, code: int, part: BatchPart, outbox: _Outbox) -> bool:
-        """Executes requests of one type on one space, all of them; False, with nothing done, if that cannot be."""
+        """Execute all requests of one type on one space. Return False, with nothing done, if that is not possible."""
         lane = self._lane(code, part)
         keys = self._keys(code, lane, part) if lane is not None else None
         if lane is None or keys is None:
@@ -371,7 +371,7 @@ class Turns:
         return True
 
     def _run_mixed(self, batch: ScannedBatch, start: int, end: int, outbox: _Outbox) -> None:
-        """Executes plain statements of several kinds in their order; those that need more go one by one."""
+        """Execute plain statements of several kinds in their order; others are executed one by one."""
         plan = self._plan(batch.part(start, end))
         if plan is None:
             self._one_by_one(batch, start, end, outbox)
@@ -400,7 +400,7 @@ class Turns:
             self._counters.operations[kind] += count
 
     def _plan(self, part: BatchPart) -> list[_Step] | None:
-        """What each request does to which index; None if one of them needs a closer look."""
+        """Return the index, key and tuple of each request; None if one of them has to be executed by its session."""
         codes = part.line(scan.CODE)
         steps: list[_Step | None] = [None] * len(codes)
         for code in np.unique(codes).tolist():
@@ -419,7 +419,7 @@ class Turns:
         return [step for step in steps if step is not None]
 
     def _execute(self, plan: Sequence[_Step], written: BulkWrite) -> list[bytes | None]:
-        """Does the steps up to the first that cannot be done here; their results."""
+        """Execute the steps up to the first one that a session has to execute; return their results."""
         results: list[bytes | None] = []
         size = 0
         for kind, index, key, raw in plan:
@@ -445,14 +445,14 @@ class Turns:
     def _reply(
         self, part: BatchPart, source: Bytes, ats: Cells, sizes: Cells, outbox: _Outbox
     ) -> list[Callable[[bytes], None]]:
-        """Queues a reply to each request; one replacer per connection."""
+        """Queue a reply to each request; return one replacing function per connection."""
         out, edges = self._build_replies(part, part.end - part.start, source, ats, sizes)
         return [outbox.add(peer, out[edges[first] : edges[behind]].tobytes()) for peer, first, behind in part.by_peer()]
 
     def _build_replies(
         self, part: BatchPart, count: int, source: Bytes, ats: Cells, sizes: Cells
     ) -> tuple[Bytes, Cells]:
-        """Replies to the first `count` requests, one behind the other, and where each begins."""
+        """Return the concatenated replies to the first `count` requests, and the offset of each."""
         out: Bytes = np.empty(batches.replies_bound(count, int(np.maximum(sizes, 0).sum())), np.uint8)
         edges: Cells = np.empty(count + 1, np.int64)
         version, wide, end = self._box.schema_version, int(self._wide), part.start + count
@@ -460,7 +460,7 @@ class Turns:
         return out, edges
 
     def _packets(self, part: BatchPart, tuples: Sequence[bytes | None]) -> list[bytes]:
-        """The replies to the first requests of a part, each for itself."""
+        """Return the replies to the first requests of a part as separate packets."""
         source, ats, sizes = _joined(tuples)
         out, edges = self._build_replies(part, len(tuples), source, ats, sizes)
         data, ends = out[: edges[-1]].tobytes(), edges.tolist()
@@ -491,14 +491,14 @@ class Turns:
         journal.submit(out[:size].tobytes(), rows, done)
 
     def _refuse(self, part: BatchPart, replace: list[Callable[[bytes], None]], error: TarantoolError) -> None:
-        """Turns the replies of a part into errors: reads among its writes have seen what was taken back."""
+        """Turn all replies of a part into errors, even those to reads: these have seen writes that are rolled back."""
         syncs = part.syncs.astype(np.uint64).tolist()
         for instead, (_, first, behind) in zip(replace, part.by_peer(), strict=True):
             instead(b"".join(self._error(sync, error) for sync in syncs[first:behind]))
 
 
 def _joined(tuples: Sequence[bytes | None]) -> tuple[Bytes, Cells, Cells]:
-    """The tuples one behind the other, where each begins, and its size; -1 where there is none."""
+    """Return the concatenated tuples, the offset of each, and its size; -1 if there is none."""
     sizes = np.array([-1 if raw is None else len(raw) for raw in tuples], np.int64)
     content = np.maximum(sizes, 0)
     source = b"".join([raw for raw in tuples if raw is not None])
@@ -509,7 +509,7 @@ _Step = tuple[int, EngineIndex, Key, bytes | None]
 
 
 def _stretches(runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Runs of equal code that are long enough for themselves; between them MIXED and NOT_SIMPLE ones."""
+    """Return runs of equal code that are long enough for bulk execution, and MIXED and NOT_SIMPLE runs between them."""
     stretches: list[tuple[int, int, int]] = []
     for code, start, end in runs:
         kind = code if code >= 0 and end - start >= BULK_COUNT_MIN else MIXED if code >= 0 else NOT_SIMPLE

@@ -1,4 +1,4 @@
-"""The requests of a turn: the connections they came by, and stretches of them in the table that a scan has made."""
+"""The requests of a turn: the connections that sent them, and ranges of the table that a scan fills with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowstone.iproto.scan import Bytes, Cells
 
 
 class Reply(NamedTuple):
-    """What a session answers. `transaction` has taken effect and must be in the log before the packet leaves."""
+    """A reply of a session. `transaction` has taken effect, and must be in the log before the packet is sent."""
 
     packet: bytes
     sync: int = 0
@@ -21,52 +21,52 @@ class Reply(NamedTuple):
 
 
 class BatchPeer(Protocol):
-    """A connection, as a turn sees it. `unread` holds the bytes that no turn has taken yet."""
+    """A connection, as a turn uses it. `unread` has the bytes that no turn has processed yet."""
 
     unread: bytearray
     packet_size_max: int
 
     @property
     def user(self) -> int:
-        """Whose rights its statements have."""
+        """The user whose access rights apply."""
         ...
 
     @property
     def is_waiting(self) -> bool:
-        """Whether requests of it have to wait: `handle` then keeps them for a later turn, and no batch may overtake."""
+        """True if its requests must wait: `handle` keeps them for a later turn, and no batch may overtake them."""
         ...
 
     def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
-        """Executes one request. Every error that it may cause is in the reply."""
+        """Execute one request. Errors are returned as replies."""
         ...
 
     def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
-        """Runs what takes time, and sends its reply when there is one."""
+        """Run a request that takes time, and send its reply when it is complete."""
         ...
 
     def replying(self, size: int) -> None:
-        """Told of each reply in the making; who asks for more than is good has to wait."""
+        """Count the bytes of a reply to be sent; a client with too many unsent bytes has to wait."""
         ...
 
     def send(self, packets: Sequence[bytes]) -> None:
-        """Sends replies. A connection that is gone sends nothing."""
+        """Send replies. Does nothing if the connection is closed."""
         ...
 
     def postponed(self, count: int) -> None:
-        """Told of replies that have to wait for others than us; who has many of them has to wait with its next."""
+        """Count replies that wait for other members; a client with too many of them has to wait."""
         ...
 
     def send_late(self, packets: Sequence[bytes], count: int) -> None:
-        """Sends `count` replies that were postponed."""
+        """Send `count` postponed replies."""
         ...
 
     def refuse(self, reason: str) -> None:
-        """Ends the connection, because what it sent is no packet."""
+        """Close the connection, which sent an invalid packet."""
         ...
 
 
 class BatchPart:
-    """Requests of a batch: columns `start` to `end` of `cells`, or the chosen ones of them."""
+    """Requests of a batch: columns `start` to `end` of `cells`, or a selection of them."""
 
     __slots__ = ("_peers", "_spans", "buf", "cells", "data", "end", "start", "syncs")
 
@@ -85,12 +85,12 @@ class BatchPart:
         return self.cells[number, self.start : self.end]
 
     def choose(self, which: Cells) -> BatchPart:
-        """Some of the requests, by their numbers from the start."""
+        """Return some of the requests, by their numbers from the start."""
         cells = np.ascontiguousarray(self.cells[:, self.start + which])
         return BatchPart(self.data, self.buf, cells, 0, len(which), self._peers)
 
     def by_peer(self) -> list[tuple[BatchPeer, int, int]]:
-        """The connections, and which of the requests are theirs, counted from the start."""
+        """Return the connections, each with the range of its requests, counted from the start."""
         return self._spans
 
     def peers_of(self) -> list[BatchPeer]:
@@ -98,12 +98,12 @@ class BatchPart:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether one of the connections has requests that must not be overtaken."""
+        """True if one of the connections has requests that must not be overtaken."""
         return any(peer.is_waiting for peer, _, _ in self._spans)
 
 
 class ScannedBatch(NamedTuple):
-    """What a turn has scanned."""
+    """The result of the scan of a turn."""
 
     data: bytes
     buf: Bytes
@@ -111,7 +111,7 @@ class ScannedBatch(NamedTuple):
     peers: Sequence[BatchPeer]
 
     def size(self, start: int, end: int) -> int:
-        """Bytes of the requests from `start` to `end`."""
+        """Return the number of bytes of the requests from `start` to `end`."""
         return int(self.cells[scan.PACKET_END, end - 1] - self.cells[scan.PACKET_AT, start])
 
     def part(self, start: int, end: int) -> BatchPart:
