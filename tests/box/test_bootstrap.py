@@ -75,7 +75,7 @@ def test_admin_as_the_first_user_is_the_admin_who_is_there_with_a_password(diale
     ("name", "kind"), [("guest", "user"), ("public", "role"), ("replication", "role"), ("super", "role")]
 )
 def test_the_first_user_cannot_be_one_who_is_there_already(name: str, kind: str) -> None:
-    with pytest.raises(FirstUserRefused, match=f"cannot be called '{name}', which every server has as a {kind}"):
+    with pytest.raises(FirstUserRefused, match=f"cannot have the name '{name}': it is a built-in {kind}"):
         rows(Dialect.V2_6, first_user=(name, hash_of_hash("secret")))
 
 

@@ -148,7 +148,7 @@ def test_an_update_of_what_the_log_never_defined_is_passed_over() -> None:
 
 
 def test_an_unknown_name_is_answered_with_those_there_are(tracker: SchemaTracker) -> None:
-    with pytest.raises(UnknownSpace, match="unknown space 'order'; there are: orders"):
+    with pytest.raises(UnknownSpace, match="unknown space 'order'; known spaces: orders"):
         tracker.schema.space("order")
     assert SchemaTracker().schema.get("orders") is None
 

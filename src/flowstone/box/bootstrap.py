@@ -85,8 +85,8 @@ def _add_user(tables: dict[int, list[list[Any]]], dialect: Dialect, user: FirstU
     if user.name in taken:
         kind = users[taken[user.name]][_KIND]
         raise FirstUserRefused(
-            f"the first user cannot be called {user.name!r}, which every server has as a {kind}",
-            hint=f"take another name, or {ADMIN_NAME!r} to give that one a password",
+            f"the first user cannot have the name {user.name!r}: it is a built-in {kind}",
+            hint=f"use another name, or {ADMIN_NAME!r} to set the password of that user",
         )
     users.append(_user_row(dialect, FIRST_USER_ID, user, time))
     tables[system.PRIV_ID].extend(_privilege_rows())

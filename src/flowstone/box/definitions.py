@@ -166,7 +166,7 @@ def _read_format(format: object) -> tuple[FieldDefinition, ...]:
     for number, entry in enumerate(format, 1):
         field = _read_field(number, entry)
         if field.name in fields:
-            raise DefinitionError(f"field name {field.name!r} stands twice in the format")
+            raise DefinitionError(f"duplicate field name {field.name!r} in the format")
         fields[field.name] = field
     return tuple(fields.values())
 

@@ -80,7 +80,7 @@ class Schema:
             raise UnknownSpace(f"unknown space {space}" + (f": {reason}" if reason else ""))
         names = [known for known in self._by_name if not known.startswith("_")]
         some = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-        raise UnknownSpace(f"unknown space {space!r}", hint=f"there are: {some}" if names else None)
+        raise UnknownSpace(f"unknown space {space!r}", hint=f"known spaces: {some}" if names else None)
 
     def problem(self, space_id: int) -> str | None:
         """Return the error in the definition of the space or of one of its indexes, or None."""

@@ -49,7 +49,7 @@ def _system(txn: BoxTransaction, space: str) -> EngineSpace:
     """
     if txn.is_interactive:
         raise errors.Unsupported(
-            "A transaction with time between its statements does not support functions that change definitions: "
+            "An interactive transaction does not support functions that change definitions: "
             "call them outside of it, or write the rows of system spaces"
         )
     return txn.space(space)

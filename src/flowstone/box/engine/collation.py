@@ -94,7 +94,7 @@ def _library() -> _Library:
             except (OSError, AttributeError):
                 continue
     raise CollationError(
-        "an index with a collation needs the ICU library, and no libicui18n is installed",
+        "an index with a collation needs the ICU library, but libicui18n is not installed",
         hint="install ICU (Debian: libicu72 or newer; Fedora: libicu; macOS: icu4c)",
     )
 
@@ -149,7 +149,7 @@ class Collation:
                 raise CollationError(f"collation {self.name!r}: {option} cannot be {value!r}")
             library.set_attribute(collator, attribute, _VALUES[value], ctypes.byref(status))
             if status.value > 0:
-                raise CollationError(f"ICU refuses {option}={value!r} of collation {self.name!r}")
+                raise CollationError(f"ICU rejects {option}={value!r} of collation {self.name!r}")
         self._collator = collator
         self._room = ctypes.create_string_buffer(256)
         return collator

@@ -32,7 +32,7 @@ class PathError(FlowstoneError):
     """An invalid path. `position` is the position of the first invalid character, from 1."""
 
     def __init__(self, path: str, position: int) -> None:
-        super().__init__(f"{path!r} is no JSON path: wrong at character {position}")
+        super().__init__(f"{path!r} is not a JSON path: invalid character at position {position}")
         self.position = position
 
 
