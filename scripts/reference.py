@@ -36,7 +36,7 @@ Every command has `--help`, with an example. Output goes to stdout, everything e
 | code | meaning |
 |---|---|
 | 0 | done (also when the reader of a pipe has seen enough; of what runs for ever: stopped by a signal) |
-| 1 | the log is damaged or unreadable, or a server refused a row or is gone; `serve` cannot start |
+| 1 | the log is damaged or unreadable, or a server rejected a row or is unreachable; `serve` cannot start |
 | 2 | the command line or a path on it is wrong: an option, a missing file, a file of another kind, an unknown space |
 | 3 | done with `--force`, but something was skipped |
 | 130 | interrupted (what runs for ever ends with 0 then) |

@@ -56,7 +56,7 @@ def test_reads_everything_when_told_so(directory: str) -> None:
 
 
 def test_an_unknown_space_is_an_error(directory: str) -> None:
-    with pytest.raises(UnknownSpace, match="there are: orders"):
+    with pytest.raises(UnknownSpace, match="known spaces: orders"):
         flowstone.read_log(directory, space="customers")
 
 

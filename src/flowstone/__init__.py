@@ -154,13 +154,13 @@ def read_log(
     decimal_scale: int | None = None,
     strings_as: Literal["string", "binary"] = "string",
 ) -> pyarrow.RecordBatchReader:
-    """Rows of `.xlog` and `.snap` files, or of directories of them, as Arrow record batches, in log order.
+    """Return the rows of `.xlog` and `.snap` files, or of directories with such files, as Arrow batches in log order.
 
-    With `space`, an id or a name, its fields are typed columns beside `_lsn`, `_type`, `_timestamp` and so on; where
-    its format changed, there are the columns of all its formats. Without, keys and tuples are MessagePack. Rows that
-    were rolled back, or are not decided yet, are left out unless `settled` is off. Damage and gaps are errors unless
-    `force` is on. What a reader should know of the log (a torn end, rows held back) goes to the logger "flowstone".
-    Memory is bounded by a few batches, whatever the size of the log.
+    With `space`, an id or a name, its fields are typed columns, next to `_lsn`, `_type`, `_timestamp` and so on; if its
+    format changed, the columns of all formats are included. Without `space`, keys and tuples are MessagePack. Rows that
+    were rolled back or are still pending are omitted unless `settled` is off. Damage and gaps are errors unless `force`
+    is on. Warnings about the log (a torn end, pending rows) go to the logger "flowstone". Memory is bounded by a few
+    batches, whatever the size of the log.
     """
     import pyarrow
 

@@ -64,7 +64,7 @@ def test_options_reach_the_decoder(log: Log) -> None:
 
 
 def test_unknown_columns_are_refused(log: Log) -> None:
-    with pytest.raises(UnknownColumn, match="no column 'nope'; there are: _replica_id, "):
+    with pytest.raises(UnknownColumn, match="no column 'nope'; known columns: _replica_id, "):
         TypedShape(wanted=("nope",)).schema(pieces(log))
 
 

@@ -65,7 +65,7 @@ def test_a_single_log_knows_the_schema_from_the_files_before_it(tmp_path: Path) 
 def test_a_space_that_exists_nowhere_is_an_error_that_names_those_that_do(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "users", ("id", "unsigned"))
-    with pytest.raises(UnknownSpace, match=r"'orders'.*there are: users"):
+    with pytest.raises(UnknownSpace, match=r"'orders'.*known spaces: users"):
         rows_of(Reading(production(), [log.path], selection=Selection(spaces=("orders",))))
 
 

@@ -87,7 +87,7 @@ def test_a_password_is_not_shown_when_the_address_is_wrong(secret: str, place: s
 @pytest.mark.parametrize(
     ("query", "complaint"),
     [
-        ("trnsport=ssl", "unknown URI parameter 'trnsport'; there are: transport, ssl_cert_file"),
+        ("trnsport=ssl", "unknown URI parameter 'trnsport'; known parameters: transport, ssl_cert_file"),
         ("transport=ssl&ssl_cafile=/a", "unknown URI parameter 'ssl_cafile'"),
         ("transport=tls", "transport is 'tls'.*plain or ssl"),
         ("transport", "transport is ''.*plain or ssl"),

@@ -131,7 +131,7 @@ def test_what_machine_code_would_misread_is_refused() -> None:
         with pytest.raises(OverflowError, match="does not fit"):
             mark(np.zeros(3, np.int64), number)
     for other in ("1", None, np.float32(1.5)):
-        with pytest.raises(TypeError, match="nothing that a kernel takes"):
+        with pytest.raises(TypeError, match="not a valid kernel argument"):
             mark(np.zeros(3, np.int64), other)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="by position"):
         mark(np.zeros(3, np.int64), value=1)

@@ -118,7 +118,7 @@ def test_columns_are_chosen_and_unknown_ones_refused(log: Log) -> None:
     log.insert(512, 1, "x")
     (lines,) = screens(log, fields=True, wanted=["text", "lsn"])
     assert [line.split() for line in lines] == [["text", "lsn"], ["x", "3"]]
-    with pytest.raises(UnknownColumn, match=r"no column 'nope'; there are: lsn, time, "):
+    with pytest.raises(UnknownColumn, match=r"no column 'nope'; known columns: lsn, time, "):
         screens(log, wanted=["nope"])
 
 

@@ -24,10 +24,10 @@ from flowstone.cli.node import serve
 from flowstone.cli.output import quiet
 from flowstone.cli.replica_set import dashboard, expel, explain, members, promote, rebootstrap, snapshot, status
 
-EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server refused a row or is gone;
+EXIT_CODES = """Exit codes: 0 done; 1 the log is damaged or unreadable, or a server rejected a row or is unreachable;
 2 the command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted."""
 
-SERVE_EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 it cannot start: the directory is in use or damaged, or the
+SERVE_EXIT_CODES = """Exit codes: 0 stopped by a signal; 1 cannot start: the directory is in use or damaged, or the
 address is taken; 2 the command line, the environment, the file or a path in them is wrong, or does not go with the data
 that is there."""
 

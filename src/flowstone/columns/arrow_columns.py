@@ -458,10 +458,10 @@ class TypedDecoder:
         self._all = [field.name for field in fields]
         twice = [name for number, name in enumerate(self._all) if name in self._all[:number]]
         if twice:
-            raise FlowstoneError(f"two columns are called {twice[0]!r}", hint=_GENERIC)
+            raise FlowstoneError(f"duplicate column {twice[0]!r}", hint=_GENERIC)
         unknown = sorted(set(wanted or ()) - set(self._all))
         if unknown:
-            raise FlowstoneError(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(self._all)}")
+            raise FlowstoneError(f"no column {unknown[0]!r}", hint=f"known columns: {', '.join(self._all)}")
         self.schema = pa.schema([field for field in fields if wanted is None or field.name in wanted])
 
     def batch(self, slab: Slab, rows: Cells) -> pa.RecordBatch:

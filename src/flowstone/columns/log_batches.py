@@ -110,7 +110,7 @@ def _united(schemas: Sequence[pa.Schema]) -> pa.Schema:
 def _limited(schema: pa.Schema, wanted: Collection[str]) -> pa.Schema:
     unknown = sorted(set(wanted) - set(schema.names))
     if unknown:
-        raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(schema.names)}")
+        raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"known columns: {', '.join(schema.names)}")
     return pa.schema([schema.field(name) for name in wanted])
 
 

@@ -157,7 +157,7 @@ def _plain_key(space: SpaceDefinition, encode: Callable[[Any], bytes], raw: byte
     except (TarantoolError, MessagePackError, AttributeError, TypeError, ValueError) as error:
         raise WrongKey(
             f"space {space.name!r}: {raw[:32].hex()} does not fit its primary key: {error}",
-            hint="was it written under another definition of the space?",
+            hint="check whether it was written under another definition of the space",
         ) from error
 
 
@@ -166,7 +166,7 @@ def _collation(number: int, collations: Mapping[int, Collation] | None) -> Colla
     if found is None:
         found = _known_collations().get(number)
     if found is None:
-        raise WrongKey(f"there is no collation {number}, which a primary key is ordered by")
+        raise WrongKey(f"primary key has unknown collation {number}")
     return found
 
 

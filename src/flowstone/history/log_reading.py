@@ -266,7 +266,7 @@ class Reading:
                 continue
             where = f"{self._paths[0]} and {len(self._paths) - 1} more" if len(self._paths) > 1 else self._paths[0]
             names = sorted(self._names)
-            known = f"there are: {', '.join(names)}" if names else "the log defines no spaces; add its snapshot"
+            known = f"known spaces: {', '.join(names)}" if names else "the log defines no spaces; add its snapshot"
             raise UnknownSpace(f"no space {space!r} in {where}", hint=known)
 
 

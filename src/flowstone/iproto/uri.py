@@ -120,7 +120,7 @@ def _parameters(query: str) -> tuple[tuple[str, str], ...]:
     for part in query.split("&") if query else ():
         name, _, value = part.partition("=")
         if name not in PARAMETERS:
-            raise UriError(f"unknown URI parameter {name!r}", hint=f"there are: {', '.join(PARAMETERS)}")
+            raise UriError(f"unknown URI parameter {name!r}", hint=f"known parameters: {', '.join(PARAMETERS)}")
         if name in pairs:
             raise UriError(f"duplicate URI parameter {name}", hint="remove one of them")
         if name == "transport" and value not in TRANSPORTS:

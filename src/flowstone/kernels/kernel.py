@@ -97,7 +97,7 @@ class _Entry:
         for arg in args:
             _flatten(arg, flat)
         if self._call(self._pack(*flat)):
-            raise AssertionError("a kernel raised, which none may do")
+            raise AssertionError("a kernel raised an exception")
         values = result[: len(self._returns)]
         if self._has_unsigned:
             values = [
@@ -129,7 +129,7 @@ def _kind(value: Any) -> Kind:
         return ("u",)
     if isinstance(value, int | np.integer | np.bool_):
         return ("i",)
-    raise TypeError(f"{type(value).__name__} is nothing that a kernel takes")
+    raise TypeError(f"{type(value).__name__} is not a valid kernel argument")
 
 
 def _words(kind: Kind) -> str:
@@ -175,7 +175,7 @@ def _flatten(value: Any, flat: list[Any]) -> None:
     else:
         number = int(value)
         if not -(2**63) <= number < 2**63 and not isinstance(value, np.uint64):
-            raise OverflowError(f"{number} does not fit the 64 bits of a kernel's number")
+            raise OverflowError(f"{number} does not fit 64 bits")
         flat.append(number)
 
 

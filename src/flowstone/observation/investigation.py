@@ -156,7 +156,7 @@ class Investigation:
         follower, master = _ends(replica_set, finding)
         have = follower.vclock
         oldest = master.report.gc.vclock if master.report is not None and master.report.gc is not None else None
-        lines = [] if oldest is None else [f"the oldest log of {master.label} begins at {position(oldest)}"]
+        lines = [] if oldest is None else [f"the oldest log of {master.label} starts at {position(oldest)}"]
         others = [one for one in replica_set.members if one.uuid not in (follower.uuid, master.uuid)]
         holders = [one.label for one in others if _can_feed(one, have)]
         alone = missing_rows(have, master.vclock)

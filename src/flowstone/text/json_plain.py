@@ -56,7 +56,7 @@ def json_pairs(data: bytes) -> list[tuple[str, str]]:
     """The texts of key and value of each pair of the one map that `data` holds."""
     marker = _take(data, 0, 1)[0]
     if not (0x80 <= marker < 0x90 or marker in (0xDE, 0xDF)):
-        raise JsonError(f"byte 0x{marker:02x} starts no map")
+        raise JsonError(f"byte 0x{marker:02x} does not start a map")
     count, at = _length(data, 1, marker)
     pairs = []
     for _ in range(count):
@@ -130,7 +130,7 @@ def _scalar(data: bytes, at: int, marker: int) -> tuple[str, int]:
         text = json_double(number) if isinstance(number, float) else str(number)
         return text, at + struct.calcsize(layout)
     if marker == 0xC1:
-        raise JsonError("byte 0xc1 starts no value")
+        raise JsonError("byte 0xc1 does not start a value")
     count, at = _length(data, at, marker)
     if 0xC7 <= marker <= 0xC9 or 0xD4 <= marker <= 0xD8:
         payload = _take(data, at, count + 1)

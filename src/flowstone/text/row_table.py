@@ -125,7 +125,7 @@ def _limited(
         return head, lines
     unknown = sorted(set(wanted) - set(head))
     if unknown:
-        raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"there are: {', '.join(filter(None, head))}")
+        raise UnknownColumn(f"no column {unknown[0]!r}", hint=f"known columns: {', '.join(filter(None, head))}")
     places = [*([0] if brackets else []), *(head.index(name) for name in wanted)]
     return tuple(head[at] for at in places), [tuple(line[at] for at in places) for line in lines]
 

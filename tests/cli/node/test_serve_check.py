@@ -204,7 +204,7 @@ def test_a_file_where_a_directory_should_be_is_a_problem(flowstone: Command, tmp
 @pytest.mark.parametrize(
     ("option", "problem"),
     [
-        ("--user=guest:x", "flowstone: the first user cannot be called 'guest'"),
+        ("--user=guest:x", "flowstone: the first user cannot have the name 'guest'"),
         ("--read-only", "flowstone: read_only is set, but there is no data in data yet; unset read_only"),
     ],
 )

@@ -26,7 +26,7 @@ ANOTHER = "11111111-1111-4111-8111-111111111111"
         ("--election-mode=candidate", "Incorrect value for option 'election_mode': unexpected option: the data in"),
         ("--work-dir=file", "cannot create file: "),
         ("--work-dir=file/below", "cannot create file/below: "),
-        ("--user=guest:x", "the first user cannot be called 'guest'"),
+        ("--user=guest:x", "the first user cannot have the name 'guest'"),
         ("--read-only", "read_only is set, but there is no data in new yet; unset read_only"),
     ],
 )

@@ -93,7 +93,7 @@ def test_the_names_and_positions_in_the_words_are_told() -> None:
     assert 'new tuple - [1, "b"]' in cause_of(WORDS[1][0], BETWEEN).why
     gap = cause_of(WORDS[2][0], BETWEEN).why
     assert "up to {1: 5}" in gap
-    assert "begins at {1: 9, 2: 1}" in gap
+    assert "starts at {1: 9, 2: 1}" in gap
     assert f"{OURS} here, {THEIRS} there" in cause_of(WORDS[4][0], BETWEEN).why
     assert "grant('replicator', 'replication')" in cause_of(ACCESS, BETWEEN).advice
 

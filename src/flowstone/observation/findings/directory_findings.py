@@ -155,7 +155,7 @@ def _gaps(directory: Directory) -> Iterator[Finding]:
             Kind.LOG_GAP,
             Severity.WARNING if is_covered else _severity(directory, gap.path),
             f"rows are missing before {gap.path}",
-            f"the logs before it end at {position(gap.have)}, but it begins at {position(gap.need)}; missing are "
+            f"the logs before it end at {position(gap.have)}, but it starts at {position(gap.need)}; missing are "
             f"{_missing(gap)}" + ("; the newest snapshot covers these rows" if is_covered else ""),
             COVERED
             if is_covered
@@ -179,7 +179,7 @@ def _snapshots(directory: Directory) -> Iterator[Finding]:
             Kind.NO_SNAPSHOT,
             Severity.STOPPED,
             f"no snapshot in {directory.path}: no server can start from it",
-            f"its logs begin at {position(directory.start.to_mapping())}, and no file contains the data before that",
+            f"its logs start at {position(directory.start.to_mapping())}, and no file contains the data before that",
             "bring the newest .snap file back (memtx_dir may differ from wal_dir), or rejoin the instance",
         )
     if newest is None or not directory.logs or newest.path in {error.path for error in directory.unreadable}:

@@ -165,7 +165,7 @@ def _log_gap(match: re.Match[str], between: Between) -> tuple[str, str]:
     have, need = match["have"], match["need"]
     why = (
         f"{between.master} has deleted the logs that {between.follower} needs: "
-        f"{between.follower} has all rows up to {have}, and the oldest log of {between.master} begins at {need}"
+        f"{between.follower} has all rows up to {have}, and the oldest log of {between.master} starts at {need}"
     )
     advice = (
         f"restart {between.follower}: it rejoins by itself, unless it has rows that no other member has. In that case, "
