@@ -147,6 +147,8 @@ class Tenure:
 
     def is_late(self, transaction: TrackedTransaction) -> bool:
         """Return True if the transaction has limbo flags, but its originator does not own the queue (any longer)."""
+        # Without a term there is no PROMOTE that could have decided before; local rows (id 0) are nobody else's
+        # business.
         has_owner = self.term and transaction.replica_id and transaction.replica_id != self.owner_id
         return bool(has_owner) and bool(transaction.flags & _WAIT)
 
@@ -156,6 +158,8 @@ class Tenure:
         A late asynchronous transaction shares the fate of the synchronous ones of its originator before it.
         """
         origin_id = transaction.replica_id
+        # A server wrote the NOP in place of a late synchronous transaction, so later asynchronous ones of this owner
+        # are void, too (docs/spec/synchro.md#late-rows).
         if is_nop(transaction):
             if self.term and origin_id and origin_id != self.owner_id:
                 self._voids[origin_id] = None
@@ -181,11 +185,13 @@ class Tenure:
         body = decode_control(row.type, row.body)
         if not isinstance(body, Promote | Demote) or self.is_obsolete(row):
             return
+        # For the owner whose tenure ends, only this tenure counts.
         self._voids.pop(self.owner_id, None)
         if has_voids:
             self._voids[self.owner_id] = None
         self.owner_id = row.replica_id if isinstance(body, Promote) else 0
         self.term = max(self.term, body.term)
+        # A former owner that is promoted again starts without void transactions.
         self._voids.pop(self.owner_id, None)
 
 
@@ -271,6 +277,7 @@ class SettledTracker(Generic[T]):
     def skip_to(self, vclock: VClock) -> None:
         """Move the settled position past rows that were not pushed: only while quiet, never backwards."""
         if self._queue:
+            # The skipped rows might contain the verdict.
             raise LocalProtocolError(f"cannot skip rows while transactions are pending: {len(self._queue)}")
         if not self._settled.vclock() <= vclock:
             raise LocalProtocolError(f"cannot move the settled position from {self.vclock} to {vclock}")
@@ -302,6 +309,7 @@ class SettledTracker(Generic[T]):
             self._enqueue_synchronous(transaction)
             return []
         if self._queue:
+            # Even if it is decided: decisions leave in log order, so it follows the pending one.
             self._queue.append(_Entry(transaction, verdict=None if self._waits(transaction) else True))
             return []
         # Also with WAIT_SYNC: the transaction was submitted while the CONFIRM was being written, and logged after it.
@@ -336,6 +344,7 @@ class SettledTracker(Generic[T]):
     def _push_control(self, transaction: T) -> list[Decision[T]]:
         row = transaction.rows[0]
         body = decode_control(row.type, row.body)
+        # Appended before it takes effect: its own position in the log is after all transactions that it decides.
         self._queue.append(_Entry(transaction, verdict=True))
         match body:
             case Confirm() if body.owner_id == self.owner_id:
@@ -344,6 +353,7 @@ class SettledTracker(Generic[T]):
                 self._withdraw(body.lsn)
             case Promote() | Demote():
                 self._transfer(row, body)
+            # RAFT rows are local and say nothing about the queue.
             case Confirm() | Rollback() | RaftState():
                 # A verdict on transactions of a former owner is late: its successor's PROMOTE decided them.
                 pass
@@ -354,6 +364,7 @@ class SettledTracker(Generic[T]):
         for entry in self._queue:
             if entry.verdict is not None:
                 continue
+            # Asynchronous ones before this point share the fate of the synchronous one before them.
             if entry.is_synchronous and entry.transaction.lsn > lsn:
                 break
             entry.verdict = True
@@ -371,6 +382,8 @@ class SettledTracker(Generic[T]):
                 continue
             if entry.is_synchronous and entry.transaction.lsn < lsn:
                 break
+            # Held until a synchronous one is found: an asynchronous transaction that follows only confirmed ones is not
+            # rolled back.
             waiting.append(entry)
             if entry.is_synchronous:
                 for withdrawn in waiting:
@@ -386,6 +399,7 @@ class SettledTracker(Generic[T]):
             return
         # A PROMOTE that does not name the owner comes from a leader whose quorum lacks the owner's transactions.
         border = body.lsn if body.owner_id == self.owner_id else 0
+        # As in `Limbo._change_owner`: what is not confirmed by the row is rolled back by it.
         self._confirm(border)
         self._tenure.follow(row, has_voids=self._withdraw(border + 1))
 

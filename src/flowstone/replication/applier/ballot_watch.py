@@ -99,6 +99,8 @@ class BallotWatch:
             self._is_vote = True
             self._outgoing.append(messages.encode_vote())
             return None
+        # Acknowledges the event: the server sends the next one only after that
+        # (docs/spec/replication.md#connection-sequence).
         self._outgoing.append(_WATCH)
         return messages.decode_ballot_event(data, self._ballot)
 

@@ -224,6 +224,7 @@ class ApplierProtocol:
             self._stream.feed(data)
             return
         self._greeting_bytes += data
+        # A fast peer may send more than its greeting in one read.
         if len(self._greeting_bytes) > GREETING_SIZE:
             self._stream.feed(self._greeting_bytes[GREETING_SIZE:])
             self._greeting_bytes = self._greeting_bytes[:GREETING_SIZE]
@@ -267,6 +268,8 @@ class ApplierProtocol:
                 hint=f"{self._peer} is not configured yet, or is not an instance",
             )
         self._events.append(Greeted(greeting))
+        # Servers before 2.10 do not know ID, and real appliers do not send it to them
+        # (docs/spec/replication.md#connection-sequence).
         if greeting.version >= NEWER:
             body = pack({Key.VERSION.value: _PROTOCOL_VERSION, Key.FEATURES.value: _FEATURES})
             self._ask(_request(RequestType.ID, body), _Due.FEATURES)
@@ -281,6 +284,8 @@ class ApplierProtocol:
         if not response.is_error:  # features are optional: a peer that rejects ID has none
             features = response.values().get(Key.FEATURES, ())
             self.features = features if isinstance(features, tuple) else ()
+        # Such a server pushes changes of its ballot, on a connection of its own, while this node looks for a master;
+        # VOTE would have to be repeated.
         if Feature.WATCHERS in self.features:
             self._expect(_Due.NOTHING)
             self._events.append(BallotIsEvent())
@@ -293,6 +298,7 @@ class ApplierProtocol:
         if response is None:
             return False
         ballot = decode_vote(response, self.greeting)
+        # A server without VOTE has no ballot; an empty one lets the sequence go on.
         self.ballot_known(ballot if ballot is not None else Ballot())
         return True
 
@@ -392,8 +398,11 @@ class ApplierProtocol:
         Return the number of the row after them.
         """
         if self._due is _Due.SNAPSHOT_ROWS:
+            # Snapshot rows have no LSN, so that cannot tell them from markers and the final OK
+            # (docs/spec/replication.md#join-stream).
             is_other = slab.cells[scan.TYPE, first:] != _INSERT
         else:
+            # Rows of the log have an LSN; heartbeats, RAFT rows and OK do not (docs/spec/replication.md#heartbeats).
             is_other = slab.cells[scan.LSN, first:] == 0
         found = int(is_other.argmax())
         stop = first + found if is_other[found] else len(slab)
@@ -410,11 +419,14 @@ class ApplierProtocol:
         if self._due is _Due.SNAPSHOT_ROWS:
             self._events.append(SnapshotRows(slab))
             return
+        # Before the rows leave the machine: nothing that a master cannot have sent reaches the box or the log.
         check_rows(slab)
         if self._due is _Due.FINAL_ROWS:
             self._events.append(FinalRows(slab))
         elif self._due is _Due.ROWS:
             timestamp = float(slab.cells[scan.TIMESTAMP, -1:].view(np.float64)[0])
+            # ACKs to newer masters carry the timestamp of the newest row that they cover; the master computes its lag
+            # from it.
             if not self._is_old:
                 self._unacknowledged.append((slab.newest(), timestamp))
             self._events.append(Rows(slab, timestamp))
@@ -430,12 +442,14 @@ class ApplierProtocol:
             self._events.append(MetaRow(row))
         elif row.type == _OK:
             vclock = messages.decode_vclock_reply(row.body)
+            # FETCH_SNAPSHOT ends here; JOIN goes on with the rows written during the snapshot.
             if self._is_anonymous_join:
                 self._end_join(vclock, ApplierState.FETCHED_SNAPSHOT)
             else:
                 self._expect(_Due.FINAL_ROWS)
                 self._events.append(FinalBegun(vclock))
                 self._enter(ApplierState.FINAL_JOIN)
+        # JOIN_META and JOIN_SNAPSHOT only separate the parts of the stream; masters before 2.10 do not send them.
         elif row.type not in _MARKERS:
             raise _unknown_type(row.type)
 
@@ -489,6 +503,7 @@ class ApplierProtocol:
         """Handle a packet without an LSN: each counts as a heartbeat, whatever its type."""
         if row.type == _RAFT:
             self._events.append(RaftHeard(row))
+        # 2.6 takes a packet of any type without an LSN for a heartbeat, so an unknown type must not end the connection.
         heartbeat = Heartbeat(row.replica_id, row.timestamp)
         if row.type == _OK:
             heartbeat = messages.decode_heartbeat(row)
@@ -497,6 +512,8 @@ class ApplierProtocol:
         self._events.append(HeartbeatHeard(heartbeat))
 
     def _follow_sync(self, number: int) -> None:
+        # The master waits for an ACK with a given number before a linearizable read: an ACK with an older one would
+        # prove nothing.
         if number < self._vclock_sync:
             what = f"Non-monotonic vclock sync value. Old: {self._vclock_sync}, new: {number}"
             raise errors.Protocol(what)
@@ -514,6 +531,7 @@ class ApplierProtocol:
         timestamp = 0.0
         while self._unacknowledged:
             lsns, when = self._unacknowledged[0]
+            # Rows are written in the order of arrival, so the first slab that is not covered ends the search.
             if any(vclock.get(replica_id) < lsn for replica_id, lsn in lsns.items()):
                 break
             timestamp = when
@@ -528,6 +546,7 @@ class ApplierProtocol:
         """
         if self.state is not ApplierState.SYNC or self.reply is None or lag > sync_lag:
             return False
+        # Component 0 counts local rows of each instance, which are not comparable.
         if not self.reply.vclock.without_zero() <= vclock:
             return False
         self.state = ApplierState.FOLLOW

@@ -89,6 +89,7 @@ def goes_on(slab: Slab, vclock: VClock) -> bool:
     """Return True if no row between `vclock` and these rows is missing."""
     replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
     return all(
+        # At or below is fine: rows that we have already arrive again after a reconnect and are skipped.
         int(lsns[replica_ids == number].min()) <= vclock.get(number) + 1 for number in np.unique(replica_ids).tolist()
     )
 
@@ -104,6 +105,7 @@ def _first_wrong(cells: Cells) -> str | None:
         replica_id, lsn = row[scan.REPLICA_ID], row[scan.LSN]
         is_last = bool(row[scan.FLAGS] & _COMMIT)
         what = _what_is_wrong(row, is_alone=is_first and is_last)
+        # Between transactions an LSN may repeat (rows arrive again after a reconnect), inside one it must grow.
         if what is None and lsn <= newest.get(replica_id, 0):
             what = f"out of order after row {newest[replica_id]} of the same transaction"
         if what is not None:
@@ -121,6 +123,7 @@ def _what_is_wrong(row: list[int], *, is_alone: bool) -> str | None:
         return "no member has this id"
     if row[scan.GROUP_ID] == GROUP_LOCAL:
         return "local rows are not replicated"
+    # A verdict must take effect at a transaction boundary: it decides about whole transactions.
     if kind in _CONTROL:
         return None if is_alone else f"{type_name(kind)} inside a transaction"
     if kind == RequestType.NOP:

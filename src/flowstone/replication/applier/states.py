@@ -239,6 +239,7 @@ def is_ordinary(error: FlowstoneError, failures: int) -> bool:
     `failures` is the number of failures in a row.
     """
     if isinstance(error, errors.Cfg):
+        # Code 59 has many other reasons, which need an operator.
         return DUPLICATE in error.message and failures < DUPLICATE_MAX
     return isinstance(error, errors.Loading)
 

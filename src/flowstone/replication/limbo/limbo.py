@@ -101,14 +101,20 @@ class Limbo(LimboState[T]):
         super().__init__(instance_id=instance_id, dialect=dialect, quorum=quorum)
         self._timeout = timeout
         self._max_size = max_size
+        # Kept apart from `_term`: elections raise the Raft term before the new leader has written a PROMOTE, and in
+        # between nobody may decide about the queue (docs/spec/synchro.md#claimed-ownership).
         self._raft_term = 0
         # LSNs of the owner: the last one that is written here, and the last one that a quorum was seen to have.
         self._written_lsn = 0
         self._reached_lsn = 0
         self._acks = Acks()
+        # The entry whose timeout caused the ROLLBACK that is being written: only its client gets
+        # ER_SYNC_QUORUM_TIMEOUT, clients of later entries get ER_SYNC_ROLLBACK (docs/spec/synchro.md#transaction-life).
         self._overdue: LimboEntry[T] | None = None
         self._retry_at: float | None = None
         self._transfer: _Transfer | None = None
+        # Only in 2.6. `_clear_lsn` is fixed when the wait ends, so that an ACK that arrives between the CONFIRM and the
+        # ROLLBACK of one clearing cannot change what was decided.
         self._clear_at: float | None = None
         self._clear_lsn: int | None = None
         self._unproven: list[_Unproven[T]] = []
@@ -152,16 +158,22 @@ class Limbo(LimboState[T]):
         Raise the error for the client; the transaction must be undone then. `is_local`: its rows are never replicated.
         `count` above 1: the transaction is a `Run` of that many synchronous transactions of one row each.
         """
+        # The common case: nothing is pending, so a write to the log commits the transaction. The tenure now has a
+        # commit that a later leader must know (see `Tenures.former`); local rows never reach other members and do not
+        # count.
         if not is_synchronous and not self._queue:
             if not is_local:
                 self._tenures.note_async_commit()
             return None
         if self.is_in_rollback:
             raise sync_rollback()
+        # Transactions of local spaces are exempt from the check of the owner, but wait like all others
+        # (docs/spec/synchro.md#claimed-ownership).
         if not is_local:
             self._claim(self.instance_id)
             if self._max_size and self._queue.size >= self._max_size:
                 raise queue_full()
+        # Origin 0: the LSNs of local rows are not those of the owner, so they must not advance `_written_lsn`.
         origin_id = 0 if is_local else self.instance_id
         entry = LimboEntry(transaction, origin_id, is_synchronous=is_synchronous, size=size, count=count)
         self._queue.append(entry)
@@ -171,6 +183,7 @@ class Limbo(LimboState[T]):
         """Return the flags, besides COMMIT, of the last row of our transaction; `entry` comes from `submit`."""
         if entry is None or not self._has_transfers:
             return 0
+        # Recovery goes by these flags, not by the space (docs/spec/synchro.md#limbo-recovery). 2.6 has no flags.
         return _WAIT_SYNC | _WAIT_ACK if entry.is_synchronous else _WAIT_SYNC
 
     def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool, was_control: bool = False) -> Fate:
@@ -181,6 +194,7 @@ class Limbo(LimboState[T]):
         `lsn` and `flags` are those of its last row. `was_control`: the transaction is a NOP that replaces a control
         row. A transaction of NOPs, received or made here, never enters the queue.
         """
+        # The row that is being written may change the owner and the term, and with them the answer.
         self._check_not_busy()
         if not self._has_transfers or self.promote_term(origin_id) == self._term:
             return Fate.ACCEPTED
@@ -189,6 +203,9 @@ class Limbo(LimboState[T]):
             # A NOP carries no limbo flags, so any other NOP counts as a void synchronous transaction.
             if flags & _WAIT_ACK or not (has_effect or was_control):
                 self._tenures.note_void(origin_id, lsn)
+            # The originator keeps an asynchronous transaction that follows only confirmed ones. Replacing it by a NOP,
+            # as real servers do, would let the data diverge without an error; not waiting, it is a split brain and
+            # stops the applier.
             waits = waits and not (has_effect and self.is_validating and self._tenures.keeps(origin_id))
         return filter_transaction(origin_id, lsn, self.history, waits_for_verdict=waits, has_effect=has_effect)
 
@@ -209,6 +226,8 @@ class Limbo(LimboState[T]):
         """Raise unless `origin_id` may add a transaction. In 2.6 it becomes the owner if the queue is empty."""
         if self._owner_id == origin_id and origin_id:
             return
+        # 2.6 has no PROMOTE: the queue belongs to the instance that fills it while it is empty
+        # (docs/spec/synchro.md#implicit-ownership).
         if not self._has_transfers and not self._queue:
             self._set_owner(origin_id)
         else:
@@ -217,6 +236,7 @@ class Limbo(LimboState[T]):
     def _set_owner(self, owner_id: int) -> None:
         self._owner_id = owner_id
         self._reached_lsn = self.confirmed_lsn
+        # LSNs of the former owner say nothing about rows of the new one.
         self._written_lsn = 0
 
     def _check_not_busy(self) -> None:
@@ -230,11 +250,14 @@ class Limbo(LimboState[T]):
         assert entry.lsn in (0, lsn), "the LSN of a transaction does not change"
         entry.lsn, entry.is_written = lsn, True
         assert entry.state in (EntryState.WAITING, EntryState.RELEASED), "a verdict is written after its transactions"
+        # A CONFIRM overtook the write of this asynchronous entry and removed it from the queue.
         if entry.state is EntryState.RELEASED:
             entry.state = EntryState.COMMITTED
             return [Commit((entry,)), *self._advance()]
+        # Only rows of the owner count for the quorum; local rows have LSNs of their own.
         if entry.origin_id:
             self._written_lsn = lsn
+        # The timeout runs from the write on, and on the owner only: replicas wait for its verdict without a limit.
         if entry.origin_id == self.instance_id:
             entry.written_at = now
         return self._advance()
@@ -246,17 +269,21 @@ class Limbo(LimboState[T]):
             entry.is_written = True
             if entry.origin_id == self.instance_id:
                 entry.written_at = now
+        # No entry of a batch is local, so these LSNs are those of the owner.
         self._written_lsn = entries[-1].lsn
         return self._advance()
 
     def write_failed(self, entry: LimboEntry[T]) -> list[Action[T]]:
         """Record that neither the transaction nor any later one is in the log. A repeated call has no effect."""
         error = write_failure()
+        # It left the queue with a CONFIRM: only its own write decides.
         if entry.state is EntryState.RELEASED:
             entry.state = EntryState.UNDONE
             return [Undo(entry, error)]
         if entry.state is not EntryState.WAITING:
             return []
+        # The journal writes in order and drops everything after a failure, so no later entry is in the log either. All
+        # are undone here, newest first; their own failures, reported later, have no effect.
         undone = [Undo(dropped, error) for dropped in self._queue.drop(entry)]
         return [*undone, *self._refuse_held(), *self._advance()]
 
@@ -272,6 +299,7 @@ class Limbo(LimboState[T]):
 
         The last ACK counts, even if it is lower: the replica has lost rows then.
         """
+        # This instance counts through `_written_lsn`. From 2.10 on, anonymous replicas do not count.
         if replica_id == self.instance_id or (replica_id == 0 and self._has_transfers):
             return []
         is_news = self._acks.note(replica_id, vclock)
@@ -308,10 +336,12 @@ class Limbo(LimboState[T]):
     def request_failed(self, request: SettlingRequest, now: float) -> list[Action[T]]:
         """Fail a Write: the row is not in the log. Our own verdicts are retried after RETRY_DELAY."""
         self._check_writing(request)
+        # The timeout may have been changed, or a quorum reached, before the retry: the next `tick` decides again.
         self._writing = self._overdue = None
         actions = self._refuse_held()
         if request.origin_id == self.instance_id:
             if request.is_transfer:
+                # Not retried: a newer term may begin meanwhile. The caller, an election or a user, decides.
                 actions.append(self._fail_transfer(write_failure()))
             else:
                 self._retry_at = now + RETRY_DELAY
@@ -330,6 +360,7 @@ class Limbo(LimboState[T]):
         match request.body:
             case Confirm(owner_id, lsn) if owner_id == self._owner_id:
                 # A quorum acknowledged rows after the owner's PROMOTE, so a quorum has read the PROMOTE.
+                # Proven first: an entry that a PROMOTE committed is older than those that the new owner confirms.
                 return [*self._prove(owner_id), *self._confirm(lsn)]
             case Rollback(owner_id, lsn) if owner_id == self._owner_id:
                 return [*self._rollback(lsn)]
@@ -350,15 +381,19 @@ class Limbo(LimboState[T]):
         overdue, self._overdue = self._overdue, None
         undone = self._queue.rollback(lsn)
         newest = self._queue.last_synchronous
+        # A quorum may have rows that are void now: no CONFIRM must name them.
         self._reached_lsn = min(self._reached_lsn, newest.lsn if newest else self.confirmed_lsn)
+        # Not our own timeout, so no client gets the timeout error.
         if overdue is None or overdue not in undone:
             return [Undo(entry, sync_rollback()) for entry in undone]
         actions = [Undo(entry, sync_rollback()) for entry in undone if entry is not overdue]
         first = overdue
         if overdue.count > 1:
+            # Only the first transaction of the run has timed out; the others are rolled back because they follow it.
             first = overdue.take_others(1)
             first.state = EntryState.UNDONE
             actions.append(Undo(overdue, sync_rollback()))
+        # Last, because it is the oldest: undoing in another order would restore tuples that never existed.
         return [*actions, Undo(first, quorum_timeout())]
 
     def _change_owner(self, request: SettlingRequest, body: Promote | Demote, own_lsn: int) -> list[Action[T]]:
@@ -367,17 +402,22 @@ class Limbo(LimboState[T]):
         # A PROMOTE that does not name the owner comes from a leader whose quorum lacks the owner's transactions.
         border = body.lsn if body.owner_id == self._owner_id else 0
         proven = self._prove(body.owner_id)
+        # In this order: `_rollback` undoes everything that `_confirm` has left.
         confirmed, undone = self._confirm(border), self._rollback(border + 1)
+        # A PROMOTE decides with the votes of a quorum, but it is in one log only. If that member dies now, the next
+        # leader may not know the row, so clients are answered when a quorum has it (docs/spec/synchro.md#promotion).
         confirmed = [Commit(commit.entries, is_proven=not own_lsn) for commit in confirmed]
         self._unproven += [_Unproven(request.origin_id, own_lsn, each.entries) for each in confirmed if own_lsn]
         actions: list[Action[T]] = [*proven, *confirmed, *undone]
         assert not self._queue, "a new owner finds the queue empty"
         first_void = min((undo.entry.lsn for undo in undone if undo.entry.is_synchronous), default=0)
+        # Before `_set_owner`: these are the LSNs of the tenure that ends.
         owner = self._owner_id, self.confirmed_lsn
         self._tenures.hand_over(owner, by=request.origin_id, term=body.term, first_void=first_void)
         self._term = body.term
         self._set_owner(request.origin_id if isinstance(body, Promote) else 0)
         self._is_frozen_until_promotion = False
+        # A PROMOTE of an older term must not resume the queue: the newer term may have another leader.
         if self._term >= self._raft_term:
             self._is_fenced = False
         actions.append(Transferred(request))
@@ -395,6 +435,7 @@ class Limbo(LimboState[T]):
         # As in elections, a quorum above the number of members means all members.
         quorum = self._quorum if self._member_count is None else min(self._quorum, self._member_count)
         for unproven in tuple(self._unproven):
+            # The author has the row, and so do we: it has just taken effect here.
             holders = self._acks.holders(unproven.origin_id, unproven.lsn) | {unproven.origin_id, self.instance_id}
             if unproven.origin_id == origin_id or len(holders) >= quorum:
                 self._unproven.remove(unproven)
@@ -402,6 +443,8 @@ class Limbo(LimboState[T]):
         return proven
 
     def _note_confirmed(self, lsn: int) -> None:
+        # Verdicts may be repeated, and a PROMOTE may name an LSN below one that is confirmed already (LSN 0 in the
+        # first one).
         if self._owner_id and lsn > self.confirmed_lsn:
             self._confirmed.follow(self._owner_id, lsn)
 
@@ -410,11 +453,16 @@ class Limbo(LimboState[T]):
     def _advance(self) -> list[Action[T]]:
         """Request the next write, unless one is pending; control rows of others come first."""
         actions: list[Action[T]] = []
+        # Split-brain filters compare LSNs with those of pending entries, so every entry must have its LSN. Filtering
+        # happens here and not on arrival: the row before may have changed the owner.
         while self._held and not self._is_writing and self._queue.is_numbered:
             actions.append(self._answer(self._held.popleft()))
+        # In a newer term, ACKs are no proof: its leader may have been elected before them, by members that lacked the
+        # row.
         if self._unproven and self._raft_term <= self._term:
             actions += self._prove()
         self._look_for_quorum()
+        # A transfer decides the whole queue, so it comes before a CONFIRM.
         for start in (self._try_transfer, self._try_clear, self._try_confirm):
             if self._is_writing or self._held:
                 break
@@ -440,6 +488,7 @@ class Limbo(LimboState[T]):
                 owner_id = request.origin_id if isinstance(body, Promote) else 0
                 self._tenures.overtake((body.owner_id, body.lsn), (owner_id, self._confirmed.get(owner_id)))
             return WriteNop(request)
+        # Busy from here until `request_written` or `request_failed`.
         self._writing = request
         return Write(request)
 
@@ -453,6 +502,7 @@ class Limbo(LimboState[T]):
 
     def _look_for_quorum(self) -> None:
         """Count ACKs, on the owner only, and not while the queue is frozen or may be rolled back."""
+        # ACKs are recorded even while frozen; they count when the queue thaws.
         if self.is_owner and self._queue and not self.is_frozen and not self.is_in_rollback:
             self._reached_lsn = max(self._reached_lsn, self._queue.reach(self._quorum_lsn()))
 
@@ -479,6 +529,7 @@ class Limbo(LimboState[T]):
             actions.append(self._fail_transfer(quorum_wait(self._quorum, acks)))
         if self._clear_at is not None and self._clear_lsn is None and now >= self._clear_at:
             self._clear_lsn = self._quorum_lsn()
+        # Before the timeout is checked: an entry that has reached its quorum is confirmed, not rolled back.
         actions += self._advance()
         first = self._first_undecided()
         if first is not None and first.written_at is not None and now >= first.written_at + self._timeout:
@@ -512,6 +563,7 @@ class Limbo(LimboState[T]):
         """Record the newest term of Raft. If it is above the queue's, freeze until the PROMOTE of its leader."""
         self._raft_term = max(self._raft_term, raft_term)
         if self._has_transfers and self._raft_term > self._term:
+            # Not lifted when the term is seen to be ours: only its PROMOTE decides about the pending entries.
             self._is_fenced = True
 
     def fence(self) -> None:
@@ -532,6 +584,7 @@ class Limbo(LimboState[T]):
 
     def cancel_transfer(self, error: TarantoolError) -> list[Action[T]]:
         """Cancel a transfer, for example because leadership is lost, unless its row is being written already."""
+        # A row that is being written cannot be withdrawn. Its outcome ends the transfer.
         if self._transfer is None or self._is_transferring:
             return []
         return [self._fail_transfer(error), *self._advance()]
@@ -560,10 +613,13 @@ class Limbo(LimboState[T]):
         if transfer is None:
             return []
         newest = self._queue.last_synchronous
+        # PROMOTE names the last LSN of the queue, so all entries must be in the log before it.
         if not self._queue.is_written:
             return []
         if newest is not None and self._quorum_lsn() < newest.lsn:
             return []
+        # The row must name an LSN in the queue, or the confirmed one: others stop real appliers with 244
+        # (docs/spec/synchro.md#split-brain-filter).
         lsn = newest.lsn if newest is not None else self.confirmed_lsn
         return [self._write(transfer.kind(self._owner_id, lsn, transfer.term))]
 
@@ -581,6 +637,7 @@ class Limbo(LimboState[T]):
         if self._has_transfers:
             raise errors.Unsupported("Dialect 2.11 does not support clear_synchro_queue; use box.ctl.promote()")
         first = self._queue.first
+        # `written_at` is None for recovered entries: their clients are gone, so an owner may clear its own leftovers.
         if first is None or (self.is_owner and first.written_at is not None):
             return [Cleared()]
         if self._clear_at is None:
@@ -596,6 +653,7 @@ class Limbo(LimboState[T]):
             return [Cleared()]
         if self._clear_lsn is None or self._retry_at is not None or not self._queue.is_written:
             return []
+        # CONFIRM first, if it has anything to decide; the next call, after its write, finds the rest and rolls it back.
         limit = self._clear_lsn
         covered = [min(limit, entry.lsn) for entry in self._queue if entry.is_synchronous and entry.first_lsn <= limit]
         verdict = Confirm(self._owner_id, covered[-1]) if covered else Rollback(self._owner_id, first.first_lsn)

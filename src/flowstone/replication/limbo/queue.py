@@ -187,6 +187,7 @@ class LimboQueue(Generic[T]):
         newest, waiting = 0, self._without_quorum
         while waiting and 0 < waiting[0].lsn <= lsn:
             newest = waiting.popleft().lsn
+        # A part of a run: it stays in the list, and its rest is counted by later calls.
         if waiting and 0 < waiting[0].first_lsn <= lsn:
             newest = lsn
         return newest
@@ -201,6 +202,7 @@ class LimboQueue(Generic[T]):
         entries = self._entries
         while entries:
             entry = entries[0]
+            # LSN 0 is not assigned yet, so the entry was submitted after the verdict.
             if entry.is_synchronous and not 0 < entry.lsn <= lsn:
                 if 0 < entry.first_lsn <= lsn:
                     committed.append(self._take_first(entry, lsn))
@@ -208,11 +210,13 @@ class LimboQueue(Generic[T]):
             entries.popleft()
             self.size -= entry.size
             self._count -= entry.count
+            # A synchronous entry up to `lsn` is written: a verdict is written after its transactions.
             if entry.is_synchronous or entry.is_written:
                 entry.state = EntryState.COMMITTED
                 committed.append(entry)
             else:
                 entry.state = EntryState.RELEASED
+        # Entries confirmed by another instance leave the list of those without a quorum, too.
         self.reach(lsn)
         return tuple(committed)
 
@@ -225,6 +229,8 @@ class LimboQueue(Generic[T]):
 
     def rollback(self, lsn: int) -> tuple[LimboEntry[T], ...]:
         """Remove the first synchronous entry at or after `lsn` and all later entries; return them, newest first."""
+        # Only synchronous entries are searched: an asynchronous one shares the fate of the one before it, and its LSN
+        # can be one of another counter (local rows).
         first = next((entry for entry in self._entries if entry.is_synchronous and not 0 < entry.lsn < lsn), None)
         if first is None:
             return ()
@@ -240,6 +246,7 @@ class LimboQueue(Generic[T]):
         dropped: list[LimboEntry[T]] = []
         while True:
             entry = self._entries.pop()
+            # Entries that a quorum has are not in the list, although they may still be rolled back by another instance.
             if self._without_quorum and self._without_quorum[-1] is entry:
                 self._without_quorum.pop()
             self.size -= entry.size
@@ -263,6 +270,7 @@ class Acks:
         Id 0 stands for all anonymous replicas, whose highest vclock counts.
         """
         known = self._vclocks.get(replica_id)
+        # Anonymous replicas share id 0 in 2.6, so a lower vclock of a second one is no loss of the first.
         if known is not None and (known == vclock or (replica_id == 0 and vclock <= known)):
             return False
         self._vclocks[replica_id] = vclock
@@ -286,6 +294,7 @@ class Acks:
         """
         lsns = [vclock.get(owner_id) for vclock in self._vclocks.values()]
         lsns.append(own_lsn)
+        # Members that never acknowledged anything are not in the list; they have no row for sure.
         if len(lsns) < quorum:
             return 0
         lsns.sort(reverse=True)

@@ -81,6 +81,7 @@ def filter_transaction(
     if waits_for_verdict:
         # The PROMOTE of the successor has decided about it already.
         return Fate.NOP
+    # Without an owner nobody decides, so the row contradicts nothing. NOPs have no data that could contradict.
     if history.owner_id and has_effect:
         term = history.promote_terms.get(origin_id, 0)
         theirs = f"transaction {origin_id}:{lsn} of term {term}"
@@ -95,13 +96,16 @@ def filter_request(request: SettlingRequest, history: QueueHistory, *, is_valida
     only with ER_PROTOCOL.
     """
     body = request.body
+    # Also without validation: accepting such a row would decide transactions that do not exist yet.
     _check_past(request)
+    # The term filter comes before the validation, as in 2.11 (docs/spec/synchro.md#term-filter).
     if isinstance(body, Confirm | Rollback) and _is_settled(request.origin_id, body, history):
         return Fate.NOP
     if not is_validating:
         return Fate.ACCEPTED
     if isinstance(body, Promote | Demote) and _is_overtaken(body, history):
         return Fate.NOP
+    # The first PROMOTE of a replica set takes over from nobody; all other rows are about an owner.
     if body.owner_id == 0 and not isinstance(body, Promote):
         raise _unsupported("synchronous requests with zero replica_id")
     is_ignorant = isinstance(body, Promote | Demote) and _has_missed_nothing(body, history)
@@ -124,6 +128,7 @@ def filter_request_of_2_6(request: SettlingRequest, history: QueueHistory) -> Fa
     if isinstance(body, Promote | Demote):
         raise unknown_to_2_6(type(body))
     _check_past(request)
+    # With pending entries of another owner, a foreign verdict could decide them by their LSNs.
     if body.owner_id != history.owner_id and (history.first or _contradicts(body, history)):
         text = f"CONFIRM message arrived for an unknown master id {body.owner_id}, expected {history.owner_id}"
         raise errors.SyncMasterMismatch(text)
@@ -182,6 +187,7 @@ def _check_transfer(request: SettlingRequest, body: Promote | Demote, history: Q
         raise _refusal("got a PROMOTE/DEMOTE with an obsolete term", request, history)
     if body.lsn < history.confirmed_lsn:
         raise _refusal("got a request with lsn from an already processed range", request, history)
+    # Also with an empty queue: the usual PROMOTE after everything was confirmed.
     if body.lsn == history.confirmed_lsn:
         return
     if not history.first:

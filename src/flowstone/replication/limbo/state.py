@@ -39,6 +39,7 @@ class LimboState(Generic[T]):
         self._writing: SettlingRequest | None = None
         self._held: deque[SettlingRequest] = deque()
         self._is_fenced = False
+        # While this instance was down, another one may have been promoted (docs/spec/synchro.md#claimed-ownership).
         self._is_frozen_until_promotion = self._has_transfers
 
     @property
@@ -138,6 +139,7 @@ class LimboState(Generic[T]):
     def is_busy(self) -> bool:
         """True if rows of other instances must wait for a write: `admit` and `receive` would raise."""
         writing = self._writing
+        # A held row counts even if our own CONFIRM is being written: rows after it must not overtake it.
         if writing is None or self._held:
             return bool(self._held)
         return not (isinstance(writing.body, Confirm) and writing.origin_id == self._owner_id == self.instance_id)
@@ -145,6 +147,7 @@ class LimboState(Generic[T]):
     @property
     def history(self) -> QueueHistory:
         ends = self._queue.first, self._queue.last_synchronous
+        # The last *synchronous* LSN: a PROMOTE names one of these, never that of an asynchronous entry.
         first, last = ends[0].first_lsn if ends[0] else 0, ends[1].lsn if ends[1] else 0
         terms, former = self._tenures.promote_terms, self._tenures.former
         return QueueHistory(self._owner_id, self._term, self.confirmed_vclock, terms, first, last, former)

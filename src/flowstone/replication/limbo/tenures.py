@@ -48,6 +48,7 @@ class Tenures:
         """
         self._former.append(owner)
         self.promote_terms[by] = term
+        # Per tenure: what was void in an earlier one is decided, and its LSNs are below the new ones.
         self._voids.pop(owner[0], None)
         if first_void:
             self._voids[owner[0]] = first_void
@@ -59,6 +60,7 @@ class Tenures:
 
     def note_void(self, origin_id: int, lsn: int) -> None:
         """Record a late synchronous transaction of a former owner, which is void."""
+        # The first one counts: everything after it is void as well.
         self._voids.setdefault(origin_id, lsn)
 
     def keeps(self, origin_id: int) -> bool:

@@ -155,6 +155,7 @@ class Raft:
 
     def promoted(self, term: int) -> bool:
         """Return True if this member leads, False while the promotion started in `term` is open; else raise why."""
+        # A leader starts no election, whatever others report.
         if self._state is ElectionState.LEADER:
             return True
         if term == self._volatile_term and self._is_candidate and not self._leader:
@@ -183,10 +184,12 @@ class Raft:
     def message(self, source_id: int, told: RaftState, now: float) -> None:
         """Handle a RAFT row of the member `source_id`: its whole state, and a sign of life."""
         check(self._id, source_id, told)
+        # Before the term is compared: even a row of an outdated term shows that the leader is alive.
         self.heartbeat(source_id, now)
         if told.term < self._volatile_term:
             self._note(f"ignores a message from {source_id}: its term {told.term} is outdated")
             return
+        # Terms of others count even while elections are off: they freeze the queue until the PROMOTE of the new leader.
         if told.term > self._volatile_term:
             self._new_term(told.term, f"received from {source_id}")
         self._report(source_id, told.is_leader_seen)
@@ -213,6 +216,7 @@ class Raft:
         if not self._is_enabled or self._state is ElectionState.LEADER or not source_id or source_id != self._leader:
             return
         self._see_leader()
+        # No timer runs while term or vote are being written; `_go_on` starts it.
         if not self._is_writing:
             self._wait_for(Wait.LEADER_DEATH)
 
@@ -237,6 +241,7 @@ class Raft:
         assert not self._is_writing, "no timer runs while something is being written"
         self._note(f"timed out waiting for {self._wait.value}")
         self._stop_timer()
+        # Whatever the wait was for, this member no longer hears a leader, and must not keep others from an election.
         self._witnesses.discard(self._id)
         self._restore()
         self._show()
@@ -251,6 +256,7 @@ class Raft:
         self._term, self._vote = term, vote
         self._was_written = True
         self._show()
+        # A vote for another member needs a second write: the term first, then the vote (see `_next_write`).
         if self._is_on_disk or self._is_vote_revoked():
             self._go_on()
 
@@ -263,6 +269,8 @@ class Raft:
             raise errors.Unsupported("election_mode='voter' does not support manual elections")
         if self._state is not ElectionState.LEADER:
             self._new_term(self._volatile_term + 1, "promotion requested")
+            # After `_new_term`, which returns to the configured role: a promotion makes even a voter in mode `manual`
+            # run once.
             self._start_candidate()
             self._vote_for(self._id, self._vclock())
         return self._volatile_term
@@ -299,6 +307,7 @@ class Raft:
             Wait.LEADER_DEATH: config.death_timeout - old.death_timeout,
             Wait.LEADER_FOUND: config.death_timeout - old.death_timeout,
         }
+        # A running wait is adjusted, not restarted: repeated calls of `box.cfg` would postpone an election forever.
         if self._deadline is not None and self._wait in stretch:
             self._deadline = max(now, self._deadline + stretch[self._wait])
         if config.mode is not old.mode:
@@ -315,6 +324,7 @@ class Raft:
         # connected.
         if before < self._peers.quorum > self._peers.healthy_count:
             self._is_fencing_paused = True
+        # The votes received so far may be enough for a smaller quorum.
         if self._state is ElectionState.CANDIDATE and self._has_won:
             self._lead()
         else:
@@ -327,6 +337,8 @@ class Raft:
         """Return what has to be done now; each task is returned once."""
         broadcast = None
         # A step that changes and writes the state broadcasts once, after the write, as real servers do.
+        # Only what is on disk may be shown (docs/spec/synchro.md#raft-state-machine), so news waits for a pending
+        # write.
         if self._has_news and self._in_flight is None and (self._was_written or not self._is_writing):
             broadcast = self.shown
             self._has_news = False
@@ -348,12 +360,15 @@ class Raft:
             return
         if is_leader_seen:
             self._witnesses.add(source_id)
+        # The last witness may have been what prevented an election.
         elif source_id in self._witnesses:
             self._witnesses.discard(source_id)
             self._stand_unless_leader_is_seen()
 
     def _heard_vote(self, source_id: int, told: RaftState) -> None:
         """Handle the vote of another member: for itself, which requests our vote, or for any other member."""
+        # Votes count from any message, not only from answers: all members broadcast theirs
+        # (docs/spec/synchro.md#votes).
         if self._votes.add(source_id, told.vote):
             self._check_split_vote()
         if self._state is ElectionState.CANDIDATE:
@@ -361,6 +376,7 @@ class Raft:
                 self._lead()
             return
         is_asked = told.state == ElectionState.CANDIDATE and self._is_enabled
+        # The volatile vote: a vote that is being written is promised already.
         if not is_asked or self._leader or self._volatile_vote:
             return
         assert told.vclock is not None
@@ -416,6 +432,7 @@ class Raft:
 
     def _new_term(self, term: int, why: str) -> None:
         self._note(f"enters term {term}: {why}")
+        # `leader_idle` counts from the loss of the leadership.
         if self._leader == self._id:
             self._leader_last_seen = self._now
         self._volatile_term = term
@@ -424,6 +441,7 @@ class Raft:
         self._state = ElectionState.FOLLOWER
         self._votes.clear()
         self._witnesses.clear()
+        # The leader of the new term may decide about the queue; our verdicts could contradict it.
         self._must_fence = True
         # A promotion is valid for one term only.
         self._restore()
@@ -431,6 +449,7 @@ class Raft:
         self._show()
 
     def _vote_for(self, candidate_id: int, vclock: VClock) -> None:
+        # One vote per term is what makes two leaders of one term impossible.
         assert not self._volatile_vote
         assert self._state is ElectionState.FOLLOWER
         self._note(f"votes for {candidate_id}")
@@ -444,6 +463,8 @@ class Raft:
         self._vote_for(self._id, self._vclock())
 
     def _stand_unless_leader_is_seen(self) -> None:
+        # Pre-vote: a member that only lost its own connection to the leader must not depose it by a new term
+        # (docs/spec/synchro.md#election-timers).
         if self._is_cfg_candidate and not self._witnesses:
             self._start_election()
 
@@ -474,6 +495,7 @@ class Raft:
     def _go_on(self) -> None:
         """Continue now that term and vote are on disk."""
         self._is_writing = False
+        # The leader of this term appeared while its term was being written.
         if self._is_leader_seen:
             if self._is_enabled:
                 self._wait_for(Wait.LEADER_DEATH)
@@ -481,12 +503,14 @@ class Raft:
             return
         elif self._vote == self._id:
             self._stand()
+        # Voted for another candidate, which may fail: run after a timeout.
         elif self._vote:
             self._wait_for(Wait.ELECTION_END)
         else:
             self._vote_for(self._id, self._vclock())
 
     def _stand(self) -> None:
+        # The own vote, which is on disk, is the quorum.
         if self._peers.quorum == 1:
             self._lead()
             return
@@ -521,6 +545,7 @@ class Raft:
         if self._is_candidate:
             return
         self._is_candidate = True
+        # A restarted member first waits for a leader to show up: an election at once would depose it.
         if not self._is_writing and not self._witnesses:
             self._wait_for(Wait.LEADER_FOUND)
 
@@ -528,6 +553,7 @@ class Raft:
         if not self._is_candidate:
             return
         self._is_candidate = False
+        # With a leader the timer goes on: voters report its death, too, so that candidates may run.
         if not self._is_leader_seen:
             self._stop_timer()
         self._step_down()
@@ -561,6 +587,7 @@ class Raft:
 
     def _health_changed(self) -> None:
         is_healthy = self._peers.has_healthy_quorum
+        # Reached once, so the paused fencing is active again (docs/spec/synchro.md#fencing).
         if is_healthy:
             self._is_fencing_paused = False
         mode = self._config.mode
@@ -587,6 +614,7 @@ class Raft:
         if wait is Wait.ELECTION_END:
             timeout = self._config.election_timeout + self._random_shift()
         self._wait, self._deadline = wait, self._now + timeout
+        # The deciding vote may have arrived before this member began to wait.
         self._check_split_vote()
 
     def _stop_timer(self) -> None:

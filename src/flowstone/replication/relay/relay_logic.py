@@ -130,6 +130,8 @@ def _write(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
 
 
 def _write_if_unregistered(_: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
+    # A replica that is registered joins again under its id, and nothing is written
+    # (docs/spec/replication.md#join-stream).
     return None if facts.replica_id else facts.read_only or facts.no_write
 
 
@@ -169,6 +171,7 @@ def _checkpoint(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError 
 
 
 def _replica_set(request: RequestOfReplica, facts: RelayFacts) -> TarantoolError | None:
+    # A missing UUID is compared as nil: it must not match by omission.
     theirs = (request.replicaset_uuid if isinstance(request, Subscribe) else None) or NIL_UUID
     if theirs == facts.replicaset_uuid:
         return None
@@ -292,6 +295,7 @@ class RowFilter:
         self._vclock = VClock()
         if own_id:
             self._limit[own_id] = own_lsn_max
+        # After the line above: a replica that excludes its own id (the usual ID_FILTER) gets none of its rows back.
         self._limit[[0, *left_out]] = 0
         self._limited = frozenset(np.flatnonzero(self._limit != _NOTHING_LEFT_OUT).tolist()) - {0}
         self.follow(known)
@@ -303,6 +307,7 @@ class RowFilter:
 
     def follow(self, vclock: VClock) -> None:
         """Record that the log has been scanned up to `vclock`, or that the replica has acknowledged it."""
+        # Merged, not replaced: an ACK may be older than what was sent since.
         self._vclock = self._vclock.merged(vclock.without_zero())
 
     def takes_all(self, before: VClock, after: VClock) -> bool:
@@ -312,6 +317,7 @@ class RowFilter:
             start = before.get(replica_id)
             if lsn == start or not replica_id:
                 continue
+            # The replica has some of these rows already, from another member, or must not get the last ones.
             if known.get(replica_id) > start or (replica_id in self._limited and self._limit[replica_id] < lsn):
                 return False
         return True
@@ -337,6 +343,7 @@ class RowFilter:
 
     def keep(self, slab: Slab) -> NDArray[np.bool_]:
         """Return a mask of the rows of the slab to send."""
+        # The array is filled on use only: most slabs are sent or skipped as a whole by `takes_all` and `takes_nothing`.
         for replica_id, lsn in self._vclock:
             self._known[replica_id] = lsn
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
@@ -373,6 +380,8 @@ class Pulse:
 
     def heartbeat(self, now: float) -> bool:
         """Record that a heartbeat is sent; return True if it must have a TIMESTAMP."""
+        # The receiver computes its lag from TIMESTAMP. After rows, theirs is the relevant one
+        # (docs/spec/replication.md#heartbeats).
         shows_time = self._is_2_6 or not self._had_rows
         self.row_time = self._heartbeat_time = now
         self._had_rows = False
@@ -409,6 +418,8 @@ class Acked:
         is_first, self._is_heard = not self._is_heard, True
         self.term = max(self.term, ack.term)
         self.vclock_sync = max(self.vclock_sync, ack.vclock_sync)
+        # 2.11 sends an empty vclock when its applier stops; it must not take anything back
+        # (docs/spec/replication.md#acknowledgements).
         if ack.vclock <= self.vclock:
             return is_first
         self.vclock = self.vclock.merged(ack.vclock)
