@@ -129,6 +129,8 @@ class Elections:
         The term of the queue can be newer: a PROMOTE is written when it arrives, and its term only later.
         """
         term = self._queue.limbo.term
+        # A term below that of the queue would let this instance vote in a term that is decided. The vote belongs to the
+        # older term and is dropped.
         if term > state.term:
             state = RaftState(term=term)
         self._is_started = True
@@ -168,6 +170,7 @@ class Elections:
     def expelled(self) -> None:
         """Leave elections permanently: this instance is no longer a member."""
         self.expelled_id = self.replica_id
+        # With id 0 the machine only keeps up with terms: messages of former peers cannot elect anybody here.
         self.raft = self._make_raft(self.raft.persisted, 0)
         self._links.clear()
         self.configure(self._config)
@@ -179,6 +182,7 @@ class Elections:
         self._alarm.cancel()
         if self._retry is not None:
             self._retry.cancel()
+        # Before the promotions are closed: they may be waiting in `until`.
         self._wake()
         await self._promotions.close()
         triggered = list(self._triggered)
@@ -207,6 +211,7 @@ class Elections:
 
     def heartbeat(self, source_id: int) -> None:
         """Process a heartbeat of the member `source_id`."""
+        # Most rows are no heartbeat of the leader; skipping `_do` keeps them cheap.
         if source_id == self.raft.leader:
             self._do(lambda now: self.raft.heartbeat(source_id, now))
 
@@ -279,6 +284,7 @@ class Elections:
 
     def _step(self) -> None:
         """Perform actions until Raft requests no more: an action can cause others."""
+        # An action calls back, for example `take_over`; the outer loop picks up what that event caused.
         if self._is_stepping:
             return
         self._is_stepping = True
@@ -293,6 +299,7 @@ class Elections:
     def _carry_out(self, ready: Ready) -> None:
         for note in ready.notes:
             LOG.info("RAFT: replica %d, term %d: %s", self.replica_id, self.raft.volatile_term, note)
+        # First: the queue must not write a verdict between the new term and any other action.
         self._fence(ready)
         if ready.write is not None:
             self._write(ready.write)
@@ -339,6 +346,8 @@ class Elections:
             body=state.encode(),
         )
         try:
+            # Synced even with `wal_mode = write`: after a power loss, an instance that forgot its vote could vote twice
+            # in a term.
             journal.submit(row.encode(), 0, done, local_count=1, sync=True)
         except JournalClosed:
             return
@@ -353,6 +362,7 @@ class Elections:
         if self._is_closed or isinstance(error, JournalClosed):
             return
         LOG.error("RAFT: cannot write term %d: %s; not taking part in elections until it is written", state.term, error)
+        # `call_later` and not the alarm, which belongs to Raft and has no deadline while something is being written.
         self._retry = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._write_again, raft, state)
 
     def _write_again(self, raft: Raft, state: RaftState) -> None:

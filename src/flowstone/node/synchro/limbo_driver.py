@@ -152,8 +152,12 @@ class LimboDriver:
         """Called when the owner or the term has changed, or the queue was frozen or thawed."""
         self.on_free: list[Callable[[], None]] = []
         """Called when rows of peers no longer have to wait for a verdict that is being written."""
+        # Control rows of peers whose Write, WriteNop or Reject has not come yet: the bytes are needed then.
         self._received: dict[SettlingRequest, Received] = {}
+        # The row of the running `decide`, which raises the rejection itself; a held row is rejected through its
+        # callback.
         self._deciding: SettlingRequest | None = None
+        # Committed by a PROMOTE, but not answered yet: if the node stops now, the outcome is unknown to the client.
         self._unproven: dict[LimboEntry[Waiter], None] = {}
         self._watched: dict[LimboEntry[Waiter], list[asyncio.Future[None]]] = {}
         self._transfer: asyncio.Future[None] | None = None
@@ -193,6 +197,8 @@ class LimboDriver:
             max_size=self._max_size,
         )
         self.limbo.configure(member_count=self._member_count)
+        # In the order of the log: read views and checkpoints hide what is in flight, and `_commit` removes from the
+        # left.
         self._box.in_flight.extend(each.transaction for each in pending)
         waiting = [
             Pending(Waiter(each.transaction, NOBODY, is_promised=False), each.lsn, each.is_synchronous)
@@ -216,6 +222,7 @@ class LimboDriver:
     def expelled(self) -> None:
         """Stop deciding; pending clients get OutcomeUnknown, because an expelled instance gets no verdicts."""
         self.limbo.fence()
+        # Before the id is dropped: the transfer is recognised as ours by it.
         self._do(self.limbo.cancel_transfer(sync_rollback()))
         self.limbo.instance_id = 0
         self._let_go("this instance was expelled from its replica set", hint=_ELSEWHERE)
@@ -230,6 +237,7 @@ class LimboDriver:
         """Report OutcomeUnknown to all clients and waiters."""
         self._alarm.cancel()
         for entry in (*self._unproven, *self.limbo.pending):
+            # Recovered transactions and those of peers have no client here.
             if entry.transaction.is_promised:
                 _tell(entry.transaction.told, OutcomeUnknown(why, hint=hint))
         self._unproven.clear()
@@ -250,6 +258,7 @@ class LimboDriver:
         try:
             return self.limbo.submit(waiting, is_synchronous=is_synchronous, is_local=is_local, size=size)
         except errors.SyncQueueUnclaimed as error:
+            # Only a local statement gets here, so the hint speaks to the author of the statement.
             error.hint = _CLAIM
             raise
 
@@ -261,6 +270,7 @@ class LimboDriver:
 
     def submit_run(self, run: Waiter, count: int, size: int) -> LimboEntry[Waiter] | None:
         """Call `submit` for a run of `count` synchronous transactions; return None if one of them may be rejected."""
+        # The limit applies to each transaction of the run. The caller submits them one by one then.
         if self._max_size and self.limbo.size + size > self._max_size:
             return None
         try:
@@ -299,6 +309,7 @@ class LimboDriver:
     def withdraw(self, entry: LimboEntry[Waiter]) -> None:
         """Remove a transaction that never reached the log. The caller rolls it back, and `told` is not called."""
         actions = self.limbo.write_failed(entry)
+        # Entries after this one are undone, too: none of them can be in the log before it.
         self._do([each for each in actions if not (isinstance(each, Undo) and each.entry is entry)], is_failing=True)
 
     def decide(self, request: SettlingRequest, received: Received) -> None:
@@ -347,6 +358,7 @@ class LimboDriver:
             LOG.warning(text, self._alarm.late)
             self._extensions += 1
             self._patient_until = now + self.timeout
+        # Give rows that arrived during the pause a full timeout to be read.
         if now < self._patient_until:
             self._alarm.set(self._patient_until)
         else:
@@ -384,11 +396,13 @@ class LimboDriver:
 
     async def _hand_over(self, start: Callable[[float], list[Action[Waiter]]]) -> None:
         actions = start(self._clock.monotonic())
+        # Before `_do`: the transfer may end at once.
         self._transfer = transfer = asyncio.get_running_loop().create_future()
         self._do(actions)
         try:
             await transfer
         except asyncio.CancelledError:
+            # The limbo would write the PROMOTE later, when nobody expects it.
             self.cancel_transfer(errors.System("transfer of synchronous queue was cancelled"))
             raise
 
@@ -396,6 +410,7 @@ class LimboDriver:
         """Execute `box.ctl.clear_synchro_queue()` of dialect 2.6; see `Limbo.clear_synchro_queue`."""
         cleared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         actions = self.limbo.clear_synchro_queue(self._clock.monotonic())
+        # Before `_do`: an empty queue is cleared at once.
         self._clearing.append(cleared)
         self._do(actions)
         await cleared
@@ -458,8 +473,10 @@ class LimboDriver:
     def _commit(self, entries: Sequence[LimboEntry[Waiter]], *, is_proven: bool) -> None:
         popleft = self._box.in_flight.popleft
         for entry in entries:
+            # A part of a run shares the effect of the run, which stays in flight until its last transaction is decided.
             if not entry.is_part:
                 popleft()
+            # Only answers wait for the proof; the data is committed in any case.
             if is_proven or not entry.transaction.is_promised:
                 _tell(entry.transaction.told, None)
             else:
@@ -475,6 +492,7 @@ class LimboDriver:
 
     def _undo(self, entry: LimboEntry[Waiter], error: TarantoolError) -> None:
         if not entry.is_part:
+            # Undo comes newest first, so the entry is the last one in flight.
             self._box.in_flight.pop()
         entry.transaction.effect.rollback()
         _tell(entry.transaction.told, error)
@@ -488,6 +506,8 @@ class LimboDriver:
             if error is None:
                 decided.set_result(None)
             else:
+                # Whatever the error of the client was: real servers answer joins with 217 after any rollback
+                # (docs/spec/replication.md#join-stream).
                 decided.set_exception(sync_rollback())
 
     def _say_owner(self, request: SettlingRequest) -> None:
@@ -513,6 +533,7 @@ class LimboDriver:
             text = "%s: rolling back transactions from lsn %d on (%d pending)"
             LOG.warning(text, need, request.body.lsn, len(self.limbo))
         journal = self._journal
+        # Assigned at the moment of the submission: nothing else can be submitted between here and `submit`.
         lsn = journal.next_lsn(journal.replica_id)
         rows = _encode(request.body, journal.replica_id, lsn, self._clock.wall())
         try:
@@ -520,6 +541,7 @@ class LimboDriver:
         except FlowstoneError:
             self._do(self.limbo.request_failed(request, self._clock.monotonic()))
             return
+        # Control rows do not wait for the end of the turn: clients and peers wait for them.
         journal.flush()
 
     def _write_nop(self, request: SettlingRequest) -> None:
@@ -575,6 +597,7 @@ class LimboDriver:
             for tell in self.on_change:
                 tell()
         is_busy = self.limbo.is_busy
+        # Compared with the last call, so that `on_free` is called once per busy period, after all actions of an event.
         was_busy, self._was_busy = self._was_busy, is_busy
         if was_busy and not is_busy:
             for tell in self.on_free:

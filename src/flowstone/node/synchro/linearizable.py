@@ -34,6 +34,8 @@ async def linearization_point(instance: Instance, timeout: float) -> None:
         raise errors.Unsupported("replication_anon=true does not support linearizable transactions")
     try:
         async with asyncio.timeout(timeout):
+            # In this order: the rows first, then the verdicts on those that are pending, which may be part of the
+            # answer.
             vclock = await _newest_vclock(instance)
             await _reach(instance, vclock)
             await _decided(instance)
@@ -60,11 +62,14 @@ async def _ask(followers: Followers, found: dict[int, VClock], count: int) -> No
 
     def answered(replica_id: int, number: int, vclock: VClock) -> None:
         if number >= numbers.get(replica_id, 1) and not enough.done():
+            # The first answer is enough: later ones only include rows written after the call.
             found.setdefault(replica_id, vclock)
             if len(found) >= count:
                 enough.set_result(None)
 
+    # A heartbeat with a new number per member: an ACK with a lower number was sent before this call and proves nothing.
     numbers = followers.synchronize()
+    # No `await` since `synchronize`, so no answer is missed.
     followers.on_answer.append(answered)
     try:
         await enough
@@ -93,5 +98,6 @@ async def _decided(instance: Instance) -> None:
     """Wait for the verdicts on the transactions pending now, whether committed or rolled back."""
     try:
         await instance.queue.settled()
+    # A rolled back transaction was never committed, so the read need not see it.
     except errors.SyncRollback:
         return
