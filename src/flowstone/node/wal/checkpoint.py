@@ -166,6 +166,8 @@ class Checkpointer:
             # No row is submitted between opening the view and rotating the log, so both have the same position. The
             # state of elections and of the queue is read when the rows before that position are written.
             with self._box.open_view() as view:
+                # Read with the view: only transactions that the snapshot contains are waited for, not those submitted
+                # meanwhile.
                 newest = self._queue.limbo.newest
                 vclock = await self._journal.rotate(self._take_states)
                 states = self._states
@@ -173,6 +175,7 @@ class Checkpointer:
                 await self._queue.decided(newest, self._queue.timeout)
                 self._check_allowed()  # a row written in the meantime may forbid it
                 checkpoints = self._collector.checkpoints
+                # Without new rows, the file would have the name of the last snapshot.
                 if not checkpoints or checkpoints[-1].vclock != vclock:
                     path = await write_snapshot(
                         self._outside, self._memtx_dir, view, self._box.dialect, self._instance_uuid, vclock, states
@@ -181,6 +184,8 @@ class Checkpointer:
                     self._collector.add_checkpoint(vclock)
         finally:
             self._is_in_progress = False
+            # Also after a failure: the next attempt is made when as many bytes were written again, not after every
+            # write.
             self._watch_size()
         await self._collector.collect()
 
@@ -213,6 +218,7 @@ class Checkpointer:
         if self._timer is not None:
             if self._is_in_progress:
                 return
+            # A changed interval takes effect at once, not after the old one has passed.
             self._timer.cancel()
             self._timer = None
         if self._interval > 0:
@@ -262,6 +268,7 @@ async def write_snapshot(
                 continue
             group_id = GROUP_LOCAL if space.definition.is_local else 0
             for tuples in view.slices(space.primary, slice_size):
+                # An empty slice only yields control: tuples that the view hides take time to skip.
                 if tuples:
                     await by_worker(outside, writer.add_tuples, space.id, tuples, group_id)
                 else:
@@ -269,6 +276,7 @@ async def write_snapshot(
         return await by_worker(outside, writer.finish)
     except BaseException:
         with suppress(OSError):
+            # Also after a cancellation: an incomplete file would be taken for a leftover of a crash at the next start.
             writer.abandon()
         raise
 

@@ -83,6 +83,7 @@ class Commits:
         except BaseException:
             transaction.rollback()
             raise
+        # Local rows reach no other member, so they do not bind a later leader (see `Tenures.former`).
         if count:
             self.queue.note_async_commit()
 
@@ -142,6 +143,7 @@ class Commits:
             if error is None:
                 self.queue.written_together(entries)
             else:
+                # Newest first, as everywhere: see `Journal._fail`.
                 for entry in reversed(entries):
                     self.queue.write_failed(entry)
             if logged is not None:
@@ -171,6 +173,7 @@ class Commits:
         return told if statements else done
 
     def _tell_listeners(self, statements: tuple[Statement, ...], error: FlowstoneError | None) -> None:
+        # Neither committed nor rolled back: a listener must not be told either.
         if isinstance(error, OutcomeUnknown):
             return
         for listener in self.on_rollback if error else self.on_commit:

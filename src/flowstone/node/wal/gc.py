@@ -62,6 +62,8 @@ class GarbageCollector:
         self._backup: Checkpoint | None = None
         self._collection: asyncio.Task[None] | None = None
         self._next_log_start: VClock | None = None
+        # Consumers are kept in memory only. After a restart, the logs that members need are unknown until they
+        # subscribe (docs/spec/replication.md#garbage-collection).
         self._awaited: dict[UUID, None] = {}
         self._logs: deque[ListedFile] = deque()
         self._oldest_snapshot: VClock | None = None
@@ -94,6 +96,7 @@ class GarbageCollector:
         """Move the consumer to `vclock`, and schedule a collection if that releases a log."""
         consumer.vclock = vclock
         following = self._next_log_start
+        # Checked in this order: most ACKs do not reach the next log, and the minimum over all consumers costs more.
         if following is not None and following.without_zero() <= vclock and following <= self._needed():
             self.collect_soon()
 
@@ -164,6 +167,7 @@ class GarbageCollector:
         except OSError as error:  # the next collection retries
             LOG.warning("cannot list old files: %s", error)
             return
+        # Set even if files could not be deleted: ballots then promise what is certainly there.
         self._log_start, self._next_log_start = found
 
     def info(self) -> dict[str, Any]:
@@ -209,6 +213,7 @@ class GarbageCollector:
             for snapshot in snapshots:
                 if snapshot.signature < oldest.signature:
                     self._unlink(snapshot.path)
+        # Files were deleted by others: list the directory again.
         if self._logs and disk.kind(self._logs[0].path) is None:
             self._logs.clear()
         starts = self._drop_logs(needed)

@@ -86,9 +86,12 @@ class Journal:
         self._writer: LogWriter | None = None
         self._rows: list[bytes] = []
         self._done: list[Done] = []
+        # Positions at which `rotate` ends the file: the number of queued submissions before each, and the vclock there.
         self._cuts: list[tuple[int, dict[int, int]]] = []
         self._must_sync = False
         self._worker: asyncio.Task[None] | None = None
+        # True while callbacks run. A callback may submit rows, and these must not be written, or fail, before the
+        # callbacks of earlier rows were called.
         self._is_telling = False
         self._is_closed = False
         self._now = outside.clock.monotonic
@@ -113,6 +116,7 @@ class Journal:
 
     def continue_at(self, vclock: VClock, last: LastLog | None = None) -> None:
         """Continue at `vclock`, after the `last` log, once the data is loaded. No row may have been submitted since."""
+        # Rows are counted by LSNs; a rejoin sets the vclock to another one, which must not change the counter.
         self._rows_before, self._start_signature = self.row_count, vclock.signature
         self._last = last
         self._prev_vclock = last.meta.vclock if last else None
@@ -156,6 +160,7 @@ class Journal:
         BlockTooLarge if the rows do not fit in a block.
         """
         self._check_submission(rows)
+        # The LSNs are taken now and not at the write: the caller has encoded them into the rows.
         lsns = self._lsns
         lsns[self.replica_id] = lsns.get(self.replica_id, 0) + count
         if local_count:
@@ -190,6 +195,8 @@ class Journal:
         """Submit and write the rows of a single request; raise the error if the write fails. Requires `is_ready`."""
         if self._is_closed:
             raise self._closed()
+        # `_lsns` is replaced only after the write: if it fails, the LSN is free again, and nothing else was submitted
+        # meanwhile.
         after = self._lsns.copy()
         after[self.replica_id] = after.get(self.replica_id, 0) + count
         try:
@@ -214,6 +221,7 @@ class Journal:
 
     def flush(self) -> None:
         """Write the queued rows: at once if that is short, else in a worker, which calls every `done` afterwards."""
+        # One batch at a time: a second writer could put later rows into the file before earlier ones.
         if self._worker is not None or not self._done:
             return
         if self._is_telling:
@@ -239,6 +247,7 @@ class Journal:
         if self.is_idle:
             return
         passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # An empty submission marks the place; the log writes nothing for it.
         self._rows.append(b"")
         self._done.append(lambda error: None if passed.done() else passed.set_result(None))
         self.flush()
@@ -267,6 +276,7 @@ class Journal:
 
         if self._is_closed:
             raise self._closed()
+        # The submitted vclock: no row can be submitted between here and the cut below.
         position = self.vclock
         self._rows.append(b"")
         self._done.append(done)
@@ -277,6 +287,7 @@ class Journal:
 
     async def close(self) -> None:
         """Write the queued rows and close the file with its end marker. Later submissions raise JournalClosed."""
+        # Before the loop: rows that callbacks submit while the log drains are rejected, so the loop ends.
         self._is_closed = True
         while not self.is_idle:
             await self.drain()
@@ -293,6 +304,7 @@ class Journal:
         return (
             self.mode is WalMode.FSYNC
             or writer is None
+            # A failed write left a tail of unknown length, which has to be cut off first.
             or not writer.is_usable
             or writer.size >= self.wal_max_size
             or self._must_sync
@@ -305,24 +317,28 @@ class Journal:
             while self._done and self._takes_long():
                 ends_file, must_sync = bool(self._cuts), self._must_sync
                 rows, done, after = self._take()
+                # Reset before the write: rows submitted during it set the flag for the next batch.
                 self._must_sync = must_sync and bool(self._done)  # the rows to sync may be after the cut
                 try:
                     await self._outside.blocking(self._write, rows, after, must_sync)
                 except Exception as error:
                     self._fail(done, error)
                     continue
+                # Called last, when the file is closed: the caller relies on a complete file.
                 whose_end = done.pop() if ends_file else None
                 self._succeed(rows, done, after)
                 if whose_end is not None:
                     _tell(whose_end, await self._outside.blocking(self._try_to_end_file))
         finally:
             self._worker = None
+        # Rows submitted after the last check of the loop have no worker.
         self.flush()
 
     def _take(self) -> tuple[list[bytes], list[Done], dict[int, int]]:
         """Return the next batch: all queued submissions up to the next position at which the file has to end."""
         if self._cuts:
             count, after = self._cuts.pop(0)
+            # The other cuts count from the start of the queue, which is shorter now.
             self._cuts = [(end - count, lsns) for end, lsns in self._cuts]
             rows, self._rows = self._rows[:count], self._rows[count:]
             done, self._done = self._done[:count], self._done[count:]
@@ -355,6 +371,7 @@ class Journal:
             writer = self._open()
         elif not writer.is_usable:
             writer.mend()
+        # Before the write, not after it: the file ends with the row that made it full, and no file stays empty.
         if writer.size >= self.wal_max_size:
             full, writer = writer, writer.rotate()
             self.counters.rotations += writer is not full
@@ -391,6 +408,7 @@ class Journal:
             writer.mend()
         self._writer = None
         self._prev_vclock = writer.meta.vclock
+        # If `close` fails, the next `_open` repairs this file before it creates another one.
         self._last = LastLog(writer.path, writer.meta, writer.size, is_complete=False)
         writer.close()
         self._last = None
@@ -400,6 +418,8 @@ class Journal:
         self._written_lsns, self._written = after, None
         if self.on_written and any(rows):
             together, vclock = b"".join(rows), self.written_vclock
+            # Before the submitters: relays see rows in the order of the log, even those that a submitter writes in its
+            # callback.
             for callback in self.on_written:
                 callback(together, vclock)
         for tell in done:
@@ -413,10 +433,12 @@ class Journal:
         waiting = [*done, *self._done]
         self._rows, self._done, self._cuts = [], [], []
         self._must_sync = False
+        # Before the callbacks: they may read `vclock`, which must not include rows that are gone.
         self._lsns = dict(self._written_lsns)
         self.counters.failures += 1
         self.counters.failure = error.message
         LOG.error("WAL write failed, %d submissions rolled back: %s", len(waiting), error)
+        # Newest first: each rollback restores the state that the next older transaction has left.
         for tell in reversed(waiting):
             _tell(tell, error)
         for callback in self.on_failure:

@@ -71,6 +71,7 @@ class LogReader:
             piece, is_at_limit = self._next(limit)
             if piece is not None or is_at_limit:
                 return piece
+            # The end of the open log is final only when a next log exists: until then the journal may append to it.
             following = self._following()
             if following is None:
                 return None
@@ -128,11 +129,13 @@ class LogReader:
         """
         assert self._log is not None
         named, start = following.meta.prev_vclock, VClock(following.meta.vclock)
+        # Both are needed: a header may lack PrevVClock, and after a rejoin the vclock alone may look continuous.
         if (named is not None and named != self._log.meta.vclock) or not start.without_zero() <= self._position:
             raise LogsGone(self._position, start)
 
     def _open(self, listed: ListedFile) -> None:
         log = LogFile.open(self._disk, listed.path)
+        # After the open: if that fails, the reader can go on with the current log.
         self.close()
         self._log = log
         if self._ahead and self._ahead[0] is listed:
@@ -161,6 +164,7 @@ class LogReader:
             return False
         slab = chunk.decode()
         stop = _count_up_to(slab, limit)
+        # To the start of the block that has the first row after the limit. Its earlier rows are decoded again.
         self._offset = chunk.end if stop == len(slab) else int(slab.offsets[slab.cells[scan.SPAN, stop]])
         self._rest = _part(slab, 0, stop) if stop else None
         return not stop
@@ -175,6 +179,7 @@ def _split(slab: Slab) -> tuple[Slab, Slab | None]:
     if len(slab) <= ROWS_MAX:
         return slab, None
     spans = slab.cells[scan.SPAN]
+    # At a block boundary, which is a transaction boundary.
     at = int(np.searchsorted(spans, spans[ROWS_MAX]))
     if at == 0:
         at = int(np.searchsorted(spans, spans[0], side="right"))

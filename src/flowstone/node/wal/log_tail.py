@@ -65,9 +65,12 @@ class TailChunk:
     def _lone_packet(self) -> bytes | None:
         """Return the packet of a single row, the usual case on an idle master; None if the rows have to be decoded."""
         rows, before = self._rows, self.before
+        # The LSN of the row grew by one, so it is the only row, and it is global.
         if self.after.signature - before.signature != 1 or self.after.get(0) != before.get(0):
             return None
         # A row begins with the head of its header map, key 0 and the type.
+        # Relays must send the term before a PROMOTE (docs/spec/replication.md#row-filter), so `promoted_term` has to be
+        # known.
         if rows[1] != 0 or rows[2] in PROMOTIONS:
             return None
         return b"\xce" + len(rows).to_bytes(4, "big") + rows
@@ -127,6 +130,7 @@ class LogTail:
         is_first = not self._rows
         self._rows.append(rows)
         self._gathered = vclock
+        # Once per turn: rows of several writes of one turn become one chunk.
         if is_first:
             self._on_rows()
 
@@ -147,6 +151,7 @@ class LogTail:
 
     def find(self, known: VClock) -> int | None:
         """Return the number of the first chunk with rows after `known`; None if chunks before it were dropped."""
+        # Everything is known. Rows that are gathered and not sealed yet become the chunk `end`.
         if self._vclock.without_zero() <= known:
             return self.end
         for chunk in reversed(self._chunks):
@@ -157,6 +162,7 @@ class LogTail:
     def trim(self, needed: int) -> None:
         """Drop the chunks before number `needed`, and more if the size exceeds the limit."""
         chunks = self._chunks
+        # A slow replica must not keep rows in memory; it reads files then.
         while chunks and (chunks[0].number < needed or self.size > self.size_max):
             self.size -= chunks.popleft().size
         for chunk in self._tables:

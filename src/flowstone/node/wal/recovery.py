@@ -132,6 +132,7 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
     if directory.vinyl_count:
         LOG.warning("ignoring %d files of the vinyl engine in %s", directory.vinyl_count, directory.path)
     for leftover in directory.leftovers:
+        # Before anything is written: a leftover could have the name of the next file.
         outside.disk.unlink(leftover)
     left_out: list[str] = []
 
@@ -252,6 +253,7 @@ async def _read_logs(
     last: LastLog | None = None
     for listed in directory.files_from(snapshot.meta.vclock, force=force):
         start = VClock(listed.meta.vclock)
+        # A log must start at or before the end of the one before it, else rows between them are missing.
         if not start <= replay.vclock:
             gap = _gap(listed, replay.vclock)
             if not force:
@@ -274,6 +276,7 @@ async def _read_logs(
                 ending.offset,
                 ending.what,
             )
+        # The offset of a torn tail is where the journal continues: these bytes were never acknowledged.
         last = LastLog(listed.path, listed.meta, ending.offset, ending.kind is EndingKind.COMPLETE)
     return last
 

@@ -84,6 +84,7 @@ class Synchro:
         """Process a row of CONTROL_TYPES."""
         match decode_control(row.type, row.body):
             case RaftState() as raft:
+                # A row without a vote repeats the term only; forgetting the vote would allow a second one in this term.
                 vote = raft.vote or (self.raft.vote if raft.term == self.raft.term else 0)
                 self.raft = RaftState(term=raft.term, vote=vote)
             case Confirm() as confirm:
@@ -95,10 +96,12 @@ class Synchro:
                     self._confirm(promote.owner_id, promote.lsn)
                     self.tenures.promote_terms[promote.owner_id] = promote.term
             case Promote() | Demote() as transfer:
+                # From a leader that missed its successor's election; see `Limbo._change_owner`.
                 if self.term and transfer.term <= self.term:
                     return
                 self._confirm(transfer.owner_id, transfer.lsn)
                 owner = self.owner_id, self.confirmed.get(self.owner_id, 0)
+                # `_decide` adds the void transactions, which only the tracker knows.
                 self.tenures.hand_over(owner, by=row.replica_id, term=transfer.term, first_void=0)
                 self.owner_id = row.replica_id if isinstance(transfer, Promote) else 0
                 self.term = transfer.term
@@ -107,6 +110,7 @@ class Synchro:
         """Process a transaction of NOPs. That of an earlier owner replaces a transaction that was rolled back."""
         origin_id, lsn = transaction.replica_id, transaction.lsn
         is_current = self.tenures.promote_terms.get(origin_id, 0) == self.term
+        # A NOP at or below a confirmed LSN replaces something else, such as a conflicting row.
         if origin_id and not is_current and lsn > self.confirmed.get(origin_id, 0):
             self.tenures.note_void(origin_id, lsn)
 
@@ -171,6 +175,7 @@ class Replay:
         """Roll back pending transactions and those after them: a snapshot must hold confirmed data only."""
         if self._tracker.is_quiet:
             return
+        # Also the decided ones after a pending one: the vclock can only return to a prefix of the log.
         for applied in reversed(self._tracker.pending):
             applied.effect.rollback()
         self._vclock = VClockBuilder(self._tracker.vclock)
@@ -210,6 +215,7 @@ class Replay:
         space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
         if space is None or space.id < FIRST_USER_SPACE_ID or int(cells[scan.TYPE, first]) != _INSERT:
             return False
+        # A failed bulk load leaves nothing behind only if there is one index.
         if stop - first < BULK_MIN or (self._force and len(space.served) > 1):
             return False  # rows that may have to be skipped are applied one by one
         ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
@@ -234,7 +240,9 @@ class Replay:
 
     def start_log(self, path: str, vclock: VClock, *, has_flags: bool) -> None:
         """Begin the next log, which starts at `vclock`. `has_flags`: its rows say whether they are synchronous."""
+        # Per file: the LSNs of overlapping files may repeat, those inside a file must not.
         self._file_lsns = vclock.to_mapping()
+        # Pending transactions of a 2.6 log keep its rules, even if their verdict is in a log with flags.
         if self._tracker.is_quiet and has_flags is self._by_schema:
             self._new_tracker(by_schema=not has_flags)
 
@@ -246,6 +254,7 @@ class Replay:
         done = 0
         for first, stop in _long_runs(slab):
             self._apply_each(slab, done, first)
+            # After a pending transaction, each one must be applied so that it can be rolled back alone.
             if not (self._tracker.is_quiet and self._apply_in_bulk(slab, first, stop)):
                 self._apply_each(slab, first, stop)
             done = stop
@@ -280,6 +289,7 @@ class Replay:
             return False
         replica_ids, lsns = cells[scan.REPLICA_ID, first:stop], cells[scan.LSN, first:stop]
         newest = replace(slab, cells=cells[:, first:stop]).newest()
+        # Some rows were applied before; a bulk write cannot skip them.
         if any(int(lsns[replica_ids == number].min()) <= self._vclock.get(number) for number in newest):
             return False
         keys = bulk.tuple_keys(lane, slab.payload, slab.buf, ats, ends)
@@ -305,6 +315,7 @@ class Replay:
             except TransactionError as error:
                 if not self._force:
                     self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", error)
+                # From the last whole transaction on: everything before it was applied.
                 self._apply_mixed(slab, begin, stop)
                 return
             if transaction is not None:
@@ -344,6 +355,7 @@ class Replay:
 
     def _apply(self, slab: Slab, transaction: Rows, numbers: Sequence[int]) -> None:
         """Apply one transaction, whose rows have these numbers in the slab, and advance the vclock."""
+        # Read before the transaction: it may be the one that makes the queue non-empty.
         before = self._tracker.is_quiet
         effect = self._box.begin()
         is_control = transaction.rows[0].type in _CONTROL
@@ -354,6 +366,7 @@ class Replay:
             transaction, numbers = _emptied(transaction), ()
         try:
             if is_control:
+                # Only to find out now whether the body is valid: with force_recovery the row is replaced by a NOP.
                 decode_control(transaction.rows[0].type, transaction.rows[0].body)
             else:
                 for number in numbers:
@@ -365,6 +378,7 @@ class Replay:
             is_control = False
             transaction = _emptied(transaction)
         waits = transaction.flags & _WAIT_ACK or (self._by_schema and effect.is_sync)
+        # Most transactions need no tracker: nothing is pending, and they do not wait.
         if is_control or waits or not before or is_nop(transaction):
             self._decide(slab, Applied(transaction, effect, effect.is_sync))
         else:
@@ -381,6 +395,7 @@ class Replay:
         if row.type in _CONTROL:
             self.synchro.follow(row)
             if undone and self.synchro.owner_id != owner_id:
+                # The last one of `undone`, which is newest first, is the first void LSN.
                 self.synchro.tenures.note_void(owner_id, undone[-1])
 
     def _settle(self, slab: Slab, applied: Applied) -> list[int]:
@@ -389,6 +404,7 @@ class Replay:
         Return the LSNs of the synchronous ones among them.
         """
         if self._tracker.is_quiet:
+            # The tracker sees few transactions; those in between were committed by their write.
             self._tracker.skip_to(self.vclock)
         try:
             decisions = self._tracker.push(applied)
