@@ -118,6 +118,7 @@ class Applier:
         self._on_ballot = on_ballot
         self._on_alive = on_alive
         self._task: asyncio.Task[None] | None = None
+        # The local error that `fail` stops the task with: it tells this cancellation from that of `stop`.
         self._verdict: FlowstoneError | None = None
         self._pause_at: frozenset[ApplierState] = frozenset()
         self._resumed = asyncio.Event()
@@ -128,6 +129,7 @@ class Applier:
         self._is_ack_due = False
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
+        # The vclock of the last ACK; None forces the next one, even if the vclock is unchanged.
         self._acked: VClock | None = None
         self._heard_at = outside.clock.monotonic()
         self._last_logged: object = None
@@ -176,10 +178,12 @@ class Applier:
         """
         if self._task is None or self._task.done():
             raise self._failure()
+        # Paused there already. While `_resumed` is set, the applier is about to leave the state.
         if self.state is state and not self._resumed.is_set():
             return
         failures = FAILED - {ApplierState.LOADING} if is_patient else FAILED
         waiter = _Waiter(asyncio.get_running_loop().create_future(), failures | {state})
+        # Before the applier is resumed: it may reach the state, or fail, before this coroutine runs again.
         self._waiters.append(waiter)
         self._pause_at = frozenset({state})
         self._resumed.set()
@@ -268,6 +272,8 @@ class Applier:
         self.error = error
         level = logging.INFO if is_ordinary(error, self._failures) else logging.WARNING
         which = code_of(error) or error.message, error.hint, level
+        # Retries would log the same line every second. The code is compared, not the message, which may contain vclocks
+        # or ports.
         if which != self._last_logged and self._log(level, error, after):
             self._last_logged = which
         self._failures += 1
@@ -278,8 +284,10 @@ class Applier:
         other = advice_about_peer(error, self._sink.replicaset_uuid)
         if other is not None:
             error.hint = other
+        # Only if we have an id: an instance that is joining is unknown to everybody.
         elif isinstance(error, DOES_NOT_KNOW_US) and self.state is ApplierState.READY and self._sink.replica_id:
             number, ballot = self._sink.replica_id, self.ballot
+            # A peer that lacks rows may learn of us from them, however often it has refused so far.
             if ballot is None or not lacks_rows(ballot.vclock, self._sink.vclock, besides=number):
                 self._times_unknown += 1
             self.is_disowned = self._times_unknown > UNKNOWN_MAX
@@ -316,12 +324,14 @@ class Applier:
     async def _enter(self, state: ApplierState) -> None:
         """Set the state, and wait until resumed if the applier has to pause in it."""
         if state in self._pause_at:
+            # Before `_set_state`: a waiter that is woken by the state may call `resume` at once.
             self._resumed.clear()
         self._set_state(state)
         if state in self._pause_at:
             await self._resumed.wait()
 
     async def _disconnect(self) -> None:
+        # First: an ACK that is scheduled finds no protocol and does nothing.
         self._protocol = None
         if self._timer is not None:
             self._timer.cancel()
@@ -344,6 +354,7 @@ class Applier:
         protocol = ApplierProtocol(self.uri.address, instance_uuid=uuid, came_from=self.state)
         while True:
             event = protocol.next_event()
+            # Before waiting for bytes: handling the last event may have produced a request.
             self._send(protocol)
             self._is_busy = event is not None
             if event is None:
@@ -364,6 +375,8 @@ class Applier:
                 self._acked = None  # a heartbeat requires an ACK, even if the vclock is unchanged
                 self._request_ack()
             case RaftHeard(row):
+                # The row takes effect only when the peer is known to be a member
+                # (docs/spec/replication.md#unregistered-originators).
                 self.standing.hear(row)
                 self._check_member()
             case SnapshotRows(slab):
@@ -387,6 +400,7 @@ class Applier:
             case JoinEnded(vclock):
                 await sink.end_join(vclock)
             case Subscribed():
+                # Ballots are not needed while rows arrive.
                 await self._end_watch()
                 self._begin_following(protocol)
 
@@ -406,12 +420,14 @@ class Applier:
         """Send the next request: for a snapshot if there is no data, for an id if we need one, else SUBSCRIBE."""
         sink, uuid = self._sink, self._sink.instance_uuid
         if sink.replicaset_uuid is None:
+            # Joining again would bring the same data.
             if protocol.has_joined:
                 raise FlowstoneError(f"snapshot from {self.uri.address} has no replica set UUID")
             if sink.is_anonymous:
                 protocol.fetch_snapshot(FetchSnapshot(sink.version_id, uuid))
             else:
                 protocol.join(Join(uuid, sink.version_id))
+        # After a registration the id may arrive with the subscription only, so this must not repeat REGISTER.
         elif sink.replica_id == 0 and not sink.is_anonymous and not protocol.has_registered:
             self._has_gap = False
             protocol.register(Register(uuid, sink.vclock))
@@ -428,6 +444,7 @@ class Applier:
 
     def _see_own_rows(self, theirs: VClock) -> None:
         if self._sink.replica_id:
+            # Kept over reconnects: the peer may lose these rows, too, and we still know that they existed.
             self.own_lsn_seen = max(self.own_lsn_seen, theirs.get(self._sink.replica_id))
 
     def _lacks_own_rows(self) -> bool:
@@ -481,6 +498,7 @@ class Applier:
         if (self.uuid, self.version) != (greeting.uuid, greeting.version):
             text = greeting.version_text
             self._say.info("remote master %s at %s running Tarantool %s", greeting.uuid, self.uri.address, text)
+        # Another instance answers at this address; what the former one had does not count.
         if self.uuid != greeting.uuid:
             self.own_lsn_seen = 0
         self.uuid, self.version = greeting.uuid, greeting.version
@@ -505,10 +523,13 @@ class Applier:
     # --- following ---
 
     async def _apply(self, slab: Slab) -> None:
+        # Older masters send no heartbeats between rows, so for elections their rows are signs of life
+        # (docs/spec/replication.md#heartbeats).
         if self.version < BEATS_ALWAYS:
             self._on_alive(self)
         rest: Slab | None = slab
         while rest is not None:
+            # In each round: rows applied in the round before may register the peer, or the originator of the rest.
             self._check_member()
             part, rest = self.standing.split(rest, self._sink.vclock)
             self._check_origin(part)
@@ -546,6 +567,7 @@ class Applier:
         reply = protocol.reply
         assert reply is not None
         assert self.uuid is not None
+        # All checks come before any change of state: a peer that fails one must not count as followed.
         check_name(self.uri.address, reply.replica_id, self._sink.replica_id)
         self.standing.subscribed(self.uuid, reply.replica_id, reply.vclock, protocol.subscribed_from)
         self._check_own_rows(reply)
@@ -558,6 +580,7 @@ class Applier:
         self._failures = self._times_unknown = 0
         self.is_disowned = False
         self._acked = None
+        # From here on `_acknowledge` may send: ACKs are valid only after the reply to SUBSCRIBE.
         self._protocol = protocol
         self._sink.on_written.append(self._request_ack)
         self._tick()
@@ -584,6 +607,7 @@ class Applier:
         protocol = self._protocol
         if protocol is None:
             return
+        # The written vclock: a row counts for the quorum of the owner only when it is in our log.
         vclock = self._sink.vclock.without_zero()
         if vclock != self._acked:
             self._acked = vclock

@@ -62,6 +62,7 @@ class NodeSink:
 
         ACKs of heartbeats include them.
         """
+        # With id 0 (anonymous), component 0 is subtracted once, as that of our own id.
         foreign = vclock.signature - vclock.get(self._instance.id) - (vclock.get(0) if self._instance.id else 0)
         if foreign != self._told:
             self._told = foreign
@@ -121,6 +122,7 @@ class NodeSink:
         if self.is_joining:
             box.clear()  # an earlier attempt failed after its snapshot had begun
         self.is_joining = True
+        # The peer has checked and allowed its rows.
         box.is_recovering = True
         self._replay = Replay(box, hint=OF_A_PEER)
         self._start_vclock = vclock.without_zero().merged(self._local_rows())
@@ -162,11 +164,14 @@ class NodeSink:
             await self._instance.journal.drain()
             return
         box = self._instance.box
+        # FETCH_SNAPSHOT has no final stage, which would have started the logs.
         if self.is_anonymous:
             replay.start_logs(self._start_vclock)
         replay.rewind()  # the subscription brings pending transactions again
         box.is_recovering = False
         sort_indexes(box)
+        # The data is complete only now: until this point a failure leaves the instance without data, and it joins
+        # again.
         await self._adopt(self._recovered(replay))
         self.is_joining = False
         self._has_joined = True
@@ -188,9 +193,11 @@ class NodeSink:
         assert self.applying is not None, "no upstream is followed before there is data"
         if self._instance.is_expelled:  # by an earlier row of this batch; the applier is not cancelled yet
             raise expelled(self._instance.expelled_id)
+        # Not awaited: rows are applied at once and written in the background, so that the next slab can be decoded.
         self.applying.apply(slab)
         if self.applying.is_holding:
             await self.applying.release()
+        # A master sends faster than a slow disk writes; memory must not grow without a limit.
         if self.applying.in_flight_bytes > UNWRITTEN_MAX:
             await self._instance.journal.drain()
 

@@ -116,6 +116,7 @@ class Applying:
         are not. After a failed write, raise that error for every slab until `start_anew`.
         """
         self._check_sound()
+        # Also after a held slab, even if the queue is free again: rows must be applied in the order of arrival.
         if (self._queue.limbo.is_busy or self._held) and len(slab):
             self._held.append(_Held(slab, []))
             self.in_flight_bytes += _size(slab)
@@ -130,6 +131,7 @@ class Applying:
         try:
             self._apply(news)
         finally:
+            # In `finally`: transactions before one that cannot be applied are written all the same.
             self._journal.flush()
             self._is_applying = False
         self._check_sound()
@@ -191,6 +193,7 @@ class Applying:
             if known is None:
                 known = self._known(replica_id)
             keep.append(lsn > known)
+            # Inside the slab, too: a row may arrive twice.
             highest[replica_id] = max(lsn, known)
         return keep
 
@@ -210,6 +213,7 @@ class Applying:
             for first, stop, kind in self._stretches(slab):
                 effect = None
                 if kind is _Kind.PLAIN and self._may_be_plain(slab, first, stop):
+                    # None if a row needs a closer look; nothing has changed then.
                     effect = self._plain.apply(slab, first, stop)
                 if effect is not None:
                     batch.add(stop, effect)
@@ -218,6 +222,7 @@ class Applying:
                 if self._each(batch, begin, stop):
                     return
         finally:
+            # In `finally`: what was applied must be written, or the box would differ from the log.
             self._submit(batch)
 
     def _stretches(self, slab: Slab) -> Iterator[tuple[int, int, _Kind]]:
@@ -227,6 +232,7 @@ class Applying:
             yield 0, count, _Kind.OTHER
             return
         is_plain = self._plain.found(slab)
+        # The usual case, without the cost of finding ranges.
         if is_plain.all():
             yield 0, count, _Kind.PLAIN
             return
@@ -259,8 +265,10 @@ class Applying:
         slab = batch.slab
         cells = slab.cells[:, first:stop]
         origin_ids = distinct(cells[scan.REPLICA_ID])
+        # Listeners are called per transaction, and a bulk write has no statements for them.
         if len(origin_ids) > 1 or self._commits.has_listeners or not self._queue.takes(origin_ids[0]):
             return first
+        # Transactions of several rows are rolled back as a whole; NOPs never enter the queue.
         if not (cells[scan.FLAGS] & _COMMIT).all() or (cells[scan.TYPE] == _NOP).any():
             return first
         effect = self._plain.apply_run(slab, first, stop)
@@ -336,6 +344,7 @@ class Applying:
                 continue
             if types[begin - first] in _CONTROL:
                 self._submit(batch)
+                # After the batch: a verdict decides about transactions before it, so these must be submitted first.
                 self._submit_control(slab, begin)
                 self._check_sound()
                 batch.go_on(number + 1)
@@ -354,6 +363,7 @@ class Applying:
     def _hold_rest(self, slab: Slab, first: int) -> None:
         if first < len(slab):
             rest = replace(slab, cells=slab.cells[:, first:])
+            # In front of slabs that arrived meanwhile. Whoever waits for this slab waits for its rest.
             self._held.appendleft(_Held(rest, self._released))
             self._released = []
             self.in_flight_bytes += _size(rest)
@@ -368,11 +378,13 @@ class Applying:
         self._box.is_recovering = True  # the originator has checked and allowed it
         try:
             if self._is_void(slab, first, stop):
+                # Still written, as NOPs: the vclock must advance, or the peer would send the rows again.
                 nops.update(range(first, stop))
             else:
                 for number in range(first, stop):
                     if not self._execute(effect, slab, number):
                         nops.add(number)
+            # A transaction whose rows were all skipped has nothing to wait for.
             has_effect = any(number not in nops and types[number - first] != _NOP for number in range(first, stop))
             if has_effect:
                 entry = self._enter(slab, first, stop, effect)
@@ -440,6 +452,7 @@ class Applying:
         except errors.TupleFound:
             if not self._skip_conflict():
                 raise
+            # The failed row may have changed other indexes before it met the duplicate key.
             effect.rollback_to(savepoint)
             return False
         return True
@@ -466,9 +479,11 @@ class Applying:
         effects, statements = batch.effects, tuple(batch.statements)
         if not effects:
             return
+        # A committed row that later leaders must know (see `Tenures.former`).
         if entry is None and batch.has_facts:
             self._queue.note_async_commit()
         rows, lsns = batch.rows(self._clock.wall()), batch.lsns()
+        # Before `_log`, which may raise: rows must not be submitted twice by the `finally` of `_apply`.
         batch.go_on(batch.stop)
         self._log(effects[0] if len(effects) == 1 else Together(effects), rows, lsns, statements, entry)
 
@@ -501,6 +516,7 @@ class Applying:
 
     def _give_up(self, error: FlowstoneError) -> None:
         """Accept no more rows, which would follow a gap, and report the error. Only the first call has an effect."""
+        # The log reports each lost batch; appliers are stopped by the first report.
         if self._failure is not None:
             return
         self._failure = error
@@ -520,7 +536,10 @@ class Applying:
         if isinstance(body, RaftState):
             raise errors.Protocol("unexpected RAFT row among rows of the log")
         if isinstance(body, Promote | Demote) and self.on_term is not None:
+            # Before the row is decided: it resumes the queue only if its term is not below that of Raft
+            # (docs/spec/synchro.md#claimed-ownership).
             self.on_term(row.replica_id, body.term)
+        # Read now: an upgrade of the schema may have been one of the rows before.
         self._queue.limbo.is_validating = schema_version(self._box) > UNCHECKED_SCHEMA
         rows = journal_rows(slab, number, number + 1, self._clock.wall())
         received = Received(
@@ -541,6 +560,7 @@ class Applying:
         while self._held and not self._queue.limbo.is_busy:
             held = self._held.popleft()
             self.in_flight_bytes -= _size(held.slab)
+            # `_hold_rest` passes the futures on if the slab is held again after another verdict.
             self._released = held.released
             error: FlowstoneError | None = None
             try:
@@ -551,6 +571,7 @@ class Applying:
                 LOG.exception("applying held rows failed")
                 error = FlowstoneError(f"{type(caught).__name__}: {caught}")
             released, self._released = self._released, []
+            # No applier waits for the slab, so the error would be lost: it stops all of them.
             if error is not None and not released:
                 self._give_up(error)
             _tell(released, error)

@@ -101,6 +101,7 @@ class Replication:
         data continues with fewer. `keep_followed`: keep the connections of upstreams that are already followed.
         """
         self._is_at_birth = at_birth
+        # While connecting, a single synced upstream must not end the orphan mode: `sync` decides after all were tried.
         self._is_connecting = True
         try:
             self._check_open()
@@ -108,6 +109,7 @@ class Replication:
             if not self._appliers:
                 return
             LOG.info("connecting to %d replicas", len(self._appliers))
+            # Paused in CONNECTED: the bootstrap leader is chosen when all ballots are known.
             for applier in stopped:
                 applier.start(pause_at=(_State.CONNECTED,))
             await self._until(self._has_connected, self._instance.configuration.replication_connect_timeout)
@@ -136,6 +138,7 @@ class Replication:
         gone = [applier for applier in self._appliers.values() if applier not in kept]
         anew = [applier for _, applier in pairs if not (keep_followed and applier.state in _FOLLOWING)]
         self._appliers = dict(pairs)
+        # All are stopped before any is started: two connections to one peer would be rejected as duplicates.
         await asyncio.gather(*(applier.stop() for applier in (*gone, *anew)))
         self._ended = {}
         self._check_open()
@@ -147,6 +150,7 @@ class Replication:
         if pairs:
             self._member.watch_log()
         if applying is not None:
+            # Only here: all appliers subscribe again after this, from the end of the log, so no row is skipped.
             applying.start_anew()
         return anew
 
@@ -186,6 +190,7 @@ class Replication:
     def _has_named_leader(self) -> bool:
         """Return True if the peer that is named as bootstrap leader has answered: no other peer is needed then."""
         configuration = self._instance.configuration
+        # These strategies compare the ballots of all peers.
         if self._goes_by_quorum or configuration.bootstrap_strategy == "auto":
             return False
         if configuration.bootstrap_strategy == "supervised":
@@ -215,6 +220,7 @@ class Replication:
             LOG.error("failed to connect to %d out of %d replicas: %s", total - len(connected), total, reasons)
         else:
             LOG.info("connected to %d replicas", total)
+        # An instance with data starts with what it has; without data it could join or create the wrong replica set.
         if len(connected) < self._connect_quorum and self._is_at_birth:
             await self._drop_appliers()
             raise errors.Cfg(
@@ -280,6 +286,8 @@ class Replication:
         while True:
             await self.connect(at_birth=True)
             leader = self._choose_leader()
+            # Shown in our ballot before anything is created: peers compare the choices
+            # (docs/spec/replication.md#unanimous-choice).
             self._instance.bootstrap_leader_uuid = leader.uuid if leader is not None else self._instance.uuid
             if leader is None or leader.uuid == self._instance.uuid:
                 await self._check_unanimity()
@@ -330,6 +338,7 @@ class Replication:
         def has_chosen() -> bool:
             return all(peer.ballot.bootstrap_leader_uuid not in (None, nobody) for peer in self._peers())
 
+        # Peers before 2.11 have no such key, and would be waited for in vain.
         if any(peer.ballot.bootstrap_leader_uuid is not None for peer in self._peers()):
             await self._until(has_chosen, self._instance.configuration.replication_connect_timeout)
         other = bootstrap_leader.dissenter(self._peers(), uuid)
@@ -353,6 +362,7 @@ class Replication:
             if is_last_try and code_of(error) in (*_NO_LOGIN, errors.Readonly.code):
                 raise
             after = reaction(error, is_2_6=self._instance.box.dialect is Dialect.V2_6, has_data=False)
+            # Once a snapshot has begun, the box is not empty, and a retry on top of it is not possible.
             if self._member.is_joining or after not in (_State.LOADING, _State.DISCONNECTED):
                 raise
             if error.message != self._last_refusal:
@@ -368,6 +378,7 @@ class Replication:
         Return False if the source disconnected or rejected the join before it sent any data. The caller must then load
         the local data again: the source may wait for a quorum that includes us, or other peers may be followable now.
         """
+        # A member cannot join an anonymous replica, which cannot register it.
         peers = [peer for peer in self._peers() if not self._instance.id or not peer.ballot.is_anon]
         peers = bootstrap_leader.followable(peers, [UUID(text) for _, text in members(self._instance)])
         source = bootstrap_leader.rejoin_source(peers, self._instance.vclock)
@@ -440,6 +451,7 @@ class Replication:
         instance.is_orphan = is_orphan
         instance.settle_read_only()
         if not is_orphan:
+            # Only 2.6 waits for this: verdicts of peers may arrive until the node is in sync.
             instance.queue.resume()
 
     def elected(self) -> None:
@@ -519,7 +531,9 @@ class Replication:
     # --- reports of appliers ---
 
     def _applier_changed(self, upstream: Upstream, applier: Applier) -> None:
+        # Before the check below: elections must learn of a lost connection even if the applier was replaced.
         self._instance.elections.connection(applier.standing.member_id, upstream=applier.state is _State.FOLLOW)
+        # A late report of an applier that `_make_appliers` has removed.
         if upstream not in self._appliers:
             return
         state = applier.state
@@ -531,6 +545,7 @@ class Replication:
             self.replica_set.follow(upstream, state, applier.uuid, self._instance.uuid)
         except DuplicateConnection as error:
             LOG.error("%s", error)
+            # The second connection loses: the first one is followed already.
             applier.fail(error)
         if applier.state in ENDED:
             self._ended[applier] = None
