@@ -144,6 +144,7 @@ class Archive:
         self._is_once = once
         await self._open()
         self._work = asyncio.get_running_loop().create_task(self._run())
+        # `stop` was called while the directory was being opened, when there was no task to cancel.
         if self._is_stopping:
             self._work.cancel()
         try:
@@ -154,6 +155,7 @@ class Archive:
                 await self._close(is_sound=True)
                 raise
         except BaseException:
+            # After a failed write, the end of the files is unknown: no end marker may be written after it.
             await self._close(is_sound=self._intake is not None and self._intake.failure is None)
             raise
         store, _ = self._open_store()
@@ -190,6 +192,7 @@ class Archive:
                 outside.disk, self._directory, new_uuid, outside.clock.wall, wal_max_size=self._wal_max_size
             )
 
+        # Compiles kernels before the connection exists: a master would give up on a replica that is silent for so long.
         await by_worker(outside, warm_up)
         self._store = await by_worker(outside, open_store)
         self._intake = Intake(outside, self._store)
@@ -207,6 +210,7 @@ class Archive:
 
     async def _run(self) -> None:
         store, intake = self._open_store()
+        # An archive that was registered once stays a member: the server keeps logs for its id.
         is_anonymous = not self._wants_registration and not store.manifest.replica_id
         self._sink = LogSink(intake, is_anonymous=is_anonymous, on_registered=self._note_registration)
         self._sink.on_joined = self._note_joined
@@ -254,6 +258,7 @@ class Archive:
                 await _end_task(self._snapshotting)
             if error is None:
                 return
+            # The failure of the disk comes first: the connection may have ended because of it.
             if intake.failure is not None:
                 raise self._explained(intake.failure) from intake.failure
             if not self._is_registration_known(error):
@@ -321,14 +326,18 @@ class Archive:
         if store.log is None or applier.ballot is None:
             return
         oldest = applier.ballot.gc_vclock.without_zero()
+        # 2.6 would send heartbeats until its next log exists, and the gap would be noticed only then
+        # (docs/spec/replication.md#missing-logs).
         if not oldest <= intake.submitted:
             applier.fail(LogsCollected(f"the oldest log of {self._uri.address} starts at {oldest}"))
 
     def _subscribed(self, applier: Applier) -> None:
         store, intake = self._open_store()
         theirs = (applier.remote_vclock_at_subscribe or VClock()).without_zero()
+        # The server lags or has lost rows. Following it would skip the rows that it writes under the same LSNs.
         if not intake.submitted <= theirs:
             assert self._sink is not None
+            # `fail` takes effect with a delay; rows that arrive until then are rejected by the sink.
             self._sink.refusal = UpstreamLostTail(self._uri.address, theirs, intake.submitted)
             applier.fail(self._sink.refusal)
             return
@@ -338,6 +347,7 @@ class Archive:
         self._failures = 0
         self._patience.reset()
         self._told = ""
+        # Of the first subscription only: a busy server would move the target of `--once` with each reconnect.
         if self._target is None:
             self._target = theirs
         address, uuid, position = self._uri.address, str(applier.uuid), intake.vclock.to_mapping()
@@ -380,6 +390,7 @@ class Archive:
         # The archive stops before a heartbeat brings the upstream's time, so its own time of the request has to do.
         self._open_store()[0].know_until(self._asked_at)
         self._tell(events.CaughtUp(self.position.to_mapping(), self.settled.to_mapping()))
+        # The end is reported once, even if rows arrive while the archive stops.
         self._is_once = False
         self._end(None)
 
@@ -387,6 +398,7 @@ class Archive:
         """Record that the archive is complete up to the time received from the upstream, unless rows are pending."""
         store, intake = self._open_store()
         theirs = self._applier.remote_vclock_at_subscribe if self._applier is not None else None
+        # Only if all received rows are written: the time of a heartbeat is later than that of rows in the queue.
         if theirs is not None and theirs.without_zero() <= intake.vclock and intake.vclock == intake.submitted:
             assert self._applier is not None
             store.know_until(self._applier.peer_time)
@@ -440,6 +452,7 @@ class Archive:
             try:
                 await self._fetch(sink, reason)
                 assert sink.snapshot is not None
+                # Checked before the log is replaced: a lagging member must not cost rows that the archive has.
                 if not store.vclock <= sink.snapshot.vclock:
                     raise UpstreamLostTail(self._uri.address, sink.snapshot.vclock, store.vclock)
                 gap = await intake.alone(store.begin_from, sink.snapshot, why)
@@ -450,6 +463,7 @@ class Archive:
             finally:
                 await sink.abandon()  # no effect on a finished snapshot
         self._patience.reset()
+        # After `begin_from`, whose log starts at the snapshot: rows before it are known from now on.
         intake.begin_anew()
         if reason == GAP:
             await self._load_images()
@@ -472,6 +486,7 @@ class Archive:
         holding: asyncio.Task[None] | None = None
         try:
             fetching.start(pause_at=(ApplierState.READY,))
+            # The login first: rows are held back below, which must not last longer than the request itself.
             await fetching.resume_to(ApplierState.READY, is_patient=False)
             if reason == INTERVAL:
                 # The log must not pass the snapshot's position, which is not known yet.
@@ -480,6 +495,7 @@ class Archive:
                 await intake.drain()
             await self._receive(fetching, sink)
         finally:
+            # In `finally`: rows must not be held after a failed snapshot.
             intake.is_free.set()
             if holding is not None:
                 holding.cancel()
@@ -502,6 +518,7 @@ class Archive:
             raise ConnectionLost(what) from error
 
     async def _let_go(self) -> None:
+        # The log must go on: a server that gets no ACKs for too long disconnects the archive.
         await self._outside.clock.sleep(HOLD_SECONDS * self._replication_timeout)
         assert self._intake is not None
         self._intake.is_free.set()
@@ -549,6 +566,8 @@ class Archive:
         try:
             await self._fetch(sink, INTERVAL)
             assert store.log is not None
+            # A snapshot may be published only if a log file starts at its position: servers start from such a pair of
+            # files.
             while store.log.cut_at is not None:
                 intake.has_moved.clear()
                 await intake.has_moved.wait()
@@ -558,6 +577,7 @@ class Archive:
                 raise FlowstoneError("the log is already past the position of the snapshot")
             self._tell_snapshot(snapshot, INTERVAL)
         finally:
+            # The snapshot failed: the file need not end at its position any more.
             if store.log is not None and store.log.cut_at is not None:
                 store.log.cut_at = None
             await sink.abandon()
@@ -575,6 +595,7 @@ class Archive:
             self._note_time()
             known = store.manifest.known_until // KNOWN_INTERVAL
             now = store.vclock, store.settled, store.manifest.upstream, store.manifest.replica_id, known
+            # An idle archive writes nothing.
             if now != saved:
                 try:
                     await intake.alone(store.save)

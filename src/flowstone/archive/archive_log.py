@@ -92,10 +92,12 @@ class ArchiveLog:
     def write(self, rows: bytes) -> None:
         """Write new rows of whole transactions, encoded as in the log; they are durable on return."""
         slab = slab_of_rows(rows, self._directory)
+        # Before anything is written: a server would not start from a log with a repeated LSN.
         self._check_order(slab)
         first = 0
         if self.cut_at is not None:
             first = self._rows_before_cut(slab, self.cut_at)
+            # In two parts: the file must end at the position of the snapshot, inside this batch.
             self._append(slab, 0, first)
             self._end_at_cut()
         self._append(slab, first, len(slab))
@@ -154,8 +156,10 @@ class ArchiveLog:
             data = slab.payload[int(slab.cells[scan.ROW_AT, start]) : int(slab.cells[scan.ROW_END, end - 1])]
             writer.append_encoded([data], vclock.to_mapping())
             written.append((start, end, writer.size))
+        # One sync for all blocks of the batch. ACKs follow it, so the server may delete its logs after this.
         writer.sync(since=before)
         for start, end, size in written:
+            # After the sync: the index must not refer to bytes that a crash can take away.
             opened.blocks.add(slab, start, end, size)
         self.vclock = vclock
         self.row_count += stop - first
@@ -177,7 +181,10 @@ class ArchiveLog:
             lsns = self.vclock.to_mapping()
             previous = self._prev_vclock.to_mapping() if self._prev_vclock is not None else None
             meta = Meta(FileType.XLOG, self.instance_uuid, lsns, prev_vclock=previous, version=self.version)
+            # Per file: readers go by the version in the header, which tells whether rows have flags
+            # (docs/spec/synchro.md#limbo-recovery).
             self.verdicts.follow_version(version_of(self.version))
+            # Kept until its index exists: a second attempt would find the name taken.
             writer = self._unindexed = LogWriter.create(self._disk, self._directory, meta)
         blocks = BlockWriter.create(self._disk, writer.path, writer.meta, writer.size, self.verdicts)
         self._unindexed = None
@@ -196,6 +203,7 @@ class ArchiveLog:
                 return
             opened.writer.close()
         finally:
+            # No effect on a closed file; after an error, it releases the file.
             opened.writer.abandon()
         self._prev_vclock = VClock(opened.writer.meta.vclock)
 
@@ -217,6 +225,7 @@ class ArchiveLog:
         self.cut_at = None
         if self.was_cut and self._open is not None and self._open.writer.meta.vclock != self.vclock.to_mapping():
             self._end_file()
+            # At once, not with the next row: the snapshot is published only if the file that starts there exists.
             self._create()
 
     # --- resuming ---
@@ -245,11 +254,14 @@ class ArchiveLog:
         """Complete the index of a log file. Return the end offset of its rows, and the index."""
         with LogFile.open(self._disk, listed.path) as log:
             known = read_blocks(self._disk, listed.path)
+            # The index may be older than the log (it is completed below), but never newer: that is another file.
             if known is None or known.end > log.file.size() or known.header.offset != log.first_block:
                 blocks = BlockWriter.create(self._disk, listed.path, listed.meta, log.first_block, self.verdicts)
                 start = log.first_block
             else:
                 for run in known.runs:
+                    # Nothing in this run decides or waits, so its rows need not be read: a start takes seconds, not
+                    # hours.
                     if run.is_plain and self.verdicts.is_quiet:
                         self.verdicts.skip(VClock(run.vclock))
                     else:

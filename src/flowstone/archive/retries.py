@@ -56,6 +56,7 @@ class Patience:
         once, because the operator has just started it; the same holds if the archive is to run once (`is_once`).
         """
         after = reaction(error, is_2_6=False)
+        # The applier would retry; an archive tells an operator when only an operator can help.
         if after is ApplierState.LOADING:
             return code_of(error) not in FOR_OPERATORS
         if is_once:
@@ -70,6 +71,7 @@ class Patience:
         now = self._outside.clock.monotonic()
         missing = [number for number, _, _ in error.missing]
         before = self._theirs
+        # The time limit starts again with each step forward: a lagging member may have much to catch up.
         if before is None or any(error.theirs.get(number) > before.get(number) for number in missing):
             self._theirs, self._since = error.theirs, now
         return now - self._since < CATCH_UP_SECONDS

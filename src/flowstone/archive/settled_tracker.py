@@ -104,6 +104,7 @@ class Verdicts:
     def follow_version(self, version: tuple[int, ...]) -> None:
         """Set the version of the server that wrote the next rows. No effect while transactions are pending."""
         by_schema = version < FLAGS_SINCE
+        # Pending transactions keep the rules of the log that they were written to.
         if by_schema == self._by_schema or not self._tracker.is_quiet:
             return
         before = self._tracker
@@ -154,6 +155,8 @@ class Verdicts:
             touches = self._by_schema and not self._schema.schema.synchronous.isdisjoint(space_ids[first:end].tolist())
             before = None
             if defining[first:end].any():
+                # Without pending transactions, a definition cannot be rolled back; copying the schema for each would be
+                # slow.
                 before = deepcopy(self._schema) if not self._tracker.is_quiet else None
                 for row in slab.rows(first + np.flatnonzero(defining[first:end])):
                     self._schema.apply(row.type, row.body)

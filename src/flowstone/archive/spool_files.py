@@ -53,6 +53,7 @@ class SpoolStore(ArchiveStore):
     def write(self, slabs: Sequence[Slab]) -> None:
         super().write(slabs)
         assert self.log is not None
+        # With each write: readers of a spool follow the index, while an archive is read later.
         self.log.flush()
 
     # --- starting ---
@@ -62,6 +63,7 @@ class SpoolStore(ArchiveStore):
         if self.log is not None:
             self.log.close()
             self.log = None
+        # Before the manifest is saved: after a crash in between, `_recover` finds no start and drops the rest.
         self._drop(scan_directory(self._disk, self.directory), None)
         manifest = self.manifest
         manifest.snapshots, manifest.gaps = [], []
@@ -114,6 +116,7 @@ class SpoolStore(ArchiveStore):
         if not covered:
             return
         found = scan_directory(self._disk, self.directory)
+        # The last definitions at or before the position: reading can resume there.
         keep = covered[-1].signature
         snapshots = {posixpath.basename(each.path) for each in found.snapshots if each.signature <= keep}
         if not snapshots and len(covered) == 1:
@@ -143,6 +146,7 @@ class SpoolStore(ArchiveStore):
         assert self.log is not None
         self.log.close()
         kept = self._cut_log(self.log.verdicts.settled)
+        # From the files, as after a crash: the tracker cannot go back.
         self._recover(scan_directory(self._disk, self.directory))
         if kept:
             self.log.write(kept)
@@ -150,6 +154,7 @@ class SpoolStore(ArchiveStore):
 
     def _cut_log(self, settled: VClock) -> bytes:
         """Truncate the log before the first run with a row after `settled`. Return that run's rows up to `settled`."""
+        # The newest first: after a crash in the middle, the remaining files are a prefix of the log.
         for listed in reversed(scan_directory(self._disk, self.directory).logs):
             blocks = read_blocks(self._disk, listed.path)
             runs = blocks.runs if blocks is not None else ()

@@ -121,6 +121,7 @@ class Spooling(Archive):
             intake.gather_seconds = GATHER_SECONDS
         begin = self._beginning
         if isinstance(begin, VClock):
+            # Else the spool has the rows already, from an earlier run.
             if store.log is None or not store.earliest <= begin:
                 await self._begin_at(begin)
         elif begin == "latest" and (store.log is None or self._is_anew):
@@ -145,8 +146,10 @@ class Spooling(Archive):
                 break
             if verdict is not None:
                 raise verdict
+        # A member that can be followed ends the round: failures of others before it do not count any more.
         self._members.accepted()
         definitions = self._definitions if self._definitions is not None else facts.definitions
+        # The definitions are those at `start`: without a snapshot, nothing else tells which spaces exist.
         await intake.alone(store.begin_at, start, facts, definitions)
         intake.begin_anew()
         self.generation += 1
@@ -188,6 +191,7 @@ class Spooling(Archive):
         self._members.failed(error, self._outside.clock.monotonic(), is_final=is_final)
         self._uri = self._members.current
         if self._applier is not None:
+            # Takes effect with the next attempt; the connection to the former member has ended.
             self._applier.uri = self._uri
 
     async def _wait_before_retry(self, error: FlowstoneError) -> None:
@@ -195,6 +199,7 @@ class Spooling(Archive):
             raise self._explained(error) from error  # the reader of the spool handles it
         await super()._wait_before_retry(error)
         self._attempts += 1
+        # A wrong address at the start is reported; later, the members are retried for ever.
         if not self._has_followed and self._attempts >= ROUNDS_AT_START * len(self._members):
             raise self._explained(error)
         self._pass_on(error, is_final=False)
@@ -214,6 +219,7 @@ class Spooling(Archive):
         await self._drain()
         assert self._sink is not None
         self._sink.refusal = None
+        # A member has acknowledged these rows, and a quorum may rely on that; an anonymous replica counts for none.
         if isinstance(error, UpstreamLostTail) and self._sink.is_anonymous and store.settled <= error.theirs:
             # No reader has seen rows that are not settled, and the new leader's log has other rows there.
             await intake.alone(self._take_back)
@@ -231,12 +237,14 @@ class Spooling(Archive):
 
     def _take_back(self) -> None:
         store, _ = self._spool()
+        # Readers of the index must not see files that are being truncated.
         with self._guard:
             store.take_back()
             self.generation += 1
 
     async def _pass_over(self, missing: RowsMissing) -> None:
         """Continue with a new snapshot after rows that no member has any more, if data loss is allowed."""
+        # A new reader has missed nothing.
         if self._fails_on_data_loss and not self._is_anew:
             raise missing
         self._members.accepted()

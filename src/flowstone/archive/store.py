@@ -88,10 +88,13 @@ class ArchiveStore:
             manifest = archive_manifest.load(disk, directory)
             found = scan_directory(disk, directory)
             if manifest is None:
+                # Before the first write: an archive must never mix its files with those of a server.
                 _refuse_foreign_files(disk, directory)
             store = cls(
                 disk, directory, lock, manifest or ArchiveManifest(str(new_uuid)), wall, wal_max_size=wal_max_size
             )
+            # The manifest of a new archive is written with its first snapshot: a typo in the URI leaves an empty
+            # directory.
             store.is_begun = manifest is not None
             for leftover in found.leftovers:
                 disk.unlink(leftover)
@@ -138,6 +141,7 @@ class ArchiveStore:
             return
         manifest = self.manifest
         if self.log is not None:
+            # Before the manifest, which says how far the index goes.
             self.log.flush()
             manifest.pending_transactions = self.log.verdicts.pending_transactions
         manifest.position, manifest.settled = self.vclock.to_mapping(), self.settled.to_mapping()
@@ -161,6 +165,8 @@ class ArchiveStore:
     def write(self, slabs: Sequence[Slab]) -> None:
         """Write new rows of whole transactions; they are durable on return."""
         assert self.log is not None
+        # Rows of a former owner that arrive after the PROMOTE of its successor: servers do not start from a log with
+        # them (docs/spec/synchro.md#late-rows).
         rows = overtaken_rows(slabs, self.log.verdicts.tenure)
         self.log.write(self.on_rows(rows) if self.on_rows is not None else rows)
 
@@ -261,6 +267,8 @@ class ArchiveStore:
         if found.snapshots:
             self._know(found, found.snapshots[-1])
         if manifest.upstream is not None:
+            # The header of the last file may name the version of an earlier upstream; the next file gets the current
+            # one.
             log.version = manifest.upstream.version
 
     def _know(self, found: LogDirectory, snapshot: ListedFile) -> None:
