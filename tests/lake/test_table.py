@@ -42,5 +42,5 @@ def test_a_position_that_is_there_is_a_replay_and_another_branch_an_error() -> N
     assert not is_replay("t", at(1), at(1, r2=1))
     assert is_replay("t", at(5), at(5))
     assert is_replay("t", at(5, r2=2), at(4, r2=2))
-    with pytest.raises(LakeError, match=r"is at \{1: 5, 2: 2\}.*ends at \{1: 6, 2: 1\}"):
+    with pytest.raises(LakeError, match=r"is at \{1: 5, 2: 2\}.*end at \{1: 6, 2: 1\}"):
         is_replay("t", at(5, r2=2), at(6, r2=1))

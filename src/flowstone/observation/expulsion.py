@@ -1,4 +1,4 @@
-"""Plans the expulsion of a member: who deletes its row, which rows are lost with it, and whether a quorum remains.
+"""Plans the expulsion of a member: by which other member, which rows are lost with it, and whether a quorum remains.
 
 Pure. A writable member deletes the row from `_cluster`; replication brings the deletion to all others.
 """

@@ -151,7 +151,7 @@ def look_into(outside: Outside, path: str) -> Directory:
 
 @dataclass
 class _Health:
-    """Collects what a complete reading encounters: damage, gaps, and who owned the queue last."""
+    """Collects what a complete reading encounters: damage, gaps, and the last owner of the queue."""
 
     report: ReadReport = field(default_factory=ReadReport)
     failure: FlowstoneError | None = None

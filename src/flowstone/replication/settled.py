@@ -147,8 +147,7 @@ class Tenure:
 
     def is_late(self, transaction: TrackedTransaction) -> bool:
         """Return True if the transaction has limbo flags, but its originator does not own the queue (any longer)."""
-        # Without a term there is no PROMOTE that could have decided before; local rows (id 0) are nobody else's
-        # business.
+        # Without a term there is no PROMOTE that could have decided before; local rows (id 0) have no owner.
         has_owner = self.term and transaction.replica_id and transaction.replica_id != self.owner_id
         return bool(has_owner) and bool(transaction.flags & _WAIT)
 

@@ -81,7 +81,7 @@ def _take(data: bytes, at: int, count: int) -> bytes:
 
 
 def _length(data: bytes, at: int, marker: int) -> tuple[int, int]:
-    """The length or count of a value whose marker names one, and the offset behind it."""
+    """Return the length or count that follows a marker, and the end offset of it."""
     if marker < 0xA0:
         return marker & 0x0F, at
     if marker < 0xC0:
@@ -93,7 +93,7 @@ def _length(data: bytes, at: int, marker: int) -> tuple[int, int]:
 
 
 def _value(data: bytes, at: int, depth: int) -> tuple[str, int]:
-    """The text of the value at `at` and the offset behind the value. One frame per level of nesting."""
+    """Return the text of the value at `at` and the end offset of the value. Recurses once per level of nesting."""
     marker = _take(data, at, 1)[0]
     at += 1
     if not (0x80 <= marker < 0xA0 or 0xDC <= marker < 0xE0):
@@ -115,7 +115,7 @@ def _value(data: bytes, at: int, depth: int) -> tuple[str, int]:
 
 
 def json_key(text: str) -> str:
-    """What stands for a map key with that text: itself where it is a string, else a string of it."""
+    """Return the JSON key for a map key with this text: a string as it is, anything else quoted."""
     return text if text[0] == '"' else json.dumps(text, ensure_ascii=False)
 
 
@@ -166,7 +166,7 @@ def _uuid(payload: bytes) -> str:
 
 
 def _datetime(payload: bytes) -> str:
-    """As Tarantool prints it: the fraction in groups of three digits, the offset without a colon."""
+    """Format as Tarantool does: the fraction in groups of three digits, the offset without a colon."""
     value = decode_datetime(payload)
     carry, nanoseconds = divmod(value.nsec, NANOSECONDS)
     text = str(Datetime(value.seconds + carry, 0, value.tz_offset))

@@ -41,11 +41,11 @@ RETRY_SECONDS_MAX: Final = 5.0
 """Before a replica is reached for again; doubled each time, and up to half as much again by chance."""
 
 REMIND_SECONDS: Final = 300.0
-"""After which it is said again that a replica is still out of reach, for the same reason."""
+"""Time after which an unchanged reason for a lost replica is logged again."""
 
 WATCH_SECONDS: Final = 5.0
 SILENCE_SECONDS: Final = 60.0
-"""A replica of ours that has not acknowledged a session for so long is taken for lost: it can come back."""
+"""Time without an acknowledgement after which a Flowstone replica counts as lost; it can reconnect."""
 
 IN_FLIGHT_MAX: Final = 8
 """Sessions of what a replica lacks that are on their way at once, each of about a window."""
@@ -78,7 +78,7 @@ class LinkStatus:
 
 
 class Circumstances(Protocol):
-    """What a link asks of whoever has all of them."""
+    """The interface of the owner of all links."""
 
     channels: list[int]
     """Every log channel that there is."""
@@ -101,7 +101,7 @@ class Circumstances(Protocol):
         ...
 
     def without(self, link: ReplicaLink) -> str:
-        """What becomes of sessions while this one is lost, for an operator."""
+        """Describes to an operator what happens to sessions while this replica is lost."""
         ...
 
     def changed(self) -> None:
@@ -125,7 +125,7 @@ class ReplicaLink:
         """The largest epoch that the replica has recorded, as far as we know."""
         self.was_seeded = False
         self.was_tried = False
-        """Whether the first attempt to reach it has come to something, or to nothing."""
+        """True when the first connection attempt has succeeded or failed."""
         self._outside = outside
         self._peer = peer
         self._secret = secret
@@ -255,7 +255,7 @@ class ReplicaLink:
         self._all.changed()
 
     def _tell_lost(self) -> None:
-        """Say why, and what follows from it: at once, when it is another reason, and now and then."""
+        """Log the reason and its consequence: at once if the reason is new, else at intervals."""
         now, reason = self._outside.clock.monotonic(), str(self.error)
         if self._told is not None and self._told[0] == reason and now < self._told[1] + REMIND_SECONDS:
             return

@@ -23,10 +23,10 @@ from flowstone.limestone.format.messages import (
 from flowstone.outside import Client
 
 OPENER_SIZE_MAX: Final = 64 << 10
-"""Of the message that opens a channel; real ones have no more than 22 bytes, ours a secret besides."""
+"""Size limit of the message that opens a channel. Real ones have at most 22 bytes, ours a secret as well."""
 
 OPENING_SECONDS: Final = 10.0
-"""For the message that opens a channel, and for the proof of a shared secret where one is asked for."""
+"""Time limit for the message that opens a channel and, if a secret is required, for its proof."""
 
 READ_AHEAD_MAX: Final = 4 << 20
 """Pending bytes of one connection beyond which reading from it is paused; less if there are many connections."""
@@ -49,7 +49,7 @@ class Refusal(LimestoneError):
 
 
 class ReplicaConnection:
-    """A Receiver of a Client, and the bytes that came and nobody has read."""
+    """A Receiver of a Client, with the bytes that were received and not read yet."""
 
     def __init__(self, client: Client, read_ahead: Callable[[], int] = lambda: READ_AHEAD_MAX) -> None:
         """`read_ahead` returns how many received bytes may be pending before reading from the peer is paused."""
@@ -73,7 +73,7 @@ class ReplicaConnection:
         self._arrival.set()
 
     def congested(self) -> None:
-        """Who does not take the answers is asked for no more."""
+        """Stop reading from a peer that does not read its answers."""
         self._client.pause_reading()
 
     def drained(self) -> None:
@@ -84,7 +84,7 @@ class ReplicaConnection:
         self.is_closed = True
         self._arrival.set()
 
-    # --- called by who serves it ---
+    # --- for the server ---
 
     async def read(self) -> bytes:
         """Return all bytes that have arrived; b"" if the connection has ended."""

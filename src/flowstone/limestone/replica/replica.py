@@ -114,7 +114,7 @@ class Replica:
         self.memory = Memory(lambda: len(self._connections))
         self._unopened: dict[ReplicaConnection, None] = {}
         self._idle: dict[ReplicaConnection, None] = {}
-        """Of these, those that we wait for, or that were refused; the oldest first."""
+        """Connections that the replica waits for, or has rejected; the oldest first."""
         self._tasks: dict[asyncio.Task[None], None] = {}
 
     async def start(self) -> None:
@@ -215,7 +215,7 @@ class Replica:
         return connection
 
     def _drop_idle(self) -> bool:
-        """Who has waited longest without a word makes room for who comes now, and may have something to say."""
+        """Close the connection that has been silent for the longest time, to make room for a new one."""
         oldest = next(iter(self._idle), None)
         if oldest is None:
             return False
@@ -357,7 +357,7 @@ class Replica:
         return len(done.inputs)
 
     async def _watch(self) -> None:
-        """Whoever touches `ctrl/start_compaction` wants it to be done, as with the original."""
+        """Compact when an operator creates `ctrl/start_compaction`, as the original does."""
         disk, path = self.outside.disk, f"{self._path}/{START_COMPACTION}"
         while True:
             await self.outside.clock.sleep(LOOK_SECONDS)

@@ -171,7 +171,7 @@ class AsyncLogChannel:
         return WrongTime(f"log channel {self.id} has no open session", hint="begin one first")
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Let nobody be cancelled in the middle of it; a session that is neither open nor closed ends the store."""
+        """Shield a transition from cancellation: a session that is neither open nor closed ends the store."""
         self.ending = asyncio.ensure_future(work)
         self.ending.add_done_callback(self._ended)
         await asyncio.shield(self.ending)
@@ -260,7 +260,7 @@ class AsyncLogChannel:
         return sum(size for _, size in self._spilled)
 
     def let_go(self) -> None:
-        """Close its files: the store is shut down, and nobody writes or reads any more."""
+        """Close its files: the store is shut down, and there are no readers or writers."""
         for file in (self._file, *self._aside):
             if file is not None:
                 file.close()
@@ -397,7 +397,7 @@ class AsyncLogChannel:
     def _refused(
         self, at: int, error: BaseException, storage_id: object, version: object, *texts: object
     ) -> BaseException:
-        """Half of an entry must not stay. What is wrong with it, in words of who added it."""
+        """Remove a partially added entry; return the error for the caller that added it."""
         del self._buffer[at:]
         if isinstance(error, struct.error | TypeError | ValueError | LocalProtocolError):
             return LocalProtocolError(_complaint(storage_id, version, *texts) or f"cannot encode entry: {error}")

@@ -551,7 +551,7 @@ class AsyncDatastore:
         return WrongTime(f"{name} is not ready", hint="call ready() first")
 
     def _give_up(self, error: LimestoneError) -> None:
-        """Nobody is told anything any more."""
+        """Stop all notifications."""
         for rotation in self._open_rotations:
             rotation.give_up(error)
         waiting, self._waiting = self._waiting, []
@@ -568,13 +568,13 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """The store keeps the error of a task that nobody waits for any more."""
+    """Mark the error of a task as retrieved: the store keeps it, and no caller waits for the task."""
     if not task.cancelled():
         task.exception()
 
 
 def _alone(work: Callable[[Outside, str, str], None], outside: Outside, source: str, target: str) -> None:
-    """Do this to a directory that nobody else has."""
+    """Run `work` with the target directory locked."""
     try:
         lock: AbstractContextManager[object] = manifest.lock(outside.disk, target)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Writers:
-    """`check` raises when nobody may write any more. It is asked with the guard held."""
+    """`check` raises when writing is no longer allowed. It is called with the guard held."""
 
     def __init__(self, guard: AbstractContextManager[Any], check: Callable[[], None]) -> None:
         self._guard = guard
@@ -36,7 +36,7 @@ class Writers:
                     self._waiting.get_loop().call_soon_threadsafe(_wake, self._waiting)
 
     async def all_done(self) -> None:
-        """Wait until nobody writes. Called when nobody is let in any more."""
+        """Wait until all writers have finished. Called when no new writer is admitted."""
         with self._guard:
             if not self._count:
                 return

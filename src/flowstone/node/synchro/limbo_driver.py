@@ -402,7 +402,7 @@ class LimboDriver:
         try:
             await transfer
         except asyncio.CancelledError:
-            # The limbo would write the PROMOTE later, when nobody expects it.
+            # The limbo would write the PROMOTE later, when no caller expects it.
             self.cancel_transfer(errors.System("transfer of synchronous queue was cancelled"))
             raise
 

@@ -2,7 +2,7 @@
 
 With elections off, a promotion begins a term and takes over the synchronous queue in it. With elections on, it starts
 an election; the winner of any election takes over the queue automatically. Rules and errors are those of 2.11.9.
-`replication/raft/raft.py` decides who wins, and `replication/limbo/limbo.py` when the queue may change its owner.
+`replication/raft/raft.py` decides elections, and `replication/limbo/limbo.py` when the queue may change its owner.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ WAIT_SECONDS: Final = 2.0
 
 
 class _Quorum(NamedTuple):
-    """The quorum of one member: how many it needs, how many are available (itself included), and who is missing."""
+    """The quorum of one member: how many it needs, how many are available including itself, and the missing members."""
 
     member: Member
     needed: int

@@ -1,1 +1,1 @@
-"""The members of a replica set: who is registered, quorums, and the choice of a peer to join."""
+"""The members of a replica set: registration, quorums, and the choice of a peer to join."""
