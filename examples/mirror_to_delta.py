@@ -1,4 +1,4 @@
-"""Mirror a live server into Delta tables, and query them. Run it again and again: only what is new is read.
+"""Mirror a live server into Delta tables, and query them. Each further run reads only new changes.
 
 python examples/mirror_to_delta.py
 """
@@ -18,7 +18,7 @@ with tempfile.TemporaryDirectory() as work, session("mirror to Delta") as spark:
     lake = Path(work, "lake")
 
     def mirror(uri: str) -> None:
-        """In a shell: flowstone mirror --once URI LAKE; without --once it goes on for ever."""
+        """In a shell: flowstone mirror --once URI LAKE; without --once it runs until it is stopped."""
         if run(["mirror", "--once", uri, str(lake)]):
             raise SystemExit("the mirror failed")
 
@@ -28,7 +28,7 @@ with tempfile.TemporaryDirectory() as work, session("mirror to Delta") as spark:
         shop.sell(500)
         mirror(shop.uri)  # the changes since: INSERTs, and UPDATEs that have only operations
 
-    # Any engine that reads Delta will do; this is delta-rs, which needs no Spark.
+    # Any engine that reads Delta works; this is delta-rs, which needs no Spark.
     orders = DeltaTable(lake / "orders")
     print(f"orders: {len(orders.to_pyarrow_table())} rows in version {orders.version()}")
 

@@ -1,4 +1,4 @@
-"""What the examples read from: a small shop on a Flowstone node in this program. A Tarantool server would do, too."""
+"""The source of the examples: a small shop on a Flowstone node in this program. A Tarantool server works, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CITIES = ("London", "Berlin", "Nairobi", "Lima", "Osaka")
 class ShopNode:
     """`with ShopNode(directory) as shop:` serves two spaces, `customers` and `orders`, at `shop.uri`.
 
-    The node lives on an event loop in a thread of its own, so that a script may wait for Spark meanwhile.
+    The node runs on an event loop in its own thread, so that a script can wait for Spark meanwhile.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -33,15 +33,15 @@ class ShopNode:
 
     @property
     def position(self) -> dict[int, int]:
-        """Where the log is: how many rows each member has written."""
+        """Return the vclock: the number of rows that each member has written."""
         return dict(self._node.info()["vclock"])
 
     def sell(self, count: int) -> None:
-        """So many new orders."""
+        """Insert `count` new orders."""
         self._do(self._sell(count))
 
     def raise_prices(self, percent: int) -> None:
-        """Of everything that was ever sold: the kind of mistake that one wants to look behind."""
+        """Raise the prices of all past orders by mistake, as a reason to look at an earlier state."""
         self._do(self._raise_prices(percent))
 
     async def _sell(self, count: int) -> None:

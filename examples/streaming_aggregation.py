@@ -28,10 +28,10 @@ with tempfile.TemporaryDirectory() as work, session("revenue") as spark, ShopNod
         spark.readStream.format("tarantool")
         .option("uri", shop.uri)
         .option("space", "orders")
-        .option("spoolLocation", f"{work}/spool")  # what was promised to the query lies here until it is committed
+        .option("spoolLocation", f"{work}/spool")  # keeps the rows of offered offsets until Spark has committed them
         .load()  # a snapshot first, then every settled change
     )
-    # The server's own time of a transaction never falls, so a short watermark loses nothing.
+    # The commit timestamps of the server never decrease, so a short watermark drops no rows.
     revenue = (
         changes.where("_operation = 'insert'")
         .withWatermark("_commit_timestamp", "5 seconds")

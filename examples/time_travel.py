@@ -1,4 +1,4 @@
-"""Look at the past: a server's log files hold every state it ever had, and Spark reads any of them.
+"""Read past states: a server's log files contain every state it ever had, and Spark can read any of them.
 
 python examples/time_travel.py
 """
@@ -25,7 +25,7 @@ with tempfile.TemporaryDirectory() as work, session("time travel") as spark:
     states = spark.read.format("xlog").option("space", "orders").option("mode", "state")
 
     now = states.load(str(directory))
-    # The state of then: the newest snapshot before it, and the changes up to it. A time or an LSN will do as well.
+    # The earlier state: the newest snapshot before it, and the changes up to it. A time or an LSN works as well.
     then = states.option("asOf", json.dumps(before)).load(str(directory))
     for when, orders in (("then:", then), ("now: ", now)):
         count, revenue = orders.selectExpr("count(*)", "sum(price)").collect()[0]
@@ -39,7 +39,7 @@ with tempfile.TemporaryDirectory() as work, session("time travel") as spark:
     )
     joined.orderBy("difference", ascending=False).show(3)
 
-    # And who did it: the changes themselves, with the transaction that each belongs to.
+    # The origin of the mistake: the changes themselves, each with its transaction.
     changes = spark.read.format("xlog").option("space", "orders").load(str(directory))
     changes.where("_operation = 'update'").select("_commit_timestamp", "_replica_id", "_lsn", "id", "_operations").show(
         3, truncate=False
