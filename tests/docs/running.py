@@ -32,12 +32,15 @@ from tests.docs.blocks import Block, Page
 from tests.docs.flowstone_command import LISTEN, SPARK, ask
 from tests.docs.substitution import Substitution
 from tests.places import ROOT
+from tests.short_java import VARIABLE as SUBMIT_OPTIONS
 
 BLOCK_SECONDS: Final = 180
 END_SECONDS: Final = 15
 SOURCES: Final = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 SETUPS: Final = Path(__file__).parent / "setups.sh"
 """What hidden blocks may call."""
+KEPT: Final = ("JAVA_HOME", "FLOWSTONE_KERNEL_CACHE", "TMPDIR", SUBMIT_OPTIONS)
+"""Variables that commands of a page inherit: where this machine has things, and how the JVMs of tests start."""
 
 
 class BlockFailed(Exception):
@@ -248,7 +251,7 @@ def environment(directory: Path) -> dict[str, str]:
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.docs.flowstone_command "$@"\n')
     command.chmod(0o755)
     path = [str(commands), str(Path(sys.executable).parent), os.environ["PATH"]]
-    kept = {name: os.environ[name] for name in ("JAVA_HOME", "FLOWSTONE_KERNEL_CACHE", "TMPDIR") if name in os.environ}
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     own = {"PATH": os.pathsep.join(path), "HOME": str(directory), "DOCS_CLONE": str(ROOT)}
     own |= {"TERM": "dumb", "COLUMNS": "120", "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1", "PYTHONPATH": SOURCES}
     return kept | own

@@ -20,14 +20,14 @@ from examples.shop_node import ShopNode
 from flowstone.cli import run
 from flowstone.outside import production
 from flowstone.spark.session import session
-from tests.short_java import QUICK
+from tests.short_java import USE
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import delete, insert, update, whole
 
 SETTINGS = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
-    "spark.executor.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": USE,
     "spark.cores.max": "2",
     "spark.sql.shuffle.partitions": "2",
 }

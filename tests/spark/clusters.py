@@ -20,7 +20,7 @@ import pyspark
 
 from tests.places import ROOT
 from tests.real_tarantool import free_port
-from tests.short_java import QUICK
+from tests.short_java import USE
 
 PACKAGE = Path(pyspark.__file__).parent
 SECONDS = 90.0
@@ -58,10 +58,12 @@ def standalone(directory: Path, hidden: Path) -> Iterator[tuple[str, dict[str, s
         host = ["--host", "127.0.0.1", "--webui-port", str(free_port())]
         log = _run(stack, directory / "master", environment, "master.Master", *host, "--port", str(port))
         _wait(log, "New state: ALIVE")
+        logs = []
         for number in range(WORKERS):
             host = ["--host", "127.0.0.1", "--webui-port", str(free_port())]
             place = directory / f"worker-{number}"
-            log = _run(stack, place, environment, "worker.Worker", *host, "-c", "1", "-m", "1g", address)
+            logs.append(_run(stack, place, environment, "worker.Worker", *host, "-c", "1", "-m", "1g", address))
+        for log in logs:
             _wait(log, "Successfully registered with master")
         yield address, environment
 
@@ -79,7 +81,7 @@ def _environment(directory: Path, hidden: Path) -> dict[str, str]:
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK,
+        "SPARK_DAEMON_JAVA_OPTS": USE,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": os.pathsep.join([str(site), str(ROOT / "src"), str(ROOT)]),
     }

@@ -17,7 +17,17 @@ SECONDS = 800
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture(scope="module", params=[local_cluster, standalone], ids=lambda cluster: cluster.__name__)
+CLUSTERS = [
+    pytest.param(standalone, id="standalone"),
+    pytest.param(
+        local_cluster,
+        id="local_cluster",
+        marks=pytest.mark.full_scale(reason="its executors are the same strangers, without a master of their own"),
+    ),
+]
+
+
+@pytest.fixture(scope="module", params=CLUSTERS)
 def found(request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What the jobs of `cluster_driver` found on one cluster, by their names."""
     directory = tmp_path_factory.mktemp(request.param.__name__)
