@@ -22,6 +22,7 @@ from flowstone.iproto.msgpack import pack
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.outside import production
 from tests.real_tarantool import free_port
+from tests.warm_process import WarmProcess
 
 USER, PASSWORD = "first", "secret"
 START_SECONDS = 60
@@ -37,7 +38,7 @@ class ServedNode:
 
     port: int
     directory: Path
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | WarmProcess
 
     @property
     def uri(self) -> Uri:
@@ -74,20 +75,24 @@ def resident_bytes(pid: int) -> int:
 
 
 COMMAND = (sys.executable, "-m", "flowstone.cli")
+"""An interpreter of its own, for those who measure a node. Without a command, a node is forked (`warm_process.py`)."""
 
 
-def launch(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] = COMMAND) -> ServedNode:
+def launch(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] | None = None) -> ServedNode:
     """A node that has just been started, on a new directory or on one that an earlier node left."""
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     arguments = ["serve", f"--listen=127.0.0.1:{port}", f"--work-dir={directory}", f"--dialect={dialect}"]
     arguments += [f"--user={USER}:{PASSWORD}", *options]
     with (directory / "node.log").open("wb") as log:
-        process = subprocess.Popen([*command, *arguments], stdout=log, stderr=subprocess.STDOUT)
-    return ServedNode(port, directory, process)
+        if command is None:
+            return ServedNode(port, directory, WarmProcess(["flowstone.cli", *arguments], stdout=log))
+        return ServedNode(
+            port, directory, subprocess.Popen([*command, *arguments], stdout=log, stderr=subprocess.STDOUT)
+        )
 
 
-def start(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] = COMMAND) -> ServedNode:
+def start(directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] | None = None) -> ServedNode:
     """A node that says it is ready."""
     node = launch(directory, *options, dialect=dialect, command=command)
     deadline = time.monotonic() + START_SECONDS
@@ -103,7 +108,7 @@ def start(directory: Path, *options: str, dialect: str = "2.6", command: Sequenc
 
 @contextmanager
 def serve(
-    directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] = COMMAND
+    directory: Path, *options: str, dialect: str = "2.6", command: Sequence[str] | None = None
 ) -> Iterator[ServedNode]:
     node = start(directory, *options, dialect=dialect, command=command)
     try:

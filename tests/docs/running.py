@@ -29,10 +29,11 @@ from typing import Final
 
 from tests.docs import comparison
 from tests.docs.blocks import Block, Page
-from tests.docs.flowstone_command import LISTEN, SPARK, ask
+from tests.docs.flowstone_command import LISTEN, SPARK, STARTER, ask
 from tests.docs.substitution import Substitution
 from tests.places import ROOT
 from tests.short_java import VARIABLE as SUBMIT_OPTIONS
+from tests.warm_process import WarmProcess, starter_address
 
 BLOCK_SECONDS: Final = 180
 END_SECONDS: Final = 15
@@ -58,6 +59,7 @@ class PageRun:
         self._interpreter = interpreter
         self._substitution = Substitution(directory)
         self._environment = environment(directory) | {LISTEN: self._substitution.real("127.0.0.1:3301")}
+        self._environment[STARTER] = starter_address()
         if "spark" in page.needs:
             self._environment[SPARK] = str(interpreter)
         self._printed: str | None = None
@@ -226,11 +228,9 @@ def run_page(page: Page, directory: Path, interpreter: Path) -> None:
 def interpreter(directory: Path, *, spark: bool = False) -> Iterator[Path]:
     """The socket of an interpreter, in a process that ends with the block."""
     path, log = directory / "interpreter", directory / "interpreter.log"
-    command = [sys.executable, "-m", "tests.docs.interpreter", str(path), *(["--spark"] if spark else [])]
+    command = ["tests.docs.interpreter", str(path), *(["--spark"] if spark else [])]
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": SOURCES}, stdout=output, stderr=subprocess.STDOUT
-        )
+        process = WarmProcess(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": SOURCES}, stdout=output)
     try:
         deadline = time.monotonic() + BLOCK_SECONDS
         while not path.exists():
