@@ -1,21 +1,19 @@
 """`flowstone`, as the documentation's shell finds it: the command itself, but for those that need Spark.
 
 They run in the process that has a session (`interpreter.py`): a JVM for each of them would take most of the time that
-the documentation may take. The others are forked (`warm_process.py`) and have this process as their deputy: it passes
-signals on to them, and ends as they do.
+the documentation may take. The others are forked, with this process as their deputy (`warm_command.py`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 from collections.abc import Sequence
 from typing import Final
 
-from tests.warm_process import WarmProcess
+from tests import warm_command
 
 SPARK: Final = "DOCS_SPARK"
 """The socket of a process with Spark, where the page has one."""
@@ -50,27 +48,15 @@ def ask(path: str, request: dict[str, object], output: int, errors: int) -> int:
     return int(answer)
 
 
-def forked(command: Sequence[str], starter: str) -> int:
-    """Does what a command does: its exit code, or its end by a signal."""
-    process = WarmProcess(command, stdin=0, stdout=1, stderr=2, starter=starter)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: os.kill(process.pid, number))
-    code = process.wait()
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
-
-
 def main(arguments: Sequence[str]) -> int:
     # How the tests are run is not for the commands to see.
     path, address, starter = os.environ.pop(SPARK, None), os.environ.pop(LISTEN), os.environ.pop(STARTER)
     if path is None or not needs_spark(arguments):
         given = ["--listen", address] if listens_by_default(arguments) else []
-        return forked(["flowstone.cli", *arguments, *given], starter)
+        return warm_command.run(["flowstone.cli", *arguments, *given], starter)
     environment = dict(os.environ)
     return ask(path, {"command": list(arguments), "directory": os.getcwd(), "environment": environment}, 1, 2)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # the streams are those of the command

@@ -5,8 +5,6 @@ All are processes. Every member follows every other; guests may do everything.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from tests.interop.member import Member, eventually
 from tests.interop.mesh import Mesh
 from tests.interop.versions import Binary, binaries
 from tests.real_tarantool import free_port
+from tests.warm_process import WarmProcess
 
 NODES: Final = Binary("no server", (2, 11, 0))
 START_SECONDS: Final = 60.0
@@ -31,7 +30,7 @@ class Dashboard:
     log: Path
     members: list[Member]
     port: int
-    process: subprocess.Popen[bytes] | None = None
+    process: WarmProcess | None = None
 
     @property
     def url(self) -> str:
@@ -44,9 +43,9 @@ class Dashboard:
 
     def start(self) -> None:
         addresses = [member.address for member in self.members]
-        command = [sys.executable, "-m", "flowstone.cli", "dashboard", f"--listen=127.0.0.1:{self.port}", *addresses]
+        command = ["flowstone.cli", "dashboard", f"--listen=127.0.0.1:{self.port}", *addresses]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+            self.process = WarmProcess(command, stdout=log)
         eventually("the dashboard is up", self._is_up, seconds=START_SECONDS)
 
     def _is_up(self) -> bool:

@@ -21,6 +21,7 @@ from flowstone.limestone.format.endpoint import Endpoint
 from flowstone.outside import production
 from tests.cli.conftest import Command
 from tests.limestone.peer import Connector, Master, row, session
+from tests.warm_command import warm
 
 COMMAND = [sys.executable, "-m", "flowstone.cli", "limestone", "replica"]
 
@@ -48,8 +49,10 @@ class Running:
 
 
 @contextmanager
-def started(directory: Path, *options: str, **environment: str) -> Iterator[Running]:
-    command = [*COMMAND, str(directory), "--json", *options]
+def started(directory: Path, *options: str, is_fresh: bool = False, **environment: str) -> Iterator[Running]:
+    """With `is_fresh` it has an interpreter of its own."""
+    replica = COMMAND if is_fresh else (*warm("flowstone.cli"), "limestone", "replica")
+    command = [*replica, str(directory), "--json", *options]
     others = {"env": os.environ | environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **others) as process:  # type: ignore[call-overload]
         try:
@@ -83,15 +86,15 @@ def test_replica_raises_its_limit_of_open_files(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
     try:
-        with started(tmp_path, "--listen", "tcp://127.0.0.1:0") as running:
+        with started(tmp_path, "--listen", "tcp://127.0.0.1:0", is_fresh=True) as running:
             assert resource.prlimit(running.process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_serves_masters_until_a_signal_comes(number: signal.Signals, tmp_path: Path) -> None:
-    with started(tmp_path / "made", "--listen", "tcp://127.0.0.1:0") as running:
+async def test_replica_serves_masters_until_a_signal_comes(number: signal.Signals, tmp_path: Path) -> None:
+    with started(tmp_path / "made", "--listen", "tcp://127.0.0.1:0", is_fresh=True) as running:
         assert running.first["event"] == "listening"
         assert running.first["durable_epoch"] == 0
         for epoch in (1, 2):
@@ -99,7 +102,7 @@ async def test_serves_masters_until_a_signal_comes(number: signal.Signals, tmp_p
             told = [running.next_event()["event"], running.next_event()["event"]]
             assert told == ["connected", "disconnected"]
         assert running.stop(number)[-1] == {"event": "stopped", "durable_epoch": 2}
-    with started(tmp_path / "made", **{ENDPOINT_VARIABLE: "tcp://127.0.0.1:0"}) as running:
+    with started(tmp_path / "made", is_fresh=False, **{ENDPOINT_VARIABLE: "tcp://127.0.0.1:0"}) as running:
         assert running.first["durable_epoch"] == 2
 
 
@@ -107,7 +110,9 @@ async def test_asks_for_the_secret(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("from a file\nnot this\n")
     with started(tmp_path / "a", "--listen", "tcp://[::1]:0", "--secret-file", str(tmp_path / "secret")) as running:
         await write(running.endpoint, 1, "from a file")
-    with started(tmp_path / "b", "--listen", "tcp://127.0.0.1:0", **{SECRET_VARIABLE: "hidden"}) as running:
+    with started(
+        tmp_path / "b", "--listen", "tcp://127.0.0.1:0", is_fresh=False, **{SECRET_VARIABLE: "hidden"}
+    ) as running:
         await write(running.endpoint, 1, "hidden")
         with pytest.raises(AssertionError):
             await write(running.endpoint, 2)

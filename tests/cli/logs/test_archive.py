@@ -20,6 +20,7 @@ from tests.cli.conftest import Command
 from tests.interop.member import eventually
 from tests.node.archived_server import RealServer
 from tests.real_tarantool import free_port
+from tests.warm_command import warm
 from tests.web.exposition import checked
 
 
@@ -172,7 +173,7 @@ def test_without_a_terminal_there_is_no_progress(capsys: pytest.CaptureFixture[s
 def test_an_archive_is_asked_by_http_and_logs_json(server: RealServer, tmp_path: Path) -> None:
     port = free_port()
     options = [f"--http-listen=127.0.0.1:{port}", "--log-format=json"]
-    command = [sys.executable, "-m", "flowstone.cli", "archive", *options, server.uri, str(tmp_path / "archive")]
+    command = [*warm("flowstone.cli"), "archive", *options, server.uri, str(tmp_path / "archive")]
     server.eval("fill(1, 100)")
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     base = f"http://127.0.0.1:{port}"

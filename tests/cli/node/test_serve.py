@@ -18,6 +18,7 @@ import tarantool
 
 from tests import real_tarantool
 from tests.cli.conftest import Command
+from tests.warm_process import WarmProcess
 
 SECONDS = 60
 UNCHANGED = "ignoring node.toml, keeping current settings:"
@@ -25,17 +26,23 @@ NOT_WHILE_IT_RUNS = "Can't set option 'wal_mode' dynamically (ER_RELOAD_CFG, 58)
 
 
 class Served:
-    """A process of `flowstone serve`, with what it has said so far."""
+    """A process of `flowstone serve`, with what it has said so far; with `is_fresh` in an interpreter of its own."""
 
-    def __init__(self, directory: Path, *options: str, **variables: str) -> None:
+    def __init__(self, directory: Path, *options: str, is_fresh: bool = False, **variables: str) -> None:
         self.port = real_tarantool.free_port()
         self._log = directory / f"log-{self.port}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FLOWSTONE_")}
         listens = any(option.startswith("--listen=") for option in options)
         given = options if listens else (f"--listen=127.0.0.1:{self.port}", *options)
-        command = [sys.executable, "-m", "flowstone.cli", "serve", *given]
+        command = ["flowstone.cli", "serve", *given]
+        self.process: subprocess.Popen[bytes] | WarmProcess
         with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, cwd=directory, stderr=log, env=environment | variables)
+            if is_fresh:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", *command], cwd=directory, stderr=log, env=environment | variables
+                )
+            else:
+                self.process = WarmProcess(command, cwd=directory, stdout=1, stderr=log, env=environment | variables)
 
     @property
     def lines(self) -> list[str]:
@@ -68,8 +75,8 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     """Starts processes in a directory of the test's own; those that are left are ended."""
     started: list[Served] = []
 
-    def start(*options: str, **variables: str) -> Served:
-        started.append(Served(tmp_path, *options, **variables))
+    def start(*options: str, is_fresh: bool = False, **variables: str) -> Served:
+        started.append(Served(tmp_path, *options, is_fresh=is_fresh, **variables))
         return started[-1]
 
     yield start
@@ -88,8 +95,9 @@ def greeting(port: int) -> bytes:
         return connection.recv(128)
 
 
-def test_it_says_ready_serves_and_stops(serve: Serve, tmp_path: Path) -> None:
-    served = serve()
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_node_says_ready_serves_and_stops(serve: Serve, tmp_path: Path, is_fresh: bool) -> None:
+    served = serve(is_fresh=is_fresh)
     assert served.wait_for("ready") == "ready"
     assert served.lines[-1] == "ready"
     assert any(f"listening on 127.0.0.1:{served.port}" in line for line in served.lines)

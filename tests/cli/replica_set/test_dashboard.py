@@ -23,17 +23,19 @@ from tests import real_tarantool, served_node
 from tests.cli.conftest import Command
 from tests.interop.member import eventually
 from tests.real_tarantool import free_port
+from tests.warm_command import warm
 
 SECONDS = 30
 COMMAND = (sys.executable, "-m", "flowstone.cli", "dashboard")
 
 
 @contextmanager
-def running(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the address that it prints."""
+def running(*arguments: str, is_fresh: bool = False, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and the address that it prints; with `is_fresh` it has an interpreter of its own."""
     pipe = subprocess.PIPE
+    command = COMMAND if is_fresh else (*warm("flowstone.cli"), "dashboard")
     process = subprocess.Popen(
-        [*COMMAND, *arguments], stdout=pipe, stderr=pipe, text=True, env=os.environ | environment
+        [*command, *arguments], stdout=pipe, stderr=pipe, text=True, env=os.environ | environment
     )
     try:
         assert process.stdout is not None
@@ -66,11 +68,12 @@ def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
     assert "Exit codes:" in text
 
 
-def test_it_prints_the_address_of_a_page_and_runs_until_a_signal(tmp_path: Path) -> None:
+def test_dashboard_prints_the_address_of_a_page_and_runs_until_a_signal(tmp_path: Path) -> None:
     login = {"TT_CLI_USERNAME": served_node.USER, "TT_CLI_PASSWORD": served_node.PASSWORD}
     with served_node.serve(tmp_path, dialect="2.11") as node:
+        arguments = ("--listen", "127.0.0.1:0", f"127.0.0.1:{node.port}")
         for number in (signal.SIGTERM, signal.SIGINT):
-            with running("--listen", "127.0.0.1:0", f"127.0.0.1:{node.port}", **login) as (process, page):
+            with running(*arguments, is_fresh=True, **login) as (process, page):
                 assert page.startswith("http://127.0.0.1:")
                 state = answered(page)
                 assert state["sets"][0]["members"][0]["mode"] == "rw"
@@ -116,7 +119,7 @@ def test_advice_on_another_name_can_be_followed() -> None:
     assert TOKEN_VARIABLE in advice
     assert "add the name to http_hosts of flowstone serve" in advice
     assert "http_hosts" in PROCESS_OPTIONS
-    with running("--listen", "127.0.0.1:0", silent, **{TOKEN_VARIABLE: token}) as (_, page):
+    with running("--listen", "127.0.0.1:0", silent, is_fresh=False, **{TOKEN_VARIABLE: token}) as (_, page):
         assert state_at(page.partition("?")[0], Host="board.example", Authorization=f"Bearer {token}")["sets"]
 
 
