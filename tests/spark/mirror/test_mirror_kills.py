@@ -14,7 +14,7 @@ import signal
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from threading import Semaphore, Thread
@@ -46,7 +46,12 @@ from tests.web.exposition import checked
 
 ROWS_BEFORE = 20_000 if FULL else 1_000
 CHANGES = 200_000 if FULL else 7_000
-KILLS = 10 if FULL else 2
+KILLS = ("opened", "progress") * (5 if FULL else 1)
+"""What a mirror has said when its last seconds begin: that it is open, which is before its first snapshot or batch; or
+that a batch is done."""
+
+HISTORY_KILLS = KILLS if FULL else KILLS[1:]
+SECONDS_LEFT_MAX = 4.0 if FULL else 2.0
 CHUNK = 250
 GHOST = "ghost"
 """In every row that is going to be rolled back, and in no other."""
@@ -90,9 +95,10 @@ class Load(Thread):
     A part begins when it is released. `problem` is what ended it before its time.
     """
 
-    def __init__(self, member: Member, seed: int) -> None:
+    def __init__(self, member: Member, seed: int, parts: int) -> None:
         super().__init__(daemon=True)
         self.member = member
+        self.parts = parts
         self.plain = Workload(seed, has_definitions=False, is_synchronous=True)
         self.defining = Workload(seed, writer=0)
         self.released = Semaphore(0)
@@ -103,7 +109,7 @@ class Load(Thread):
         chunks = CHANGES // CHUNK
         try:
             for number in range(chunks):
-                if number * (KILLS + 1) // chunks != (number - 1) * (KILLS + 1) // chunks:
+                if number * self.parts // chunks != (number - 1) * self.parts // chunks:
                     self.released.acquire()
                 workload.run(self.member, self.plain.steps(CHUNK))
                 if number % 8 == 1:
@@ -135,19 +141,21 @@ def snapshot_first(member: Member) -> None:
     workload.run(member, Workload(1, has_definitions=False, is_synchronous=True).steps(ROWS_BEFORE))
 
 
-def kill_often(arguments: list[str], directory: Path, load: Load, kills: int, seed: int) -> list[MirrorProcess]:
+def kill_often(
+    arguments: list[str], directory: Path, load: Load, kills: Sequence[str], seed: int
+) -> list[MirrorProcess]:
     """Runs mirrors while the load goes on, and kills all but the last; that one is stopped when it has everything."""
     random = Random(seed)
     runs: list[MirrorProcess] = []
     load.start()
-    for number in range(kills):
+    for kill in kills:
         runs.append(MirrorProcess(arguments, directory))
         # In the first snapshot, in any batch, between two commits: wherever it happens to be.
         runs[-1].wait_for("its beginning", lambda event: event["event"] == "opened")
         load.released.release()
-        if number % 2:
+        if kill == "progress":
             runs[-1].wait_for("its first batch", lambda event: event["event"] == "progress" and event["changes"] > 0)
-        time.sleep(random.uniform(0.0, 4.0))
+        time.sleep(random.uniform(0.0, SECONDS_LEFT_MAX))
         runs[-1].kill()
     port = free_port()
     runs.append(MirrorProcess([f"--http-listen=127.0.0.1:{port}", *arguments], directory))
@@ -235,7 +243,7 @@ def nodes(tmp_path: Path) -> Iterator[Cluster]:
 def test_a_killed_mirror_of_the_real_server_is_what_the_server_is(java: None, real: Cluster, tmp_path: Path) -> None:
     source, lake = real.real("source"), tmp_path / "lake"
     snapshot_first(source)
-    load = Load(source, 2)
+    load = Load(source, 2, len(KILLS) + 1)
     runs = kill_often([*OPTIONS, source.uri, str(lake)], tmp_path, load, KILLS, seed=3)
     check_same(lake, source)
     check_no_ghosts(lake)
@@ -251,9 +259,9 @@ def test_a_killed_history_of_a_cluster_has_each_settled_change_once(java: None, 
     snapshot_first(leader)
     for each in others:
         each.catch_up(leader)
-    load = Load(leader, 4)
+    load = Load(leader, 4, len(HISTORY_KILLS) + 1)
     members = ",".join(each.uri for each in (leader, *others))
-    runs = kill_often(["--history", *OPTIONS, members, str(lake)], tmp_path, load, KILLS, seed=5)
+    runs = kill_often(["--history", *OPTIONS, members, str(lake)], tmp_path, load, HISTORY_KILLS, seed=5)
     begun = next(event["position"]["1"] for run in runs for event in run.events if event["event"] == "snapshot")
     check_same(lake, leader, history=True)
     check_no_ghosts(lake)
