@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from textwrap import shorten
@@ -96,14 +96,28 @@ class Outcome:
         return "VIOLATED" if self.violations else "ok"
 
 
-def run(seed: int, *, is_verbose: bool = False) -> Outcome:
-    """The run of a seed. What goes wrong in it, an exception of the simulation included, is a violation."""
+class _Found(Exception):
+    """The run has shown what it was to show, and need not go on."""
+
+
+IsFound = Callable[[Sequence[str]], bool]
+
+
+def run(seed: int, *, is_verbose: bool = False, until: IsFound | None = None) -> Outcome:
+    """The run of a seed. What goes wrong in it, an exception of the simulation included, is a violation.
+
+    It ends at the first moment at which `until` holds of the violations so far, and else when all its phases are over.
+    """
     begun = time.process_time()
     sim = Simulation(seed, is_verbose=is_verbose)
     sim.loop.deadline = DEADLINE_SECONDS
     this = _Run(sim, plan(seed))
+    if until is not None:
+        this.end_when(until)
     try:
         sim.run(lambda _: this.go())
+    except _Found:
+        pass
     except Exception as error:
         this.violations.append(_in_words(error))
     this.violations += [failure for failure in sim.failures if failure not in "\n".join(this.violations)]
@@ -147,6 +161,21 @@ class _Run:
         )
         self.limestone = limestone_of(sim, Random(f"{sim.seed}/limestone")) if plan.has_limestone else None
         self._begun = 0.0
+
+    def end_when(self, is_found: IsFound) -> None:
+        """Raise `_Found` at the first moment at which the violations so far satisfy `is_found`."""
+        seen = 0
+
+        def look() -> None:
+            nonlocal seen
+            lists = self.violations, self.watchers.violations, self.set.violations, self.clients.surprises
+            count = sum(map(len, lists)) + len(self.sim.failures)
+            if count > seen:  # they only ever grow
+                seen = count
+                if is_found([*(each for violations in lists for each in violations), *self.sim.failures]):
+                    raise _Found
+
+        self.sim.loop.before_jump.append(look)
 
     async def go(self) -> None:
         self._phase("begins")

@@ -32,11 +32,14 @@ UNWATCHED: Final = {
 
 
 def search(name: str, first: int, words: str = "") -> Outcome:
-    """The first run, of the ordinary seeds from `first` on and then of those before it, that finds it by its words."""
+    """The first run, of the ordinary seeds from `first` on and then of those before it, that finds it by its words.
+
+    Outside of the full scale a run ends when it has found it: what else the bug does later is not asked.
+    """
     mutation = replace(MUTATIONS[name], words=words or MUTATIONS[name].words)
     with mutation():
         for seed in (*range(first, RUNS_MAX), *range(first)):
-            outcome = run(seed)
+            outcome = run(seed, until=None if FULL else mutation.is_found)
             if misfits := [each for each in outcome.violations if DOES_NOT_FIT.search(each)]:
                 pytest.fail(f"the patch {name} does not fit the code, by seed {seed}: {misfits[0]}")
             if mutation.is_found(outcome.violations):
