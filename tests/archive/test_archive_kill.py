@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,8 +17,10 @@ from flowstone.outside import production
 from tests.conftest import FULL
 from tests.interop.versions import ANY, Binary, parameters
 from tests.node.archived_server import SCHEMA, RealServer
+from tests.warm_process import WarmProcess
 
 ROUNDS = 60 if FULL else 6
+SECONDS = 120
 
 WRITER = r"""
 box.schema.space.create('left', {if_not_exists=true}):create_index('pk', {if_not_exists=true})
@@ -43,19 +43,32 @@ end)
 """
 
 
-def start_archive(server: RealServer, directory: Path, *options: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "flowstone.cli", "archive", server.uri, str(directory), "--wal-max-size=300000"]
-    return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+class Archive:
+    """`flowstone archive` of a server, and what it has printed."""
 
+    def __init__(self, server: RealServer, directory: Path, *options: str) -> None:
+        command = ["flowstone.cli", "archive", server.uri, str(directory), "--wal-max-size=300000", *options]
+        self._log = directory.with_suffix(".log")
+        with self._log.open("wb") as log:
+            self._process = WarmProcess(command, stdout=log)
 
-def wait_for_following(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdout is not None
-    seen = b""
-    for line in process.stdout:
-        seen += line
-        if b"following" in line:
-            return
-    raise AssertionError(seen.decode())
+    def wait_following(self) -> None:
+        deadline = time.monotonic() + SECONDS
+        while "following" not in self._log.read_text():
+            assert self._process.poll() is None, self._log.read_text()
+            assert time.monotonic() < deadline, self._log.read_text()
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def assert_done(self) -> None:
+        """It ends by itself, or has been told to."""
+        assert self._process.wait(SECONDS) == 0, self._log.read_text()
 
 
 @pytest.mark.real
@@ -69,33 +82,28 @@ def test_whatever_is_killed_the_archive_is_what_the_server_has(
     directory = tmp_path / "archive"
     real = RealServer(tmp_path / "master", setup=SCHEMA + WRITER, cfg="checkpoint_count=100", binary=binary.path)
     with real as server:
-        process = start_archive(server, directory, *options)
+        archive = Archive(server, directory, *options)
         try:
             for _ in range(ROUNDS):
                 if rng.random() < 0.8:
-                    wait_for_following(process)
+                    archive.wait_following()
                 time.sleep(rng.uniform(0.0, 1.5))
                 if rng.random() < 0.4:
                     server.kill()
                     server.start()
                 else:
-                    process.kill()
-                    process.communicate()
-                    process = start_archive(server, directory, *options)
-            process.kill()
-            process.communicate()
-            process = start_archive(server, directory, *options)
-            wait_for_following(process)
+                    archive.kill()
+                    archive = Archive(server, directory, *options)
+            archive.kill()
+            archive = Archive(server, directory, *options)
+            archive.wait_following()
         finally:
-            process.terminate()
-            output = process.communicate(timeout=60)[0].decode()
-        assert process.returncode == 0, output
+            archive.terminate()
+        archive.assert_done()
         server.setup = SCHEMA
         server.stop()
         server.start()
-        last = start_archive(server, directory, *options, "--once")
-        output = last.communicate(timeout=120)[0].decode()
-        assert last.returncode == 0, output
+        Archive(server, directory, *options, "--once").assert_done()
         shutil.copytree(directory, tmp_path / "copy")
         dump, vclock, log = server.recovered(tmp_path / "copy")
         assert vclock == server.vclock()

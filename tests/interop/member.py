@@ -10,20 +10,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import unpack
 from tests.interop.client import Client, Disconnected
-from tests.places import ROOT
 from tests.real_tarantool import free_port
 from tests.served_node import GUEST_IS_SUPER, PASSWORD, PRIVILEGE, USER
+from tests.warm_process import WarmProcess
 
 REPLICATOR: Final = ("replicator", "secret")
 SERVER_LUA: Final = Path(__file__).with_name("server.lua")
@@ -88,7 +87,7 @@ class Member(ABC):
         self.directory = directory
         self.port = free_port()
         self.options = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
         self._client: Client | None = None
         directory.mkdir(parents=True)
 
@@ -122,13 +121,10 @@ class Member(ABC):
     # --- life ---
 
     @abstractmethod
-    def _command(self) -> list[str]: ...
+    def _start_process(self, log: IO[bytes]) -> subprocess.Popen[bytes] | WarmProcess: ...
 
     @abstractmethod
     def _is_ready(self, log: str) -> bool: ...
-
-    def _environment(self) -> dict[str, str]:
-        return dict(os.environ)
 
     @abstractmethod
     def settle(self) -> None:
@@ -141,14 +137,7 @@ class Member(ABC):
         self._forget()
         self._log_before = len(self.log())
         with (self.directory / "member.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command(),
-                cwd=self.directory,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            self._process = self._start_process(log)
 
     def start(self, **options: Any) -> None:
         """Starts the process and waits until it serves."""
@@ -324,10 +313,16 @@ class RealMember(Member):
         super().__init__(name, directory, **options)
         self.binary = binary
 
-    def _command(self) -> list[str]:
+    def _start_process(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         options = {"listen": self.address, "log_level": 5, "memtx_memory": 64 * 1024 * 1024} | self.options
         (self.directory / "cfg.json").write_text(json.dumps(options))
-        return [self.binary, str(SERVER_LUA)]
+        return subprocess.Popen(
+            [self.binary, str(SERVER_LUA)],
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
     def _is_ready(self, log: str) -> bool:
         return "READY" in log.splitlines()
@@ -357,15 +352,13 @@ class NodeMember(Member):
         super().__init__(name, directory, **options)
         self.dialect = dialect
 
-    def _command(self) -> list[str]:
+    def _start_process(self, log: IO[bytes]) -> WarmProcess:
         options = {"listen": self.address, "work_dir": str(self.directory), "dialect": self.dialect} | self.options
-        command = [sys.executable, "-m", "tests.interop.node_program", "serve", f"--user={USER}:{PASSWORD}"]
-        return command + [_argument(name, value) for name, value in options.items() if value is not None]
-
-    def _environment(self) -> dict[str, str]:
-        """Without what is meant for the tests: a node would take it for options."""
-        inherited = {name: value for name, value in os.environ.items() if name not in OF_TESTS}
-        return inherited | {"PYTHONPATH": str(ROOT)}
+        command = ["tests.interop.node_program", "serve", f"--user={USER}:{PASSWORD}"]
+        command += [_argument(name, value) for name, value in options.items() if value is not None]
+        # Without what is meant for the tests: a node would take it for options.
+        environment = {name: value for name, value in os.environ.items() if name not in OF_TESTS}
+        return WarmProcess(command, cwd=self.directory, env=environment, stdout=log)
 
     def _is_ready(self, log: str) -> bool:
         return "ready" in log.splitlines()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,23 +16,22 @@ from tests.interop.mesh import Mesh, election, wait_until
 from tests.interop.test_killed_leader import Load
 from tests.interop.versions import fits
 from tests.judges.files import list_files
+from tests.warm_process import WarmProcess
 
 ROUNDS = 20 if FULL else 1
 WRITERS = 30
 
 
 @contextmanager
-def archived(member: Member, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def archived(member: Member, directory: Path) -> Iterator[WarmProcess]:
     """`flowstone archive` of a member, ended as an operator does it."""
-    command = [sys.executable, "-m", "flowstone.cli", "archive", member.uri, str(directory)]
     with (directory.parent / "archive.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            process.wait(SECONDS)
+        process = WarmProcess(["flowstone.cli", "archive", member.uri, str(directory)], stdout=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
 
 
 def _pause_leaders(mesh: Mesh, directory: Path, *, loses_nothing: bool) -> None:
