@@ -275,12 +275,14 @@ class Promise:
 
 
 async def watch(addresses: Sequence[str], promise: Promise, is_over: Callable[[], bool], pause: float = 1.0) -> None:
-    """Look at the servers again and again, and let `promise` judge."""
+    """Look at the servers until `is_over`, at least once, and let `promise` judge."""
     survey = Survey(production(), [parse_uri(address) for address in addresses], timeout=ANSWER_SECONDS)
     try:
-        while not is_over():
+        while True:
             sets = await survey.look()
             promise.look(sets, explain(sets), time.monotonic())
+            if is_over():
+                break
             await asyncio.sleep(pause)
     finally:
         await survey.close()
@@ -288,12 +290,10 @@ async def watch(addresses: Sequence[str], promise: Promise, is_over: Callable[[]
 
 def broken_promises(addresses: Sequence[str], *, seconds: float = PROMISE_SECONDS, pause: float = 0.2) -> list[str]:
     """Look as long as something is unexplained: where all is well, or explained, once."""
-    promise, looks = Promise(seconds=seconds), 0
+    promise = Promise(seconds=seconds)
 
     def is_over() -> bool:
-        nonlocal looks
-        looks += 1
-        return looks > 1 and (bool(promise.broken) or not promise.is_pending())
+        return bool(promise.broken) or not promise.is_pending()
 
     asyncio.run(watch(addresses, promise, is_over, pause))
     return promise.broken
