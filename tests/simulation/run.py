@@ -106,7 +106,7 @@ IsFound = Callable[[Sequence[str]], bool]
 def run(seed: int, *, is_verbose: bool = False, until: IsFound | None = None) -> Outcome:
     """The run of a seed. What goes wrong in it, an exception of the simulation included, is a violation.
 
-    It ends at the first moment at which `until` holds of the violations so far, and else when all its phases are over.
+    It ends at the first moment at which `until` holds of the violations of that moment, and else behind all its phases.
     """
     begun = time.process_time()
     sim = Simulation(seed, is_verbose=is_verbose)
@@ -163,16 +163,15 @@ class _Run:
         self._begun = 0.0
 
     def end_when(self, is_found: IsFound) -> None:
-        """Raise `_Found` at the first moment at which the violations so far satisfy `is_found`."""
-        seen = 0
+        """Raise `_Found` at the first moment at which new violations satisfy `is_found`."""
+        seen = [0] * 5
 
         def look() -> None:
-            nonlocal seen
             lists = self.violations, self.watchers.violations, self.set.violations, self.clients.surprises
-            count = sum(map(len, lists)) + len(self.sim.failures)
-            if count > seen:  # they only ever grow
-                seen = count
-                if is_found([*(each for violations in lists for each in violations), *self.sim.failures]):
+            new = [each for start, told in zip(seen, (*lists, self.sim.failures), strict=True) for each in told[start:]]
+            if new:
+                seen[:] = map(len, (*lists, self.sim.failures))
+                if is_found(new):
                     raise _Found
 
         self.sim.loop.before_jump.append(look)
