@@ -15,7 +15,7 @@ from tests.conftest import FULL
 from tests.replication.cluster_member import Member
 from tests.replication.cluster_world import World
 
-SCHEDULES = 10_000 if FULL else 200
+SCHEDULES = 10_000 if FULL else 100
 CHAOS_S, CALM_S, SETTLE_S = 6.0, 2.0, 0.4
 
 
