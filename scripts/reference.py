@@ -178,21 +178,28 @@ def errors() -> str:
     )
 
 
+ROOMS: Final = (
+    *("archive", "box", "client", "columns", "history", "iproto", "limestone"),
+    *("node", "outside", "replica", "replication", "text", "xlog"),
+)
+"""The packages that need no extra."""
+
+
 def _own_errors() -> Iterator[tuple[str, str]]:
-    """The classes that a user of the library can meet, from the rooms that need no extra."""
+    """Yield the error classes that a user of the library can meet, with their first sentences."""
     from importlib import import_module
     from pkgutil import walk_packages
 
-    from flowstone import box, history, iproto, limestone, node, outside, replication, xlog
     from flowstone.iproto.errors import TarantoolError
 
-    for room in (box, history, iproto, limestone, node, outside, replication, xlog):
+    for name in ROOMS:
+        room = import_module(f"flowstone.{name}")
         for module in walk_packages(room.__path__, f"{room.__name__}."):
-            for name, kind in vars(import_module(module.name)).items():
-                if not isinstance(kind, type) or kind.__module__ != module.name or name.startswith("_"):
+            for error, kind in vars(import_module(module.name)).items():
+                if not isinstance(kind, type) or kind.__module__ != module.name or error.startswith("_"):
                     continue
                 if issubclass(kind, FlowstoneError) and not issubclass(kind, TarantoolError):
-                    yield f"{module.name}.{name}", _first_sentence(kind)
+                    yield f"{module.name}.{error}", _first_sentence(kind)
     for kind in (FlowstoneError, *FlowstoneError.__subclasses__()):
         if kind.__module__ == "flowstone.errors":
             yield f"flowstone.errors.{kind.__name__}", _first_sentence(kind)
