@@ -118,7 +118,7 @@ async def test_nobody_there() -> None:
     ("kind", "answer", "expected"),
     [
         (SessionBegin, messages.encode(Error(13, "Unsupported protocol version: 2")), "error 13, 'Unsupported"),
-        (SessionBegin, ACK, "unexpected answer to SESSION_BEGIN: Ack"),
+        (SessionBegin, ACK, "unexpected answer to SESSION_BEGIN: CommonAck"),
         (SessionBegin, None, "connection closed by the replica"),
         (SessionBegin, b"\x77", "unknown message type 0x77"),
     ],
@@ -137,7 +137,7 @@ async def test_a_replica_that_does_not_want_us(kind: type, answer: bytes | None,
     [
         (messages.encode(Error(20, "Too many log channels")), "LOG_CHANNEL_CREATE rejected: error 20"),
         (None, "connection closed by the replica"),
-        (ACK + ACK, "unexpected Ack: no request is pending"),
+        (ACK + ACK, "unexpected CommonAck: no request is pending"),
     ],
 )
 async def test_a_log_channel_that_is_refused_ends_it(answer: bytes | None, expected: str) -> None:
