@@ -28,8 +28,8 @@ from bench.measure import Result, alternate, seconds
 from flowstone.iproto.greeting import GREETING_SIZE
 from flowstone.iproto.uri import parse_uri
 from flowstone.replication.messages import FetchSnapshot, encode_fetch_snapshot
-from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
-from flowstone.spark.session import session
+from flowstone.spark.mirror.mirror_run import LakePlace, MirrorOptions, MirrorRun
+from flowstone.spark.spark_session import session
 from tests.interop.member import RealMember
 from tests.served_node import resident_bytes
 
@@ -115,7 +115,7 @@ def _mirror(spark: SparkSession, source: Any, lake: Path) -> None:
     if lake.exists():
         shutil.rmtree(lake)
     place = LakePlace.of(str(lake), None, is_masked=False, has_live=not isinstance(source, str))
-    Mirror(spark, [source], place, MirrorOptions(once=True)).run()
+    MirrorRun(spark, [source], place, MirrorOptions(once=True)).run()
 
 
 def _directory_beside_parquet(spark: SparkSession, source: Path, directory: Path, rows: int) -> Result:

@@ -31,9 +31,9 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark import register
 from flowstone.spark.index.log_index import ArchiveIndex
-from flowstone.spark.session import session
 from flowstone.spark.sources.change_batches import read_slice
 from flowstone.spark.sources.change_contract import ChangeContract
+from flowstone.spark.spark_session import session
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.writer import SnapWriter
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.measure import Result
 from flowstone.spark import register
-from flowstone.spark.session import session
+from flowstone.spark.spark_session import session
 from tests.node.archived_server import RealServer
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from flowstone.cli import run
-from flowstone.spark.session import session
+from flowstone.spark.spark_session import session
 from shop_node import ShopNode
 
 with tempfile.TemporaryDirectory() as work, session("mirror to Delta") as spark:

@@ -69,7 +69,7 @@ def tarantool() -> object:
 @pytest.fixture(scope="session")
 def java() -> None:
     """Absent Java: a failure where CI=true, else a skip that says so."""
-    from flowstone.spark.session import SparkUnavailable, check_java
+    from flowstone.spark.spark_session import SparkUnavailable, check_java
     from tests import short_java
 
     try:

@@ -29,7 +29,7 @@ SECONDS = 300
 PROGRAM = f"""
 import sys
 from flowstone.spark import register, session as sessions
-from flowstone.spark.session import session
+from flowstone.spark.spark_session import session
 
 sessions.STOP_SECONDS = {SECONDS}  # it writes the archive when it ends, which may take longer than an end else may
 with session("classes", master="local[2]", memory="600m") as spark:

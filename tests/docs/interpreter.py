@@ -102,7 +102,7 @@ def main(path: str, *options: str) -> None:
         spark = None
         if "--spark" in options:
             import flowstone.spark
-            from flowstone.spark.session import session
+            from flowstone.spark.spark_session import session
 
             spark = stack.enter_context(session("documentation", master="local[2]"))
             flowstone.spark.register(spark)

@@ -19,7 +19,7 @@ import flowstone.spark
 from examples.shop_node import ShopNode
 from flowstone.cli import run
 from flowstone.outside import production
-from flowstone.spark.session import session
+from flowstone.spark.spark_session import session
 from tests.short_java import USE
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import delete, insert, update, whole

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from flowstone.spark.session import session
+from flowstone.spark.spark_session import session
 from tests.places import ROOT
 from tests.spark.live_servers import server
 

@@ -13,7 +13,7 @@ from flowstone.iproto.msgpack import unpack
 from flowstone.lake.masks import Masking
 from flowstone.spark.lake import Lake
 from flowstone.spark.mirror.choice import MirrorChoice
-from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
+from flowstone.spark.mirror.mirror_run import LakePlace, MirrorOptions, MirrorRun
 from flowstone.spark.mirror.progress import MirrorEvent
 
 
@@ -30,7 +30,7 @@ def mirror_once(
         is_masked=bool(options["masking"]),
         has_live=any(not isinstance(each, str) for each in sources),
     )
-    Mirror(spark, sources, place, MirrorOptions(once=True, **options), on_event=told.append).run()
+    MirrorRun(spark, sources, place, MirrorOptions(once=True, **options), on_event=told.append).run()
     return told
 
 

@@ -25,7 +25,7 @@ from flowstone.iproto.msgpack import pack, unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
-from flowstone.spark.verify.digests import DIFFERS, MISSING_IN_A, MISSING_IN_B
+from flowstone.spark.verification.digests import DIFFERS, MISSING_IN_A, MISSING_IN_B
 from flowstone.xlog.meta import Meta
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.writer import SnapWriter

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.lake.table_schema import NOTE, LakeSchema
 from flowstone.spark.lake import Lake
-from flowstone.spark.verify.digests import DIFFERS, MISSING_IN_A, MISSING_IN_B, TWICE
+from flowstone.spark.verification.digests import DIFFERS, MISSING_IN_A, MISSING_IN_B, TWICE
 from tests.spark.planted import SPACE
 
 

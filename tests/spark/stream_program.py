@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 
 from flowstone.spark import register
-from flowstone.spark.session import session
+from flowstone.spark.spark_session import session
 
 
 def main(uri: str, directory: Path, batch_rows: str) -> None:

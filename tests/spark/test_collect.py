@@ -13,7 +13,7 @@ from flowstone.spark.collect import rows_of
 DYING = """
 import os, signal, threading, time
 from flowstone.spark.collect import rows_of
-from flowstone.spark.session import session
+from flowstone.spark.spark_session import session
 
 with session("dying", master="local[1]", memory="512m") as spark:
     java = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())

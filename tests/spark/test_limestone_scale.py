@@ -25,7 +25,7 @@ from flowstone.limestone.store.blocking import Datastore
 from flowstone.limestone.store.compaction import write_here
 from flowstone.limestone.store.recovery import recover
 from flowstone.outside import production
-from flowstone.spark.restore.limestone_compact import writer
+from flowstone.spark.restoration.limestone_compact import writer
 from tests.conftest import FULL
 from tests.spark.limestone_directories import WrittenDirectory, clear, snippet
 

@@ -68,7 +68,7 @@ def test_spark_does_not_start_for_a_source_that_is_away(
     def start(*arguments: object, **options: object) -> None:
         raise AssertionError("nothing is to be mirrored")
 
-    monkeypatch.setattr("flowstone.spark.session.session", start)
+    monkeypatch.setattr("flowstone.spark.spark_session.session", start)
     monkeypatch.chdir(tmp_path)
     address = f"127.0.0.1:{free_port()}"
     assert run(["mirror", "--mask=users.email=null", "--spool=SPOOL", address, "LAKE"]) == 1

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from flowstone.cli import run
 from flowstone.cli.lake.verify import show
-from flowstone.spark.verify.report import ShownDifference, SideReport, SpaceResult, VerifyReport, WrongRow
-from flowstone.spark.verify.tuple_differences import FieldDifference
+from flowstone.spark.verification.report import ShownDifference, SideReport, SpaceResult, VerifyReport, WrongRow
+from flowstone.spark.verification.tuple_differences import FieldDifference
 
 A = SideReport("node", "127.0.0.1:3301", "uuid", {1: 421, 2: 7})
 B = SideReport("lake", "/lake/[db1]", "uuid", {1: 421, 2: 7})
@@ -107,7 +107,7 @@ def test_only_late_is_said_to_be_equal_up_to_there() -> None:
 def test_trouble_is_one_line_and_2_and_spark_is_not_started(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowstone.spark.session.session", None)
+    monkeypatch.setattr("flowstone.spark.spark_session.session", None)
     assert run(["verify", "--wait", "0", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

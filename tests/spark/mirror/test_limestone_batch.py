@@ -14,7 +14,7 @@ from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.lake import Lake
 from flowstone.spark.mirror import limestone_batch as limestone_mirror
 from flowstone.spark.mirror import tables as mirror_tables
-from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
+from flowstone.spark.mirror.mirror_run import LakePlace, MirrorOptions, MirrorRun
 from flowstone.spark.mirror.progress import MirrorEvent
 from flowstone.spark.mirror.start_checks import OtherSettings, check_start
 from tests.spark.limestone_directories import (
@@ -36,7 +36,7 @@ class Mirrored:
 
     def run(self, **options: Any) -> None:
         options = {"once": True, "compact_every": None, "vacuum_after": None, **options}
-        Mirror(
+        MirrorRun(
             self.spark,
             [self.directory.path],
             LakePlace(self.lake),

@@ -12,7 +12,7 @@ from flowstone.iproto.uri import parse_uri
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex
-from flowstone.spark.mirror import mirror
+from flowstone.spark.mirror import mirror_run
 from flowstone.spark.mirror.sources import DirectorySource, LiveSource, MirrorBusy, server_version
 from flowstone.spark.sources.tarantool.spool import facts_of
 from tests.node.archived_server import RealServer
@@ -106,7 +106,7 @@ def test_once_does_not_wait_for_what_waits_for_a_quorum() -> None:
         received = VClock({1: 9})
         index = SimpleNamespace(settled=VClock({1: 7}))
 
-    stream = mirror._Stream(Source(), VClock({1: 6}), target=VClock({1: 9}))  # type: ignore[arg-type]
+    stream = mirror_run._Stream(Source(), VClock({1: 6}), target=VClock({1: 9}))  # type: ignore[arg-type]
     assert not stream.is_done
     stream.position = VClock({1: 7})
     assert stream.is_done

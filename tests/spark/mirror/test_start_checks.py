@@ -21,7 +21,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.lake import Lake, LakeProgress
 from flowstone.spark.mirror.choice import MirrorChoice, WrongChoice
-from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
+from flowstone.spark.mirror.mirror_run import LakePlace, MirrorOptions, MirrorRun
 from flowstone.spark.mirror.sources import DirectorySource, MirrorBusy
 from flowstone.spark.mirror.spark_table import EXTENSION
 from flowstone.spark.mirror.start_checks import OtherSettings, WrongPlace, check_start, made, origin_of
@@ -74,12 +74,12 @@ def mode(path: str) -> int:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that starts, and has nothing to do."""
-    monkeypatch.setattr(Mirror, "_batch_job", lambda self, stack: None)
-    monkeypatch.setattr(Mirror, "_loop", lambda self: None)
+    monkeypatch.setattr(MirrorRun, "_batch_job", lambda self, stack: None)
+    monkeypatch.setattr(MirrorRun, "_loop", lambda self: None)
 
 
 def start(sources: list[Any], lake: Path, spool: Path, options: MirrorOptions) -> None:
-    Mirror(cast(SparkSession, None), sources, LakePlace(str(lake), str(spool)), options).run()
+    MirrorRun(cast(SparkSession, None), sources, LakePlace(str(lake), str(spool)), options).run()
 
 
 @pytest.mark.usefixtures("without_spark")
@@ -206,8 +206,8 @@ def test_catalog_without_the_schema_is_refused_before_anything_is_made(archive: 
     session = cast(SparkSession, DeltaSession())
     place = LakePlace(str(tmp_path / "lake"), str(tmp_path / "spool"))
     with nothing_new(tmp_path), pytest.raises(WrongPlace, match=r"--catalog shop: no such schema .*; create it"):
-        Mirror(session, [archive.directory], place, MirrorOptions(catalog="shop")).run()
-    Mirror(session, [archive.directory], place, MirrorOptions(catalog="default")).run()
+        MirrorRun(session, [archive.directory], place, MirrorOptions(catalog="shop")).run()
+    MirrorRun(session, [archive.directory], place, MirrorOptions(catalog="default")).run()
 
 
 def test_a_lake_that_is_written_to_is_refused(archive: WrittenArchive, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def _show_lake(directory: Path, seconds: float) -> int:
 
     extras.need("spark", "flowstone demo")
     from flowstone.cli.demo.lake import Scale, show_lake
-    from flowstone.spark.session import check_java
+    from flowstone.spark.spark_session import check_java
 
     check_java()
     return event_loop.run(show_lake(directory, Console(), Scale(seconds)))

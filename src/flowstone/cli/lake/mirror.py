@@ -1,6 +1,6 @@
 """`flowstone mirror`: copy the settled changes of live servers, archives or log directories to Delta tables.
 
-Parses the options, reports events and handles signals; the mirror itself is `spark/mirror/mirror.py`.
+Parses the options, reports events and handles signals; the mirror itself is `spark/mirror/mirror_run.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
     from flowstone.iproto.uri import Uri
-    from flowstone.spark.mirror.mirror import Mirror
+    from flowstone.spark.mirror.mirror_run import MirrorRun
     from flowstone.spark.mirror.progress import MirrorEvent, MirrorProgress
     from flowstone.spark.mirror.start_checks import Source
 
@@ -196,7 +196,7 @@ def mirror(
     from flowstone.columns.arrow_columns import ColumnOptions
     from flowstone.lake.masks import Masking
     from flowstone.spark.mirror.choice import MirrorChoice
-    from flowstone.spark.mirror.mirror import LakePlace, Mirror, MirrorOptions
+    from flowstone.spark.mirror.mirror_run import LakePlace, MirrorOptions, MirrorRun
     from flowstone.spark.mirror.start_checks import check_start
 
     note_compilation()
@@ -224,7 +224,7 @@ def mirror(
         catalog=catalog,
     )
     settings = _settings(conf or ())
-    from flowstone.spark.session import session
+    from flowstone.spark.spark_session import session
 
     with _usage_errors(), advice(force=False), ExitStack() as stack:
         checked = check_start(places, lake, options)
@@ -232,7 +232,7 @@ def mirror(
         teller = stack.enter_context(_telling(as_json, log_format))
         tell = _watched(teller, place, lake, stack)
         spark = stack.enter_context(session("flowstone mirror", master=master, conf=settings))
-        job = Mirror(spark, checked, where, options, on_event=tell)
+        job = MirrorRun(spark, checked, where, options, on_event=tell)
         stack.enter_context(stopped_by_signals(job))
         job.run()
     return OK
@@ -276,7 +276,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def stopped_by_signals(job: Mirror) -> Iterator[None]:
+def stopped_by_signals(job: MirrorRun) -> Iterator[None]:
     """Let SIGTERM and SIGINT stop the job after the current batch; a second signal interrupts it immediately."""
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
 """`flowstone restore`: write the state at a settled position of a log, as files for a server or a query engine.
 
-Checks the arguments and reports the result; the work is done by `spark/restore/restoration.py` and
-`spark/restore/limestone_restore.py`.
+Checks the arguments and reports the result; the work is done by `spark/restoration/archive_restore.py` and
+`spark/restoration/limestone_restore.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flowstone.cli.lake.spark_progress import Line, tasks_shown
 if TYPE_CHECKING:
     from flowstone.replication.vclock import VClock
     from flowstone.spark.index.log_index import ArchiveIndex
-    from flowstone.spark.restore.restoration import Format, Restored
+    from flowstone.spark.restoration.archive_restore import Format, Restored
     from flowstone.spark.sources.options import AsOf
 
 NEWEST: Final = "newest"
@@ -83,7 +83,7 @@ def restore(
     extras.need("spark", "flowstone restore")
     from flowstone.spark.index.limestone_index import EpochLost, NotDurable, is_limestone
     from flowstone.spark.index.log_index import NotSettled
-    from flowstone.spark.restore import restoration as job
+    from flowstone.spark.restoration import archive_restore as job
 
     note_compilation()
     if not os.path.isdir(archive):
@@ -109,8 +109,8 @@ def _restored_archive(
 ) -> Restored:
     from flowstone.outside import production
     from flowstone.spark.index.log_index import ArchiveIndex
-    from flowstone.spark.restore import restoration as job
-    from flowstone.spark.session import session
+    from flowstone.spark.restoration import archive_restore as job
+    from flowstone.spark.spark_session import session
 
     if to is None:
         raise UsageError("--to is missing", hint=f"give a time, a vclock, an LSN or {NEWEST}")
@@ -121,7 +121,7 @@ def _restored_archive(
     doubt = index.doubt(moment) if moment is not None else None
     line.tell("starting Spark")
     with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
-        restored = job.restore(spark, index, position, out, formats=wanted, tell=line.tell)
+        restored = job.restore_archive(spark, index, position, out, formats=wanted, tell=line.tell)
     return restored if doubt is None else replace(restored, notes=(doubt, *restored.notes))
 
 
@@ -139,8 +139,8 @@ def _restored_limestone(
 ) -> Restored:
     from flowstone.outside import production
     from flowstone.spark.index.limestone_index import LimestoneIndex
-    from flowstone.spark.restore import limestone_restore as job
-    from flowstone.spark.session import session
+    from flowstone.spark.restoration import limestone_restore as job
+    from flowstone.spark.spark_session import session
 
     wanted = _formats(formats, job.FORMATS)
     to = to if to != NEWEST else None
@@ -151,7 +151,7 @@ def _restored_limestone(
     index.check_state(epoch)
     line.tell("starting Spark")
     with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
-        return job.restore(spark, index, epoch, out, formats=wanted, tell=line.tell)
+        return job.restore_limestone(spark, index, epoch, out, formats=wanted, tell=line.tell)
 
 
 def _formats(given: list[str] | None, known: tuple[Format, ...]) -> tuple[Format, ...]:

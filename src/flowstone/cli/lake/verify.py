@@ -1,6 +1,6 @@
 """`flowstone verify`: compare two of live node, archive, log directory and lake at one settled position.
 
-Parses the arguments and prints the report; the comparison is `spark/verify/comparison.py`.
+Parses the arguments and prints the report; the comparison is `spark/verification/comparison.py`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from flowstone.archive.events import ArchiveEvent
     from flowstone.iproto.uri import Uri
     from flowstone.spark.sources.options import AsOf
-    from flowstone.spark.verify.comparison import VerifyOptions
-    from flowstone.spark.verify.report import ShownDifference, VerifyReport
-    from flowstone.spark.verify.sides import Side
+    from flowstone.spark.verification.comparison import VerifyOptions
+    from flowstone.spark.verification.report import ShownDifference, VerifyReport
+    from flowstone.spark.verification.sides import Side
 
 EXAMPLE = (
     "Example: `flowstone verify replicator:secret@db1:3301 /lake/db1`\n\n"
@@ -125,7 +125,7 @@ def verify(
 
 
 def _options(spaces: list[str] | None, system: bool, at: str | None, wait: float, limit: int) -> VerifyOptions:
-    from flowstone.spark.verify.comparison import VerifyOptions
+    from flowstone.spark.verification.comparison import VerifyOptions
 
     chosen = tuple(int(each) if each.isdecimal() else each for each in spaces or ())
     return VerifyOptions(chosen, system, _at(at), wait, limit)
@@ -133,7 +133,7 @@ def _options(spaces: list[str] | None, system: bool, at: str | None, wait: float
 
 def _at(text: str | None) -> AsOf | Literal["common"] | None:
     from flowstone.spark.sources.options import parse_as_of
-    from flowstone.spark.verify.common_position import COMMON
+    from flowstone.spark.verification.common_position import COMMON
 
     if text is None:
         return None
@@ -154,9 +154,9 @@ def _verified(
     master: str,
     teller: _Teller,
 ) -> VerifyReport:
-    from flowstone.spark.session import session
-    from flowstone.spark.verify.comparison import compare, find_position
-    from flowstone.spark.verify.open_side import open_side
+    from flowstone.spark.spark_session import session
+    from flowstone.spark.verification.comparison import compare, find_position
+    from flowstone.spark.verification.open_side import open_side
 
     settings = dict(_setting(each) for each in storage or ())
     sides: list[Side] = []

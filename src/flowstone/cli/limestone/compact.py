@@ -99,8 +99,8 @@ def _writing(on_spark: bool, master: str, line: Line) -> Iterator[Writer]:
     if not on_spark:
         yield write_here
         return
-    from flowstone.spark.restore.limestone_compact import writer
-    from flowstone.spark.session import session
+    from flowstone.spark.restoration.limestone_compact import writer
+    from flowstone.spark.spark_session import session
 
     line.tell("starting Spark")
     with session("flowstone limestone compact", master=master) as spark, tasks_shown(spark, line):

@@ -27,7 +27,7 @@ from flowstone.spark.mirror.sources import DirectorySource, Log, MirrorBusy
 from flowstone.spark.sources.tarantool.spool import facts_of
 
 if TYPE_CHECKING:
-    from flowstone.spark.mirror.mirror import MirrorOptions
+    from flowstone.spark.mirror.mirror_run import MirrorOptions
 
 Source = Sequence[Uri] | str | DirectorySource
 """The members of a replica set, or a directory, which may already be open."""
