@@ -10,23 +10,19 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from flowstone.cli import run
-from flowstone.spark.spark_session import session
+from flowstone.spark import Mirror, session
 from shop_node import ShopNode
 
 with tempfile.TemporaryDirectory() as work, session("mirror to Delta") as spark:
     lake = Path(work, "lake")
 
-    def mirror(uri: str) -> None:
-        """In a shell: flowstone mirror --once URI LAKE; without --once it runs until it is stopped."""
-        if run(["mirror", "--once", uri, str(lake)]):
-            raise SystemExit("the mirror failed")
-
     with ShopNode(Path(work, "node")) as shop:
+        # In a shell: flowstone mirror --once URI LAKE. `run` instead of `run_once` runs until `stop` is called.
+        mirror = Mirror(shop.uri, lake, spark=spark)
         shop.sell(500)
-        mirror(shop.uri)  # a snapshot
+        print(mirror.run_once())  # a snapshot
         shop.sell(500)
-        mirror(shop.uri)  # the changes since: INSERTs, and UPDATEs that have only operations
+        print(mirror.run_once())  # the changes since: INSERTs, and UPDATEs that have only operations
 
     # Any engine that reads Delta works; this is delta-rs, which needs no Spark.
     orders = DeltaTable(lake / "orders")

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.functions import col, count, sum, window
 
 import flowstone.spark
-from flowstone.spark.spark_session import session
+from flowstone.spark import session
 from shop_node import ShopNode
 
 

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import flowstone.spark
-from flowstone.spark.spark_session import session
+from flowstone.spark import session
 from shop_node import ShopNode
 
 with tempfile.TemporaryDirectory() as work, session("time travel") as spark:

@@ -16,7 +16,7 @@ from flowstone.cli.log import JSON, SEVERITIES, escaped, say_event, set_format, 
 from flowstone.iproto.uri import UriError, parse_uri
 from flowstone.limestone.replica.events import MasterConnected
 from flowstone.node.option_checks import LOG_LEVELS
-from flowstone.spark.mirror.progress import Lost, MirrorOpened, MirrorProgress
+from flowstone.spark.mirror.progress import MirrorDataLoss, MirrorOpened, MirrorProgress
 
 NODE = logging.getLogger("flowstone.node")
 FORGED = "peer\n2026-01-01 00:00:00.000 INFO all is well\r\x1b[2J\u2028x"
@@ -165,7 +165,7 @@ def test_text_in_other_scripts_is_left_alone() -> None:
 
 def test_an_event_of_a_job_is_a_line_with_what_it_holds(capfd: pytest.CaptureFixture[str]) -> None:
     say_event(MasterConnected("127.0.0.1:5000\n"), "flowstone.limestone")
-    say_event(Lost("uuid", "rows are gone"), "flowstone.mirror")
+    say_event(MirrorDataLoss("uuid", "rows are gone"), "flowstone.mirror")
     first, second = objects(capfd)
     assert first["message"] == "master 127.0.0.1:5000\n connected"
     assert (first["level"], first["logger"]) == ("INFO", "flowstone.limestone")

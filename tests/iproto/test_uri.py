@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_uri
+from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_uri, with_login
 
 
 @pytest.mark.parametrize(
@@ -130,3 +130,10 @@ def test_a_uri_is_shown_with_its_parameters_but_without_secrets() -> None:
 )
 def test_only_what_can_be_no_address_and_hold_no_secret_is_meant_as_a_path(text: str, is_one: bool) -> None:
     assert means_a_path(text) is is_one
+
+
+def test_login_is_added_to_an_address_without_a_user() -> None:
+    assert with_login(parse_uri("db1:3301"), "app", "secret") == Uri("db1", 3301, "app", "secret")
+    assert with_login(parse_uri("me@db1:3301"), "app", "secret") == Uri("db1", 3301, "me")
+    with pytest.raises(UriError, match="password given without a user"):
+        with_login(parse_uri("db1:3301"), None, "secret")

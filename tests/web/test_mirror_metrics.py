@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowstone.spark.mirror.progress import Lost, MirrorProgress, MirrorSnapshot, TableProgress
+from flowstone.spark.mirror.progress import MirrorDataLoss, MirrorProgress, MirrorSnapshot, TableProgress
 from flowstone.web.metrics import encode
 from flowstone.web.mirror_metrics import MirrorMetrics
 from tests.web.exposition import Exposition, checked
@@ -25,7 +25,7 @@ async def test_tables_changes_batches_and_freshness_are_shown() -> None:
     metrics = MirrorMetrics("lake")
     metrics.note(MirrorSnapshot(UUID, {1: 5}))
     metrics.note(MirrorSnapshot(UUID, {1: 5}, rows=10))
-    metrics.note(Lost(UUID, "rows 6 to 9 are gone"))
+    metrics.note(MirrorDataLoss(UUID, "rows 6 to 9 are gone"))
     metrics.note(MirrorProgress({UUID: {1: 5, 2: 7}}, 1234, 617.0, 0.4, 7, TABLES, 0.25, 3))
     found = await shown(metrics)
     assert found.value("flowstone_mirror_position", replicaset=UUID, id="2") == 7

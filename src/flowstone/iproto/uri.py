@@ -6,7 +6,7 @@ A password is never shown: not by str, not by repr, not in an error about an inv
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowstone.errors import FlowstoneError
 
@@ -76,6 +76,15 @@ def parse_uri(text: str) -> Uri:
             raise
     # The apparent address or parameter may be part of a password and must not be shown.
     raise UriError("URI has a ? before its last @: parameters begin at the ?", hint=FORMS)
+
+
+def with_login(uri: Uri, username: str | None, password: str | None) -> Uri:
+    """Return `uri` with this login, unchanged if it has a user. Raise UriError for a password without a user."""
+    if uri.user is not None:
+        return uri
+    if username is None and password is not None:
+        raise UriError("password given without a user", hint="name the user, too")
+    return replace(uri, user=username, password=password)
 
 
 def means_a_path(text: str) -> bool:

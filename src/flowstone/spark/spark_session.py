@@ -1,7 +1,6 @@
-"""Start a Spark session for the commands: local by default, quiet, quick to start, and without leftover files.
+"""Spark sessions for the commands and for library calls: local by default, quiet, quick to start, no leftover files.
 
-Programs that have their own session call `flowstone.spark.register` instead. If a session is already running in this
-process, the commands use it and leave it running.
+If a session is already running in this process, it is used and left running.
 """
 
 from __future__ import annotations
@@ -65,16 +64,34 @@ def session(
     conf: Mapping[str, str] | None = None,
     log_level: str = "OFF",
 ) -> Iterator[SparkSession]:
-    """Yield the running session of this process, or a new one that is stopped after the block.
+    """Yield the running Spark session of this process, or start one that is stopped after the block.
 
-    `memory` is the driver's. `conf` overrides all settings made here. With a `log_level` other than OFF, Spark logs to
-    standard error.
+    A new session is quiet, starts quickly and leaves no files. Its executors use this Python.
+
+    Args:
+        app_name: Name that Spark shows for the session.
+        master: Spark master, as for `spark-submit --master`.
+        memory: Memory of the driver.
+        conf: Spark settings. They override all settings that are made here.
+        log_level: With a level other than OFF, Spark logs to standard error.
+
+    Returns:
+        A context manager that yields the session.
+
+    Raises:
+        SparkUnavailable: Java is not installed, or Spark does not start.
+        SparkJobFailed: A Spark worker raised one of our errors in the block.
+
+    Example:
+        with flowstone.spark.session("report") as spark:
+            flowstone.spark.register(spark)
+            spark.read.format("xlog").option("space", "orders").load("/backup/db1").show()
     """
     from pyspark.sql import SparkSession
 
     running = SparkSession.getActiveSession()
     if running is not None:
-        with _lasting_errors():
+        with lasting_errors():
             yield running
         return
     directory = Path(tempfile.mkdtemp(prefix="flowstone-spark-"))
@@ -83,7 +100,7 @@ def session(
             settings = _settings(directory, master, memory, log_level) | dict(conf or {})
             started, java = _start(app_name, settings, directory)
         try:
-            with _lasting_errors():
+            with lasting_errors():
                 yield started
         finally:
             _stop(started, java)
@@ -92,7 +109,20 @@ def session(
 
 
 @contextmanager
-def _lasting_errors() -> Iterator[None]:
+def session_for(
+    spark: SparkSession | None, app_name: str, *, master: str = MASTER, conf: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Yield `spark`, which is left running, or the session of `session` if it is None."""
+    if spark is None:
+        with session(app_name, master=master, conf=conf) as started:
+            yield started
+    else:
+        with lasting_errors():
+            yield spark
+
+
+@contextmanager
+def lasting_errors() -> Iterator[None]:
     """Convert Spark's errors: they fetch their text from the JVM when printed, and the JVM is gone by then."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -20,7 +20,7 @@ class MirrorMetrics:
         match event:
             case events.MirrorProgress():
                 self._progress = event
-            case events.Lost():
+            case events.MirrorDataLoss():
                 self._losses += 1
             case events.MirrorSnapshot() if event.rows is not None:
                 self._snapshots += 1

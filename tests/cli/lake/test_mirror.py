@@ -17,7 +17,7 @@ from flowstone.spark.mirror.progress import (
     MirrorOpened,
     MirrorProgress,
     MirrorStopped,
-    Table,
+    MirrorTable,
     TableProgress,
 )
 from tests.real_tarantool import free_port
@@ -94,7 +94,7 @@ def test_events_are_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     teller = mirror.Teller(as_json=False)
-    teller.tell(Table("orders", "created"))
+    teller.tell(MirrorTable("orders", "created"))
     teller.tell(PROGRESS)
     assert capsys.readouterr().err.splitlines() == [
         "flowstone: table orders created",
@@ -134,7 +134,7 @@ def test_a_terminal_shows_figures_per_table_in_one_place() -> None:
     screen = Terminal()
     teller = mirror.Teller(as_json=False, screen=screen)
     teller.tell(PROGRESS)
-    teller.tell(Table("orders", "truncated"))
+    teller.tell(MirrorTable("orders", "truncated"))
     teller.tell(PROGRESS)
     teller.close()
     shown = screen.getvalue()

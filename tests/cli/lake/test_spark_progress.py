@@ -7,6 +7,8 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from flowstone.cli.lake.spark_progress import CLEAR_LINE, Line, tasks_shown
 
 
@@ -33,7 +35,7 @@ def test_nothing_is_written_where_nobody_looks() -> None:
     assert screen.getvalue() == ""
 
 
-def test_tasks_are_counted_while_the_block_runs() -> None:
+def test_tasks_are_counted_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
     class Tracker:
@@ -49,7 +51,7 @@ def test_tasks_are_counted_while_the_block_runs() -> None:
             asked.set()
 
     told: list[str] = []
-    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=Tracker))
-    with tasks_shown(spark, OnDone(io.StringIO())):
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", SimpleNamespace(statusTracker=Tracker))
+    with tasks_shown(OnDone(io.StringIO())):
         assert asked.wait(60)
     assert " (1 of 10 tasks)" in told

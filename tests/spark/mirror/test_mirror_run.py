@@ -29,7 +29,7 @@ from flowstone.spark.mirror import mirror_run
 from flowstone.spark.mirror.batch import BatchJob
 from flowstone.spark.mirror.choice import MirrorChoice
 from flowstone.spark.mirror.mirror_run import LakePlace
-from flowstone.spark.mirror.progress import Lost, MirrorCaughtUp, MirrorStopped
+from flowstone.spark.mirror.progress import MirrorCaughtUp, MirrorDataLoss, MirrorStopped
 from flowstone.spark.mirror.sources import MirrorBusy
 from flowstone.spark.mirror.start_checks import OtherSettings, WrongPlace
 from flowstone.spark.mirror.tables import MirrorTables
@@ -355,7 +355,7 @@ def test_a_gap_is_an_error_or_a_new_state(spark: SparkSession, archive: WrittenA
     with pytest.raises(DataLoss, match="LSN 4 to 10 of replica 1 are missing"):
         mirror_once(spark, [archive.directory], lake)
     told = mirror_once(spark, [archive.directory], lake, fail_on_data_loss=False)
-    assert any(isinstance(event, Lost) for event in told)
+    assert any(isinstance(event, MirrorDataLoss) for event in told)
     assert tuples_of(lake, "orders") == [(5, "b")]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 from flowstone.columns.arrow_columns import ColumnOptions
@@ -13,7 +15,9 @@ from flowstone.spark.sources.options import (
     XLOG_OPTIONS,
     AsOf,
     SchemaAt,
+    When,
     WrongOption,
+    as_of,
     tarantool_options,
     writer_options,
     xlog_options,
@@ -81,6 +85,24 @@ def test_a_writer_has_a_space_and_replaces() -> None:
 )
 def test_moments_of_the_past_are_times_positions_or_lsns(text: str, moment: AsOf) -> None:
     assert xlog_options({**XLOG, "space": "t", "mode": "state", "asOf": text}).as_of == moment
+
+
+@pytest.mark.parametrize(
+    ("when", "moment"),
+    [
+        ("{1: 500}", AsOf(vclock=VClock({1: 500}))),
+        (4711, AsOf(lsn=4711)),
+        (VClock({1: 500}), AsOf(vclock=VClock({1: 500}))),
+        (datetime.datetime(2026, 5, 1, 12, tzinfo=datetime.UTC), AsOf(time=1777636800.0)),
+    ],
+)
+def test_programs_may_give_moments_as_values(when: When, moment: AsOf) -> None:
+    assert as_of(when) == moment
+
+
+def test_time_without_a_zone_is_not_a_moment() -> None:
+    with pytest.raises(ValueError, match="a time with its zone"):
+        as_of(datetime.datetime(2026, 5, 1, 12))  # noqa: DTZ001 - that is the point
 
 
 def test_where_a_stream_goes_on_is_a_checkpoint_or_an_offset() -> None:

@@ -15,12 +15,13 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import NotSettled
 from flowstone.spark.sources.options import AsOf
-from flowstone.spark.verification.comparison import VerifyOptions, key_of, verify
+from flowstone.spark.verification.comparison import VerifyOptions, key_of
 from flowstone.spark.verification.report import VerifyReport
 from flowstone.spark.verification.sides import LogSide
 from tests.node.archived_rows import SYNC, confirm, rollback
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import INSERT, SCHEMA, define, define_key, delete, insert, truncate, update, whole
+from tests.spark.comparisons import verify_sides
 
 Archives = Callable[..., LogSide]
 
@@ -42,7 +43,7 @@ def archived(tmp_path: Path) -> Archives:
 
 
 def found(spark: SparkSession, a: LogSide, b: LogSide, **options: object) -> VerifyReport:
-    return verify(spark, a, b, VerifyOptions(wait=0.0, **options))  # type: ignore[arg-type]
+    return verify_sides(spark, a, b, VerifyOptions(wait=0.0, **options))  # type: ignore[arg-type]
 
 
 def raw(lsn: int, space: int, data: bytes) -> bytes:

@@ -12,11 +12,12 @@ import tarantool as client
 from pyspark.sql import SparkSession
 
 from flowstone.iproto.uri import parse_uri
-from flowstone.spark.verification.comparison import VerifyOptions, verify
+from flowstone.spark.verification.comparison import VerifyOptions
 from flowstone.spark.verification.report import VerifyReport
 from flowstone.spark.verification.sides import NodeSide
 from tests import real_tarantool, served_node
 from tests.conftest import FULL
+from tests.spark.comparisons import verify_sides
 from tests.spark.planted import SETUP
 
 WAIT_SECONDS = 60.0
@@ -48,7 +49,7 @@ def written_to(port: int) -> Iterator[None]:
 def compared(spark: SparkSession, a: str, b: str, wait: float) -> VerifyReport:
     sides = NodeSide(parse_uri(a)), NodeSide(parse_uri(b))
     try:
-        return verify(spark, *sides, VerifyOptions(wait=wait))
+        return verify_sides(spark, *sides, VerifyOptions(wait=wait))
     finally:
         for side in sides:
             side.close()

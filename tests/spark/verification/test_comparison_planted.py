@@ -17,12 +17,13 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.iproto.uri import parse_uri
-from flowstone.spark.verification.comparison import VerifyOptions, verify
+from flowstone.spark.verification.comparison import VerifyOptions
 from flowstone.spark.verification.digests import DIFFERS, MISSING_IN_A
 from flowstone.spark.verification.lake_side import LakeSide
 from flowstone.spark.verification.report import VerifyReport
 from flowstone.spark.verification.sides import LogSide, NodeSide, Side
 from tests import served_node
+from tests.spark.comparisons import verify_sides
 from tests.spark.planted import (
     FITTING,
     NAMES,
@@ -52,7 +53,7 @@ class World:
 
     def found(self, a: Side, b: Side, options: VerifyOptions = EVERYTHING) -> VerifyReport:
         try:
-            return verify(self.spark, a, b, options)
+            return verify_sides(self.spark, a, b, options)
         finally:
             a.close()
             b.close()

@@ -13,13 +13,14 @@ from flowstone.cli import run
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import Lake, LakeProgress
-from flowstone.spark.verification.comparison import VerifyOptions, verify
+from flowstone.spark.verification.comparison import VerifyOptions
 from flowstone.spark.verification.lake_side import LakeSide, read_files
 from flowstone.spark.verification.report import VerifyReport
 from flowstone.spark.verification.sides import LogSide, SideError
 from tests.conftest import FULL
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import UUID, delete, insert, update, whole
+from tests.spark.comparisons import verify_sides
 from tests.spark.lake_rows_given import OTHER_UUID, at, folded, packed, space
 
 
@@ -40,7 +41,7 @@ def mirrored(archive: WrittenArchive, lake: Path, *options: str) -> Path:
 
 def found(spark: SparkSession, archive: WrittenArchive, lake: Path, salt: str | None = None) -> VerifyReport:
     options = VerifyOptions(wait=0.0, limit=100)
-    return verify(spark, LogSide(archive.directory), LakeSide(str(lake), salt=salt), options)
+    return verify_sides(spark, LogSide(archive.directory), LakeSide(str(lake), salt=salt), options)
 
 
 def test_states_of_a_history_follow_each_other(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from flowstone.spark.index.limestone_index import NotDurable
 from flowstone.spark.index.limestone_spaces import position_of
 from flowstone.spark.mirror.mirror_run import LakePlace, MirrorOptions, MirrorRun
 from flowstone.spark.sources.options import AsOf
-from flowstone.spark.verification.comparison import VerifyOptions, verify
+from flowstone.spark.verification.comparison import VerifyOptions
 from flowstone.spark.verification.limestone_side import NOTE, LimestoneSide
 from flowstone.spark.verification.open_side import open_side
 from flowstone.spark.verification.report import VerifyReport
 from flowstone.spark.verification.sides import SideError
+from tests.spark.comparisons import verify_sides
 from tests.spark.limestone_directories import UUID, WrittenDirectory, random_directory, version
 
 OTHER_UUID = "bbbbbbbb-2222-4000-8000-000000000002"
@@ -26,7 +27,7 @@ OTHER_UUID = "bbbbbbbb-2222-4000-8000-000000000002"
 def compared(spark: SparkSession, a: str, b: str, **options: object) -> VerifyReport:
     first, second = open_side(a), open_side(b)
     assert first.kind == "limestone"
-    return verify(spark, first, second, VerifyOptions(wait=0, **options))  # type: ignore[arg-type]
+    return verify_sides(spark, first, second, VerifyOptions(wait=0, **options))  # type: ignore[arg-type]
 
 
 def test_a_directory_beside_its_lake(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """`flowstone mirror`: copy the settled changes of live servers, archives or log directories to Delta tables.
 
-Parses the options, reports events and handles signals; the mirror itself is `spark/mirror/mirror_run.py`.
+Parses the options, reports events and handles signals; the mirror itself is `spark/mirror/mirror.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flowstone.cli import extras
 from flowstone.cli.console import OK, UsageError, note_compilation, say
 from flowstone.cli.http_options import HttpListen, HttpPlace, HttpToken, place_of
 from flowstone.cli.log import JSON, PLAIN, LogFormat, say_event, set_format
-from flowstone.cli.logs.play import PASSWORD_HELP, USERNAME_VARIABLE, address
+from flowstone.cli.logs.play import PASSWORD_HELP, USERNAME_VARIABLE, login
 from flowstone.cli.logs.row_options import DecimalScale, advice
 
 if TYPE_CHECKING:
@@ -29,10 +29,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table as RichTable
 
-    from flowstone.iproto.uri import Uri
-    from flowstone.spark.mirror.mirror_run import MirrorRun
+    from flowstone.spark.mirror.mirror import Mirror
     from flowstone.spark.mirror.progress import MirrorEvent, MirrorProgress
-    from flowstone.spark.mirror.start_checks import Source
 
 EXAMPLE = (
     "Example: `TT_CLI_USERNAME=replicator TT_CLI_PASSWORD=secret flowstone mirror db1:3301,db2:3301 /lake/shop`\n\n"
@@ -43,9 +41,6 @@ EXAMPLE = (
 EXIT_CODES = """Exit codes: 0 stopped by a signal, or finished with --once; 1 a source rejects the mirror, has lost rows
 or (with --once) is unreachable, another mirror writes to the lake, or the disk is full; 2 the command line or a path is
 wrong."""
-
-MASTER: Final = "local[*,4]"
-"""All cores of this machine. A task whose worker dies is retried, as on a cluster: four attempts in total."""
 
 STDERR: Final = 2
 STOPPING: Final = b"flowstone: stopping after the current batch; repeat the signal to stop immediately\n"
@@ -156,7 +151,9 @@ def mirror(
             help="Remove the files of older table versions after this time; 0: never.",
         ),
     ] = 168.0,
-    master: Annotated[str, typer.Option("--master", help="Spark master, as for `spark-submit --master`.")] = MASTER,
+    master: Annotated[
+        str, typer.Option("--master", help="Spark master, as for `spark-submit --master`.")
+    ] = "local[*,4]",
     conf: Annotated[
         list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="Spark setting. May be repeated.")
     ] = None,
@@ -193,48 +190,53 @@ def mirror(
     of their spaces. Users of live sources need the role `replication`.
     """
     extras.need("spark", "flowstone mirror")
-    from flowstone.columns.arrow_columns import ColumnOptions
     from flowstone.lake.masks import Masking
     from flowstone.spark.mirror.choice import MirrorChoice
-    from flowstone.spark.mirror.mirror_run import LakePlace, MirrorOptions, MirrorRun
-    from flowstone.spark.mirror.start_checks import check_start
+    from flowstone.spark.mirror.mirror import Mirror
 
     note_compilation()
     place = place_of(http_listen, http_token)
-    places: list[Source] = [_source(text, username, password) for text in sources]
-    with _usage_errors():
-        choice = MirrorChoice.parse(space or (), exclude or (), columns or ())
-        masking = Masking.parse(mask or (), mask_salt)
-        has_live = any(not isinstance(each, str) for each in places)
-        where = LakePlace.of(lake, spool, is_masked=bool(masking), has_live=has_live)
-    options = MirrorOptions(
-        choice=choice,
-        masking=masking,
-        types=ColumnOptions(unsigned_as, decimal_scale, strings_as),
-        history=history,
-        once=once,
-        trigger_seconds=trigger_seconds,
-        max_rows=max_rows,
-        register=register,
-        fail_on_data_loss=fail_on_data_loss,
-        compact_every=compact_every or None,
-        vacuum_after=vacuum_after * 3600 or None,
-        transport=transport,
-        transport_address=transport_address,
-        catalog=catalog,
-    )
-    settings = _settings(conf or ())
-    from flowstone.spark.spark_session import session
-
+    username, password = login(sources, username, password)
     with _usage_errors(), advice(force=False), ExitStack() as stack:
-        checked = check_start(places, lake, options)
+        choice = MirrorChoice.parse(space or (), exclude or (), columns or ())
+        masks = Masking.parse(mask or ()).masks
+        teller = Teller(as_json, log_format)
+        handlers: list[Callable[[MirrorEvent], object]] = [teller.tell]
+        job = Mirror(
+            sources,
+            lake,
+            on_event=lambda event: [handle(event) for handle in handlers],
+            history=history,
+            space=choice.spaces,
+            exclude=choice.excluded,
+            columns=choice.columns,
+            unsigned_as=unsigned_as,
+            decimal_scale=decimal_scale,
+            strings_as=strings_as,
+            mask={f"{each.space}.{each.field}": each.kind for each in masks},
+            mask_salt=mask_salt,
+            spool=spool,
+            trigger_seconds=trigger_seconds,
+            max_rows=max_rows,
+            register=register,
+            fail_on_data_loss=fail_on_data_loss,
+            compact_every=compact_every,
+            vacuum_after=vacuum_after,
+            transport=transport,
+            transport_address=transport_address,
+            catalog=catalog,
+            username=username,
+            password=password,
+            master=master,
+            conf=_settings(conf or ()),
+        )
         set_format(log_format)
-        teller = stack.enter_context(_telling(as_json, log_format))
-        tell = _watched(teller, place, lake, stack)
-        spark = stack.enter_context(session("flowstone mirror", master=master, conf=settings))
-        job = MirrorRun(spark, checked, where, options, on_event=tell)
+        stack.callback(teller.close)
+        stack.enter_context(job)
         stack.enter_context(stopped_by_signals(job))
-        job.run()
+        if place is not None:
+            handlers.insert(0, _metrics(place, lake, stack))
+        job.run_once() if once else job.run()
     return OK
 
 
@@ -251,22 +253,6 @@ def _usage_errors() -> Iterator[None]:
         raise UsageError(error.message, hint=error.hint) from error
 
 
-def _source(text: str, username: str | None, password: str | None) -> Sequence[Uri] | str:
-    """Return the URIs of a replica set's members, or the path of a directory."""
-    from flowstone.iproto.uri import UriError, means_a_path
-
-    if os.path.isdir(text):
-        return text
-    if means_a_path(text):
-        raise UsageError(f"{text}: no such directory", hint="name an archive, a log directory, or host:port")
-    try:
-        return [address(member, username, password) for member in text.split(",")]
-    except UriError as error:
-        if "@" in text or "?" in text:
-            raise  # the message below could show part of a password
-        raise UsageError(f"{text!r} is neither an existing directory nor an address (host:port)") from error
-
-
 def _settings(texts: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     for name, equals, _ in pairs:
@@ -276,7 +262,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 
 
 @contextmanager
-def stopped_by_signals(job: MirrorRun) -> Iterator[None]:
+def stopped_by_signals(job: Mirror) -> Iterator[None]:
     """Let SIGTERM and SIGINT stop the job after the current batch; a second signal interrupts it immediately."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -296,30 +282,14 @@ def stopped_by_signals(job: MirrorRun) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _watched(teller: Teller, place: HttpPlace | None, lake: str, stack: ExitStack) -> Callable[[MirrorEvent], None]:
-    """Return the handler of events: the teller and, if `place` is given, the metrics served over HTTP there."""
-    if place is None:
-        return teller.tell
+def _metrics(place: HttpPlace, lake: str, stack: ExitStack) -> Callable[[MirrorEvent], object]:
+    """Serve the metrics of the mirror over HTTP until `stack` closes. Return the handler of its events."""
     from flowstone.web.background import BackgroundServer
     from flowstone.web.mirror_metrics import MirrorMetrics
 
     metrics = MirrorMetrics(lake)
     place.tell(stack.enter_context(BackgroundServer(lambda: place.server(metrics))).url)
-
-    def tell(event: MirrorEvent) -> None:
-        metrics.note(event)
-        teller.tell(event)
-
-    return tell
-
-
-@contextmanager
-def _telling(as_json: bool, log_format: str) -> Iterator[Teller]:
-    teller = Teller(as_json, log_format)
-    try:
-        yield teller
-    finally:
-        teller.close()
+    return metrics.note
 
 
 class Teller:

@@ -1,15 +1,13 @@
 """`flowstone restore`: write the state at a settled position of a log, as files for a server or a query engine.
 
-Checks the arguments and reports the result; the work is done by `spark/restoration/archive_restore.py` and
-`spark/restoration/limestone_restore.py`.
+Checks the arguments and reports the result; the work is done by `spark/restoration/restore.py`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,12 +16,7 @@ from flowstone.cli.console import OK, UsageError, note_compilation, say
 from flowstone.cli.lake.spark_progress import Line, tasks_shown
 
 if TYPE_CHECKING:
-    from flowstone.replication.vclock import VClock
-    from flowstone.spark.index.log_index import ArchiveIndex
     from flowstone.spark.restoration.archive_restore import Format, Restored
-    from flowstone.spark.sources.options import AsOf
-
-NEWEST: Final = "newest"
 
 EXAMPLE = (
     "Example: `flowstone restore /backup/db1 --to 2026-05-01T12:00:00Z --out /restored/db1`, then `tarantool` with "
@@ -82,19 +75,25 @@ def restore(
     """
     extras.need("spark", "flowstone restore")
     from flowstone.spark.index.limestone_index import EpochLost, NotDurable, is_limestone
-    from flowstone.spark.index.log_index import NotSettled
-    from flowstone.spark.restoration import archive_restore as job
+    from flowstone.spark.index.log_index import EndsEarlier, NotSettled
+    from flowstone.spark.restoration.archive_restore import OutputTaken
+    from flowstone.spark.restoration.restore import NEWEST
+    from flowstone.spark.restoration.restore import restore as restored_to
+    from flowstone.spark.sources.options import WrongOption
 
     note_compilation()
     if not os.path.isdir(archive):
         raise UsageError(f"{archive}: no such directory", hint="name an archive or a log directory")
+    if to is None and not is_limestone(archive):
+        raise UsageError("--to is missing", hint=f"give a time, a vclock, an LSN or {NEWEST}")
     line = Line()
     try:
-        job.check_output(out)
-        line.tell("reading the index")
-        run = _restored_limestone if is_limestone(archive) else _restored_archive
-        restored = run(archive, to, out, formats, master, line)
-    except (NotSettled, NotDurable, EpochLost, job.OutputTaken) as error:
+        with tasks_shown(line):
+            wanted = cast("list[Format] | None", formats)  # checked by the call
+            restored = restored_to(archive, out, to=to or NEWEST, format=wanted, master=master, on_step=line.tell)
+    except EndsEarlier as error:
+        raise UsageError(error.message, hint=f"use that time, or --to {NEWEST} for the newest state") from error
+    except (NotSettled, NotDurable, EpochLost, OutputTaken, WrongOption) as error:
         raise UsageError(error.message, hint=error.hint) from error
     finally:
         line.close()
@@ -102,76 +101,6 @@ def restore(
         say(f"flowstone: note: {note}")
     print(_as_json(restored, out) if as_json else _sentence(restored))
     return OK
-
-
-def _restored_archive(
-    archive: str, to: str | None, out: str, formats: list[str] | None, master: str, line: Line
-) -> Restored:
-    from flowstone.outside import production
-    from flowstone.spark.index.log_index import ArchiveIndex
-    from flowstone.spark.restoration import archive_restore as job
-    from flowstone.spark.spark_session import session
-
-    if to is None:
-        raise UsageError("--to is missing", hint=f"give a time, a vclock, an LSN or {NEWEST}")
-    wanted, moment = _formats(formats, job.FORMATS), _moment(to)
-    index = ArchiveIndex.open(production().disk, os.path.abspath(archive))
-    position = _position(index, moment)
-    index.snapshot_at(position)
-    doubt = index.doubt(moment) if moment is not None else None
-    line.tell("starting Spark")
-    with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
-        restored = job.restore_archive(spark, index, position, out, formats=wanted, tell=line.tell)
-    return restored if doubt is None else replace(restored, notes=(doubt, *restored.notes))
-
-
-def _position(index: ArchiveIndex, moment: AsOf | None) -> VClock:
-    from flowstone.spark.index.log_index import EndsEarlier
-
-    try:
-        return index.settled if moment is None else index.resolve(moment)
-    except EndsEarlier as error:
-        raise UsageError(error.message, hint=f"use that time, or --to {NEWEST} for the newest state") from error
-
-
-def _restored_limestone(
-    directory: str, to: str | None, out: str, formats: list[str] | None, master: str, line: Line
-) -> Restored:
-    from flowstone.outside import production
-    from flowstone.spark.index.limestone_index import LimestoneIndex
-    from flowstone.spark.restoration import limestone_restore as job
-    from flowstone.spark.spark_session import session
-
-    wanted = _formats(formats, job.FORMATS)
-    to = to if to != NEWEST else None
-    if to is not None and not (to.isascii() and to.isdigit()):
-        raise UsageError(f"invalid --to: {to!r}", hint=f"for Limestone, give an epoch (a whole number) or {NEWEST}")
-    index = LimestoneIndex.open(production().disk, directory)
-    epoch = index.durable if to is None else int(to)
-    index.check_state(epoch)
-    line.tell("starting Spark")
-    with session("flowstone restore", master=master) as spark, tasks_shown(spark, line):
-        return job.restore_limestone(spark, index, epoch, out, formats=wanted, tell=line.tell)
-
-
-def _formats(given: list[str] | None, known: tuple[Format, ...]) -> tuple[Format, ...]:
-    """Return the requested formats in the order of `known`, whose first format is the default."""
-    for each in given or ():
-        if each not in known:
-            raise UsageError(f"invalid --format: {each!r}", hint=f"choose from {', '.join(known)}")
-    return tuple(each for each in known if each in (given or known[:1]))
-
-
-def _moment(text: str) -> AsOf | None:
-    """Parse the argument of --to; None is the newest position."""
-    from flowstone.spark.sources.options import parse_as_of
-
-    if text == NEWEST:
-        return None
-    try:
-        return parse_as_of(text)
-    except ValueError as error:
-        raise UsageError(f"invalid --to: {text!r}", hint=f"{error}, or {NEWEST}") from None
 
 
 def _as_json(restored: Restored, out: str) -> str:

@@ -6,10 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, TextIO
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from typing import Any, Final, TextIO
 
 CLEAR_LINE: Final = "\r\x1b[K"
 POLL_SECONDS: Final = 0.3
@@ -45,14 +42,17 @@ class Line:
 
 
 @contextmanager
-def tasks_shown(spark: SparkSession, line: Line) -> Iterator[None]:
-    """Show the number of finished Spark tasks on `line` while the block runs."""
+def tasks_shown(line: Line) -> Iterator[None]:
+    """Show the number of finished Spark tasks on `line` while the block runs and Spark is running."""
     ended = threading.Event()
-    tracker: Any = spark.sparkContext.statusTracker()
 
     def watch() -> None:
         while not ended.wait(POLL_SECONDS):
-            with suppress(Exception):  # Spark may be stopping, and a progress line must not fail the job
+            from pyspark import SparkContext
+
+            with suppress(Exception):  # Spark may be starting or stopping, and a progress line must not fail the job
+                context: Any = SparkContext._active_spark_context
+                tracker = context.statusTracker()
                 stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
                 done = sum(stage.numCompletedTasks for stage in stages if stage)
                 total = sum(stage.numTasks for stage in stages if stage)

@@ -1,6 +1,6 @@
 """`flowstone verify`: compare two of live node, archive, log directory and lake at one settled position.
 
-Parses the arguments and prints the report; the comparison is `spark/verification/comparison.py`.
+Parses the arguments and prints the report; the comparison is `spark/verification/verify.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,18 +16,13 @@ from flowstone.cli import extras
 from flowstone.cli.console import INTERRUPTED, OK, USAGE, UsageError, note_compilation, say, silence
 from flowstone.cli.lake.mirror import SALT_VARIABLE
 from flowstone.cli.lake.spark_progress import Line, tasks_shown
-from flowstone.cli.logs.play import PASSWORD_HELP, USERNAME_VARIABLE, address
+from flowstone.cli.logs.play import PASSWORD_HELP, USERNAME_VARIABLE, login
 from flowstone.errors import FlowstoneError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flowstone.archive.events import ArchiveEvent
-    from flowstone.iproto.uri import Uri
-    from flowstone.spark.sources.options import AsOf
-    from flowstone.spark.verification.comparison import VerifyOptions
     from flowstone.spark.verification.report import ShownDifference, VerifyReport
-    from flowstone.spark.verification.sides import Side
 
 EXAMPLE = (
     "Example: `flowstone verify replicator:secret@db1:3301 /lake/db1`\n\n"
@@ -96,12 +91,10 @@ def verify(
     its tuple.
     """
     note_compilation()
-    teller = _Teller()
+    line = Line()
     try:
         extras.need("spark", "flowstone verify")
-        report = _verified(
-            (a, b), _options(spaces, system, at, wait, limit), username, password, storage, master, teller
-        )
+        report = _verified(a, b, spaces, system, at, wait, limit, username, password, storage, master, line)
     except FlowstoneError as error:
         say(f"flowstone: {error}")
         return TROUBLE
@@ -115,7 +108,7 @@ def verify(
         traceback.print_exc()
         return TROUBLE
     finally:
-        teller.close()
+        line.close()
     try:
         print(report.to_json()) if as_json else show(report)
         sys.stdout.flush()
@@ -124,62 +117,43 @@ def verify(
     return EQUAL if report.is_equal else DIFFERENT
 
 
-def _options(spaces: list[str] | None, system: bool, at: str | None, wait: float, limit: int) -> VerifyOptions:
-    from flowstone.spark.verification.comparison import VerifyOptions
-
-    chosen = tuple(int(each) if each.isdecimal() else each for each in spaces or ())
-    return VerifyOptions(chosen, system, _at(at), wait, limit)
-
-
-def _at(text: str | None) -> AsOf | Literal["common"] | None:
-    from flowstone.spark.sources.options import parse_as_of
-    from flowstone.spark.verification.common_position import COMMON
-
-    if text is None:
-        return None
-    if text == COMMON:
-        return COMMON
-    try:
-        return parse_as_of(text)
-    except ValueError as error:
-        raise UsageError(f"invalid --at: {text!r}", hint=f"{error}, or common") from None
-
-
 def _verified(
-    names: tuple[str, str],
-    options: VerifyOptions,
+    a: str,
+    b: str,
+    spaces: list[str] | None,
+    system: bool,
+    at: str | None,
+    wait: float,
+    limit: int,
     username: str | None,
     password: str | None,
     storage: list[str] | None,
     master: str,
-    teller: _Teller,
+    line: Line,
 ) -> VerifyReport:
-    from flowstone.spark.spark_session import session
-    from flowstone.spark.verification.comparison import compare, find_position
-    from flowstone.spark.verification.open_side import open_side
+    from flowstone.spark.sources.options import WrongOption
+    from flowstone.spark.verification.verify import verify as verified
 
-    settings = dict(_setting(each) for each in storage or ())
-    sides: list[Side] = []
-
-    def opened(name: str) -> Side:
-        salt = os.environ.get(SALT_VARIABLE)
-        side = open_side(name, login=login, storage_options=settings, salt=salt, on_event=teller.hear)
-        sides.append(side)
-        return side
-
-    def login(text: str) -> Uri:
-        return address(text, username, password)
-
+    username, password = login((a, b), username, password)
     try:
-        a, b = map(opened, names)
-        # An unreachable side fails here, before Spark starts.
-        meeting = find_position(a, b, options, teller.tell)
-        teller.tell("starting Spark")
-        with session("flowstone verify", master=master) as spark, tasks_shown(spark, teller):
-            return compare(spark, a, b, meeting, options, tell=teller.tell)
-    finally:
-        for side in sides:
-            side.close()
+        with tasks_shown(line):
+            return verified(
+                a,
+                b,
+                space=[int(each) if each.isdecimal() else each for each in spaces or ()],
+                system=system,
+                at=at,
+                wait=wait,
+                limit=limit,
+                username=username,
+                password=password,
+                storage_options=dict(_setting(each) for each in storage or ()),
+                mask_salt=os.environ.get(SALT_VARIABLE),
+                master=master,
+                on_step=line.tell,
+            )
+    except WrongOption as error:
+        raise UsageError(f"invalid --at: {at!r}", hint=error.hint) from None
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -191,16 +165,6 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 # --- text output ---
-
-
-class _Teller(Line):
-    """Shows the current step, and the progress of receiving the data of a node."""
-
-    def hear(self, event: ArchiveEvent) -> None:
-        from flowstone.archive.events import Progress
-
-        if isinstance(event, Progress):
-            self.progress(f": {event}")
 
 
 FILE_WIDTH: Final = 200

@@ -103,7 +103,7 @@ def _writing(on_spark: bool, master: str, line: Line) -> Iterator[Writer]:
     from flowstone.spark.spark_session import session
 
     line.tell("starting Spark")
-    with session("flowstone limestone compact", master=master) as spark, tasks_shown(spark, line):
+    with session("flowstone limestone compact", master=master) as spark, tasks_shown(line):
         yield writer(spark)
 
 

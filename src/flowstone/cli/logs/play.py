@@ -1,6 +1,6 @@
 """`flowstone play`: replay log files into a live server.
 
-Also reads the credentials of every command that connects to servers (`address`).
+Also reads the credentials of every command that connects to servers (`address`, `login`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,24 +72,35 @@ def play(
         return _replay(address(uri, username, password), wanted, as_json)
 
 
+def login(texts: Iterable[str], username: str | None, password: str | None) -> tuple[str | None, str | None]:
+    """Return the login for those URIs among `texts` that have none: the options or, where missing, the environment.
+
+    Raise UsageError if credentials are given both in a URI and as options.
+    """
+    from flowstone.iproto.uri import UriError, parse_uri
+
+    if username is not None or password is not None:
+        for text in texts:
+            for member in text.split(","):
+                with suppress(UriError):  # a directory, or an error that is reported when the address is used
+                    if parse_uri(member).user is not None and not os.path.isdir(text):
+                        raise UsageError("credentials given both in the URI and as options", hint="use one")
+    username = username if username is not None else os.environ.get(USERNAME_VARIABLE)
+    return username, password if password is not None else os.environ.get(PASSWORD_VARIABLE)
+
+
 def address(text: str, username: str | None, password: str | None) -> Uri:
     """Parse the URI `text`, with credentials from the options, the URI or the environment, in this order.
 
     Raise UsageError if credentials are given both in the URI and as options, or a password without a user.
     """
-    from flowstone.iproto.uri import parse_uri
+    from flowstone.iproto.uri import parse_uri, with_login
 
+    username, password = login([text], username, password)
     uri = parse_uri(text)
-    if username is not None or password is not None:
-        if uri.user is not None:
-            raise UsageError("credentials given both in the URI and as options", hint="use one")
-    elif uri.user is not None:
-        return uri
-    username = username if username is not None else os.environ.get(USERNAME_VARIABLE)
-    password = password if password is not None else os.environ.get(PASSWORD_VARIABLE)
-    if username is None and password is not None:
+    if uri.user is None and username is None and password is not None:
         raise UsageError("password given without a user", hint="set the user with --username")
-    return replace(uri, user=username, password=password)
+    return with_login(uri, username, password)
 
 
 @dataclass

@@ -22,6 +22,8 @@ from flowstone.text.row_table import UnknownColumn
 Spaces = Mapping[int, SpaceDefinition]
 """Mirrored spaces by id."""
 
+_ONCE: Final = "name each space and each column once"
+
 
 class WrongChoice(FlowstoneError):
     """The choice of spaces or columns is impossible or contradicts itself."""
@@ -38,19 +40,31 @@ class MirrorChoice:
     @classmethod
     def parse(cls, spaces: Sequence[str], excluded: Sequence[str], columns: Sequence[str]) -> MirrorChoice:
         """Parse the choice as written on the command line; columns as `users=id,name`."""
-        both = [name for name in spaces if name in excluded]
-        if both:
-            raise WrongChoice(f"space {both[0]!r} is both chosen and excluded", hint="omit one of the two options")
         found: dict[str, tuple[str, ...]] = {}
         for text in columns:
             space, equals, listed = text.partition("=")
             names = tuple(name.strip() for name in listed.split(",") if name.strip())
             if not (space and equals and names):
                 raise WrongChoice(f"invalid --columns {text!r}", hint="use SPACE=COLUMN,…, such as users=id,name")
-            if space in found or len(set(names)) < len(names):
-                raise WrongChoice(f"--columns {text!r} has a duplicate", hint="name each space and each column once")
+            if space in found:
+                raise WrongChoice(f"--columns {text!r} has a duplicate", hint=_ONCE)
             found[space] = names
-        return cls(tuple(map(_space, spaces)), tuple(map(_space, excluded)), found)
+        return cls.of(tuple(map(_space, spaces)), tuple(map(_space, excluded)), found)
+
+    @classmethod
+    def of(
+        cls, spaces: Collection[int | str], excluded: Collection[int | str], columns: Mapping[str, Sequence[str]]
+    ) -> MirrorChoice:
+        """Return the choice. Raise WrongChoice if it contradicts itself."""
+        both = [name for name in spaces if name in excluded]
+        if both:
+            raise WrongChoice(f"space {both[0]!r} is both chosen and excluded", hint="omit one of the two options")
+        for space, names in columns.items():
+            if isinstance(names, str) or not names:
+                raise WrongChoice(f"columns of space {space!r} must be a list of names, not {names!r}")
+            if len(set(names)) < len(names):
+                raise WrongChoice(f"--columns '{space}={','.join(names)}' has a duplicate", hint=_ONCE)
+        return cls(tuple(spaces), tuple(excluded), {space: tuple(names) for space, names in columns.items()})
 
     def takes(self, space: SpaceDefinition) -> bool:
         """Return True if the space is chosen and can have a table."""

@@ -1,4 +1,4 @@
-"""The mirror writes the settled changes of replica sets to the tables of a lake, batch by batch, exactly once.
+"""One run of a mirror: settled changes of replica sets into the tables of a lake, batch by batch, exactly once.
 
 It is a loop of Spark jobs. A batch lies between two settled positions with one schema in force. Executors fold its
 changes, the driver commits them table by table and then saves the progress. Each table records its vclock, so after
@@ -169,7 +169,7 @@ class _Stream:
 
 
 class MirrorRun:
-    """Mirrors its sources to a lake while `run` runs; any thread may call `stop`.
+    """One run of a mirror: from opening the lake until `stopping` is set or, with `once`, until the lake has caught up.
 
     A source is the members of a replica set, or a directory.
     """
@@ -181,14 +181,15 @@ class MirrorRun:
         place: LakePlace,
         options: MirrorOptions,
         *,
-        on_event: Callable[[events.MirrorEvent], None] = lambda event: None,
+        on_event: Callable[[events.MirrorEvent], object] = lambda event: None,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._spark = spark
         self._places = sources
         self._place = place
         self._options = options
         self._tell = on_event
-        self._stopping = threading.Event()
+        self._stopping = stopping if stopping is not None else threading.Event()
         self._meter = events.Meter(time.monotonic())
         self._streams: list[_Stream] = []
         self._told_at = 0.0
@@ -196,19 +197,17 @@ class MirrorRun:
         self._vacuum_at = self._compacted_at + FIRST_VACUUM_SECONDS
         self._touched: set[str] = set()
 
-    def stop(self) -> None:
-        """End `run` after the current batch. Safe to call from a signal handler."""
-        self._stopping.set()
-
-    def run(self) -> None:
-        """Mirror until `stop` is called; with `once`, until the lake has all rows that the sources had at the start."""
+    def run(self) -> events.MirrorStopped:
+        """Run until `stopping` is set; with `once`, until the lake has all rows that the sources have at the start."""
         begun = time.monotonic()
         with ExitStack() as stack:
             stack.enter_context(lake_lock(self._place.lake))
             self._open(stack)
             self._loop()
         seconds = time.monotonic() - begun
-        self._tell(events.MirrorStopped(self._positions, self._meter.changes, self._meter.batches, round(seconds, 3)))
+        done = events.MirrorStopped(self._positions, self._meter.changes, self._meter.batches, round(seconds, 3))
+        self._tell(done)
+        return done
 
     @property
     def _positions(self) -> dict[str, Lsns]:
@@ -367,7 +366,7 @@ class MirrorRun:
         except DataLoss as error:
             if self._options.fail_on_data_loss:
                 raise
-            self._tell(events.Lost(stream.uuid, str(error)))
+            self._tell(events.MirrorDataLoss(stream.uuid, str(error)))
             self._begin(stream, index, _snapshot_behind(index, stream.position, error))
             return True
         if end == stream.position:

@@ -60,7 +60,7 @@ class MirrorSnapshot(MirrorEvent, frozen=True, tag="snapshot"):
         return f"loaded the snapshot at {VClock(self.position)}: {counted(self.rows, 'row')}"
 
 
-class Table(MirrorEvent, frozen=True):
+class MirrorTable(MirrorEvent, frozen=True, tag="table"):
     """A table followed a definition. `what` is created, altered, renamed, dropped, truncated or replaced."""
 
     table: str
@@ -71,7 +71,7 @@ class Table(MirrorEvent, frozen=True):
         return f"table {self.table} {self.what}" + (f": {self.detail}" if self.detail else "")
 
 
-class Lost(MirrorEvent, frozen=True, tag="data_loss"):
+class MirrorDataLoss(MirrorEvent, frozen=True, tag="data_loss"):
     """Rows are lost for good; with --no-fail-on-data-loss a snapshot replaces them."""
 
     replicaset_uuid: str

@@ -125,7 +125,7 @@ class LiveSource:
         definitions: Sequence[DefinitionRow] | None,
         fail_on_data_loss: bool,
         register: bool,
-        on_event: Callable[[str], None],
+        on_event: Callable[[str], object],
     ) -> None:
         self.name = ",".join(member.address for member in members)
         self.replicaset_uuid = replicaset_uuid

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from flowstone.archive.definitions_file import DefinitionRow, DefinitionsFile
 from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.errors import FlowstoneError
-from flowstone.iproto.uri import Uri
+from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_uri, with_login
 from flowstone.lake.masks import WrongMask
 from flowstone.outside import production
 from flowstone.outside.disk import DIRECTORY_MODE, AlreadyLocked
@@ -57,6 +57,24 @@ class Origin:
     def name(self) -> str:
         source = self.source
         return source.name if isinstance(source, DirectorySource) else ",".join(each.address for each in source)
+
+
+def parse_source(text: str, username: str | None = None, password: str | None = None) -> Source:
+    """Return the directory that `text` names, or the members of the replica set, separated by commas.
+
+    Members without a user get the login of the arguments. Raise WrongPlace or UriError if `text` is neither.
+    """
+    if os.path.isdir(text):
+        return text
+    if means_a_path(text):
+        raise WrongPlace(f"{text}: no such directory", hint="name an archive, a log directory, or host:port")
+    try:
+        members = [parse_uri(member) for member in text.split(",")]
+    except UriError as error:
+        if "@" in text or "?" in text:
+            raise  # the message below could show part of a password
+        raise WrongPlace(f"{text!r} is neither an existing directory nor an address (host:port)") from error
+    return [with_login(member, username, password) for member in members]
 
 
 def check_start(sources: Sequence[Source], lake: str, options: MirrorOptions) -> list[Source]:

@@ -70,7 +70,7 @@ class MirrorTables:
         types: ColumnOptions,
         history: bool,
         catalog: str | None = None,
-        on_event: Callable[[events.MirrorEvent], None],
+        on_event: Callable[[events.MirrorEvent], object],
     ) -> None:
         self._spark = spark
         self._lake = lake
@@ -122,7 +122,7 @@ class MirrorTables:
             self._open.pop((False, was.name), None)
             self._unregister(was.name)
             self._register(now.name)
-            self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
+            self._tell(events.MirrorTable(was.name, "renamed", f"to {now.name}"))
 
     def leave(self, pairs: Iterable[Pair], spaces: Spaces, uuid: str, position: VClock, time_us: int) -> None:
         """Mark the tables that a loaded snapshot does not have: `pairs` under their former names, and leftovers.
@@ -135,7 +135,7 @@ class MirrorTables:
                 self._lake.leave(was.name, now, uuid)
                 self._forget(was.name)
                 self._unregister(was.name)
-                self._tell(events.Table(was.name, "renamed", f"to {now.name}"))
+                self._tell(events.MirrorTable(was.name, "renamed", f"to {now.name}"))
         moment = Moment(position.signature, at(time_us))
         for lake in (self._exact, self._lake):
             for name, table in lake.tables().items() if lake is not None else ():
@@ -146,7 +146,7 @@ class MirrorTables:
                 self._forget(name)
                 self._unregister(name)
                 if lake is self._lake:
-                    self._tell(events.Table(name, "dropped"))
+                    self._tell(events.MirrorTable(name, "dropped"))
 
     def _refuse_rename(self, was: SpaceDefinition, now: SpaceDefinition) -> None:
         """Raise LakeError: masks refer to names, so the masks for the new name are unknown."""
@@ -183,7 +183,7 @@ class MirrorTables:
                 twin = self._exact.create(space, uuid, position, columns=(), states=states)
                 self._open[True, space.name] = twin
             self._register(space.name)
-            self._tell(events.Table(space.name, "created"))
+            self._tell(events.MirrorTable(space.name, "created"))
         return versions
 
     def _shown_states(self, space: SpaceDefinition, folded: FoldedTable | None) -> pa.Table:
@@ -324,7 +324,7 @@ class MirrorTables:
 
     def _note(self, done: Merged, name: str, what: str) -> None:
         if not done.is_replay:
-            self._tell(events.Table(name, what))
+            self._tell(events.MirrorTable(name, what))
 
     # --- house-keeping ---
 

@@ -68,7 +68,7 @@ ROW_SIZE: Final = 32
 
 STOPS_AT_SYNCHRONOUS: Final = (2, 6, 0)
 
-Tell = Callable[[str], None]
+Tell = Callable[[str], object]
 
 
 class OutputTaken(FlowstoneError):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 FORMATS: Final[tuple[Format, ...]] = ("limestone", "delta", "parquet")
 EPOCH_ZERO: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-Tell = Callable[[str], None]
+Tell = Callable[[str], object]
 
 
 def restore_limestone(

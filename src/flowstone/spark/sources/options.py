@@ -419,6 +419,19 @@ def _schema_at(text: str) -> SchemaAt:
     return SchemaAt(positions=found)
 
 
+When = str | int | datetime.datetime | VClock
+"""A moment as programs write it: the texts of `parse_as_of`, an LSN, a time with a zone, or a vclock."""
+
+
+def as_of(when: When) -> AsOf:
+    """Return the moment. The text of the ValueError lists the accepted forms."""
+    if isinstance(when, VClock):
+        return AsOf(vclock=when)
+    if isinstance(when, int):
+        return AsOf(lsn=when)
+    return parse_as_of(when if isinstance(when, str) else when.isoformat())
+
+
 def parse_as_of(text: str) -> AsOf:
     """Parse a moment as users write it. The text of the ValueError lists the accepted forms."""
     text = text.strip()

@@ -46,7 +46,7 @@ def meet(
     wait: float = 0.0,
     sleep: Callable[[float], None],
     monotonic: Callable[[], float],
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], object] = lambda text: None,
 ) -> Meeting:
     """Refresh both sides until they can be shown at one position, for at most `wait` seconds.
 

@@ -78,20 +78,9 @@ class VerifyOptions:
     limit: int = LIMIT
 
 
-def verify(
-    spark: SparkSession,
-    a: Side,
-    b: Side,
-    options: VerifyOptions | None = None,
-    *,
-    tell: Callable[[str], None] = lambda text: None,
-) -> VerifyReport:
-    """Compare two sides. `tell` receives progress messages."""
-    options = options or VerifyOptions()
-    return compare(spark, a, b, find_position(a, b, options, tell), options, tell=tell)
-
-
-def find_position(a: Side, b: Side, options: VerifyOptions, tell: Callable[[str], None] = lambda text: None) -> Meeting:
+def find_position(
+    a: Side, b: Side, options: VerifyOptions, tell: Callable[[str], object] = lambda text: None
+) -> Meeting:
     """Find the position at which to compare two sides. Waits as `options` say; needs no Spark."""
     return meet(a, b, at=options.at, wait=options.wait, sleep=time.sleep, monotonic=time.monotonic, tell=tell)
 
@@ -103,7 +92,7 @@ def compare(
     meeting: Meeting,
     options: VerifyOptions,
     *,
-    tell: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], object] = lambda text: None,
 ) -> VerifyReport:
     """Compare two sides at the positions of `meeting`."""
     begun = time.monotonic()
@@ -182,7 +171,7 @@ class _Comparison:
 
     # --- the jobs ---
 
-    def run(self, tell: Callable[[str], None]) -> tuple[list[SpaceResult], list[ShownDifference], list[WrongRow]]:
+    def run(self, tell: Callable[[str], object]) -> tuple[list[SpaceResult], list[ShownDifference], list[WrongRow]]:
         digests = compare_digests(self._frame(self._a, self._spaces), self._frame(self._b, self._spaces))
         known = {digest.space_id for digest in digests}
         empty = [SpaceDigest(space_id, 0, 0, 0, 0, ()) for space_id in self._spaces - known]
