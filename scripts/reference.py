@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
+from textwrap import indent
 from typing import Any, Final
 
 import flowstone
@@ -217,33 +218,51 @@ LIBRARY: Final = f"""# The library
 
 {MADE}
 
-The names of `import flowstone`. Everything below it may move. What is awaited is marked `async`.
+The names of `import flowstone`, `flowstone.limestone` and `flowstone.spark`. Everything else may move. What is awaited
+is marked `async`.
 """
 
 
 def library() -> str:
     parts = [LIBRARY]
+    described: set[object] = set()
     for name in sorted(flowstone.__all__, key=str.lower):
         thing = getattr(flowstone, name)
         if inspect.ismodule(thing):
             parts.append(f"## `flowstone.{name}`\n\n{_text(thing)}\n")
-            parts += [_entry(f"flowstone.{name}.{inner}", getattr(thing, inner), "###") for inner in thing.__all__]
+            inner_names = sorted(thing.__all__, key=str.lower)
+            parts += [
+                _entry(f"flowstone.{name}.{each}", getattr(thing, each), "###", described) for each in inner_names
+            ]
         elif callable(thing):
-            parts.append(_entry(f"flowstone.{name}", thing, "##"))
+            parts.append(_entry(f"flowstone.{name}", thing, "##", described))
     return "\n".join(parts)
 
 
-def _entry(name: str, thing: Callable[..., Any], heading: str) -> str:
-    return _class(name, thing, heading) if isinstance(thing, type) else _function(name, thing, heading)
+def _entry(name: str, thing: Callable[..., Any], heading: str, described: set[object]) -> str:
+    return _class(name, thing, heading, described) if isinstance(thing, type) else _function(name, thing, heading)
 
 
-def _class(name: str, kind: type, heading: str) -> str:
-    rows = [f"| {_code(shown)} | {_cell(text)} |" for shown, text in _members(kind)]
+def _class(name: str, kind: type, heading: str, described: set[object]) -> str:
+    """Return the description of a class, a table of its members, and the members that need more than a sentence.
+
+    `described` collects those members: an inherited one is described at the first class that has it.
+    """
+    members = list(_members(kind))
+    rows = [f"| {_code(shown)} | {_cell(_first_sentence(member))} |" for _, shown, member in members]
     head = f"{heading} `{name}`\n\n{_text(kind)}\n"
-    return head + ("\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else "")
+    table = "\n| | |\n|---|---|\n" + "\n".join(rows) + "\n" if rows else ""
+    short = name.rpartition(".")[2]
+    details = ""
+    for member_name, _, member in members:
+        if member not in described and _SECTION.search(inspect.getdoc(member) or ""):
+            described.add(member)
+            details += f"\n{heading}# `{short}.{member_name}`\n\n{_text(member)}\n"
+    return head + table + details
 
 
-def _members(kind: type) -> Iterator[tuple[str, str]]:
+def _members(kind: type) -> Iterator[tuple[str, str, object]]:
+    """Yield the name of each public member, its signature, and the object that has its docstring."""
     for member in dict.fromkeys(
         name for base in kind.__mro__ if base.__module__.startswith("flowstone") for name in vars(base)
     ):
@@ -251,14 +270,14 @@ def _members(kind: type) -> Iterator[tuple[str, str]]:
         if member.startswith("_") or isinstance(value, type):
             continue
         if isinstance(value, property):
-            yield member, _first_sentence(value.fget)
+            yield member, member, value.fget
         elif isinstance(value, staticmethod | classmethod):
-            yield f"{member}{_signature(value.__func__)}", _first_sentence(value.__func__)
+            yield member, f"{member}{_signature(value.__func__)}", value.__func__
         elif inspect.isfunction(value):
             marker = "async " if inspect.iscoroutinefunction(value) else ""
-            yield f"{marker}{member}{_signature(value)}", _first_sentence(value)
+            yield member, f"{marker}{member}{_signature(value)}", value
         elif inspect.ismemberdescriptor(value):
-            yield member, ""
+            yield member, member, None
 
 
 def _function(name: str, function: Callable[..., Any], heading: str) -> str:
@@ -276,8 +295,23 @@ def _signature(function: Callable[..., Any]) -> str:
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 
 
+_SECTION: Final = re.compile(r"^(Args|Returns|Raises|Example):$", re.MULTILINE)
+_ENTRY: Final = re.compile(r"^([\w.]+): ", re.MULTILINE)
+
+
 def _text(thing: object) -> str:
-    return inspect.getdoc(thing) or ""
+    """Return a docstring as Markdown: its sections become lists, and the example a block that no test runs."""
+    text, *sections = _SECTION.split(inspect.getdoc(thing) or "")
+    parts = [text.strip()]
+    for title, content in zip(sections[::2], sections[1::2], strict=True):
+        content = inspect.cleandoc(content)
+        if title == "Example":
+            parts.append("Example:\n\n" + indent(content, "    "))
+        elif title == "Returns":
+            parts.append(f"Returns: {content}")
+        else:
+            parts.append(("Arguments" if title == "Args" else title) + ":\n\n" + _ENTRY.sub(r"- `\1`: ", content))
+    return "\n\n".join(parts)
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {"commands.md": commands, "errors.md": errors, "library.md": library}

@@ -1,23 +1,27 @@
-"""The public names: each is there, typed to the end, and returns nothing that a program could not name."""
+"""The public names: each is there, documented in one form, and returns nothing that a program could not name.
+
+`typed_surface.py` has their types.
+"""
 
 from __future__ import annotations
 
 import inspect
+import re
+import subprocess
+import sys
 import typing
 from collections.abc import Iterator
 from dataclasses import fields
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import Any
 
 import pytest
 
 import flowstone
 import flowstone.limestone
 import flowstone.spark
-from flowstone import limestone
 from flowstone.limestone.settings import Settings, SettingsFields
 from flowstone.node.configuration import Configuration, NodeOptions
-from flowstone.node.node import Node
 
 PACKAGES = (flowstone, flowstone.limestone, flowstone.spark)
 
@@ -101,21 +105,67 @@ def test_settings_fields_are_those_of_the_settings() -> None:
     assert {name: hint.__forward_arg__ for name, hint in SettingsFields.__annotations__.items()} == wanted
 
 
-if TYPE_CHECKING:
+ORDER = ("Args", "Returns", "Raises", "Example")
+EXAMPLES = (
+    "Archive",
+    "Datastore",
+    "Mirror",
+    "Node",
+    "follow",
+    "lake_tables",
+    "read_log",
+    "restore",
+    "session",
+    "verify",
+)
 
-    async def checked_by_type_checkers(node: Node) -> None:
-        """Never called: `make check` reads it."""
-        assert_type(flowstone.Node("data", listen=3301, replication=["db1:3301"], election_mode="voter"), Node)
-        flowstone.Node("data", lisen="127.0.0.1:3301")  # type: ignore[call-arg]
-        flowstone.Node("data", read_only="yes")  # type: ignore[arg-type]
-        assert_type(await node.reconfigure(read_only=True), list[str])
-        assert_type(node.statistics(), flowstone.Statistics)
-        assert_type(node.space("orders"), flowstone.Space)
-        async with flowstone.follow("db1:3301") as replica:
-            assert_type(replica, flowstone.Replica)
-            assert_type(replica.vclock, flowstone.VClock)
-        with flowstone.follow("db1:3301") as blocking:
-            assert_type(blocking.space("orders"), flowstone.BlockingSpace)
-        with limestone.Datastore("log", on_lost="degrade") as store:
-            assert_type(store.create_channel(), limestone.LogChannel)
-        limestone.Datastore("log", on_lost="never")  # type: ignore[arg-type]
+
+def sections(thing: Any) -> dict[str, str]:
+    """The sections of a docstring by title, in their order."""
+    _, *parts = re.split(r"^(\w+):$", inspect.getdoc(thing) or "", flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def documented() -> Iterator[tuple[str, Any]]:
+    """The public classes, functions and methods of ours."""
+    for package in PACKAGES:
+        things = [(name, getattr(package, name)) for name in package.__all__ if name != "__version__"]
+        for name, thing in [*things, *members(package)]:
+            if name not in INTERNAL and (getattr(thing, "__module__", None) or "").startswith("flowstone"):
+                yield name, thing
+
+
+def test_docstrings_have_one_form() -> None:
+    wrong = []
+    for name, thing in documented():
+        found = sections(thing)
+        if list(found) != [title for title in ORDER if title in found]:
+            wrong.append(f"{name}: sections {list(found)}")
+        if "Args" in found:
+            named = re.findall(r"^    (\w+): ", found["Args"], flags=re.MULTILINE)
+            taken = [each for each in inspect.signature(thing).parameters if each not in ("self", "cls")]
+            if named != taken:
+                wrong.append(f"{name}: describes {named}, takes {taken}")
+    assert wrong == []
+
+
+def test_main_calls_have_an_example() -> None:
+    known = {name: thing for name, thing in documented() if name in EXAMPLES}
+    assert set(known) == set(EXAMPLES)
+    assert [name for name, thing in known.items() if "Example" not in sections(thing)] == []
+
+
+def test_documented_errors_are_exported() -> None:
+    public = {name for package in PACKAGES for name in package.__all__} | {"OSError", "IndexError", "KeyError"}
+    hidden = {
+        f"{name} raises {error}"
+        for name, thing in documented()
+        for error in re.findall(r"^    (\w+): ", sections(thing).get("Raises", ""), flags=re.MULTILINE)
+        if error not in public
+    }
+    assert hidden == set()
+
+
+def test_importing_the_package_does_not_import_pyspark() -> None:
+    program = "import sys, flowstone.spark; flowstone.spark.Mirror; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

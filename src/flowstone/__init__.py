@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from flowstone.replica.follow import Following, follow
     from flowstone.replica.replica import CannotFollow, NotReached, Replica
     from flowstone.replication.applier.states import ApplierState
-    from flowstone.replication.vclock import Order, VClock
+    from flowstone.replication.vclock import Order, VClock, VClockError
     from flowstone.xlog.errors import XlogError
 
 __version__ = "0.1.0"
@@ -82,6 +82,7 @@ __all__ = [
     "UnknownSpace",
     "UriError",
     "VClock",
+    "VClockError",
     "View",
     "ViewIndex",
     "ViewSpace",
@@ -130,6 +131,7 @@ __getattr__ = lazy_names(
         "UnknownSpace": "box.schema",
         "UriError": "iproto.uri",
         "VClock": "replication.vclock",
+        "VClockError": "replication.vclock",
         "View": "node.transactions",
         "ViewIndex": "node.spaces",
         "ViewSpace": "node.spaces",
@@ -154,13 +156,36 @@ def read_log(
     decimal_scale: int | None = None,
     strings_as: Literal["string", "binary"] = "string",
 ) -> pyarrow.RecordBatchReader:
-    """Return the rows of `.xlog` and `.snap` files, or of directories with such files, as Arrow batches in log order.
+    """Read rows of `.xlog` and `.snap` files as Arrow record batches, in log order.
 
-    With `space`, an id or a name, its fields are typed columns, next to `_lsn`, `_type`, `_timestamp` and so on; if its
-    format changed, the columns of all formats are included. Without `space`, keys and tuples are MessagePack. Rows that
-    were rolled back or are still pending are omitted unless `settled` is off. Damage and gaps are errors unless `force`
-    is on. Warnings about the log (a torn end, pending rows) go to the logger "flowstone". Memory is bounded by a few
-    batches, whatever the size of the log.
+    Memory is bounded by a few batches, whatever the size of the log. Warnings about the log, such as a torn end or rows
+    that are not settled yet, go to the logger "flowstone".
+
+    Args:
+        paths: Log files, or directories of log files.
+        space: Read only this space, by id or name. Its fields are typed columns next to `_lsn`, `_type`, `_timestamp`
+            and so on; if its format changed, there are the columns of all its formats. Without a space, keys and tuples
+            are MessagePack.
+        settled: Leave out rows that were rolled back or are not settled yet.
+        columns: Names of the columns to read. By default, all.
+        replicas: Read only rows written by these replicas, by id.
+        show_system: Include rows of system spaces.
+        recursive: Search subdirectories.
+        force: Continue past damage and gaps instead of raising an error.
+        unsigned_as: Column type of unsigned fields.
+        decimal_scale: Store decimals with this many digits after the point, not as text.
+        strings_as: Column type of string fields; binary also holds values that are not UTF-8.
+
+    Returns:
+        A reader of record batches. Rows are read as the reader advances.
+
+    Raises:
+        XlogError: A file is damaged or incomplete, or rows are missing between two files.
+        UnknownSpace: No log defines `space`.
+        FlowstoneError: A path contains no log file, or a column does not exist.
+
+    Example:
+        orders = flowstone.read_log("/var/lib/tarantool/shop", space="orders").read_all()
     """
     import pyarrow
 

@@ -63,14 +63,28 @@ class HasPath(Protocol):
 
 
 class Archive:
-    """Archives the log of the server at `uri` into `directory`, which is created if missing.
+    """Archives the log of a server into a directory.
 
-        async with flowstone.Archive("replicator:secret@db1:3301", "backup/db1") as archive:
-            print(archive.position, archive.settled)  # the archive runs until the block ends
+    `async with` runs the archive in the background until the block ends; `run` runs it in the foreground.
 
-    `register` makes the archive a member of the replica set, so that the upstream keeps its logs until the archive has
-    them. `images` adds the old and the new tuple to each row. `snapshot_interval` is in seconds; 0 takes only the first
-    snapshot. `replication_timeout` should be the upstream's. `on_event` is called with the events of `archive_events`.
+    Args:
+        uri: Address of the upstream. Its user needs the role `replication`.
+        directory: Directory of the archive; created if missing.
+        register: Make the archive a member of the replica set, so that the upstream keeps its logs until the archive
+            has them.
+        images: Add the old and the new tuple to each row.
+        snapshot_interval: Seconds between snapshots; 0 takes only the first one.
+        wal_max_size: Size in bytes at which a new log file begins.
+        replication_timeout: The `replication_timeout` of the upstream.
+        on_event: Called with each event (`flowstone.archive.events`).
+        outside: The door to disk, network and clock; for tests.
+
+    Raises:
+        UriError: `uri` is not a valid address.
+
+    Example:
+        async with flowstone.Archive("replicator:secret@db1:3301", "/backup/db1") as archive:
+            print(archive.position, archive.settled)
     """
 
     _store_type: type[ArchiveStore] = ArchiveStore
@@ -137,9 +151,17 @@ class Archive:
     async def run(self, *, once: bool = False) -> None:
         """Follow the upstream until `stop` is called.
 
-        With `once`, return when the archive has everything that the upstream had at the first subscription. If the
-        upstream is unreachable, retry, or with `once` raise the error. Raise AlreadyLocked or NotAnArchive if the
-        directory cannot be used, and ArchiveRefused or another FlowstoneError if an operator has to act.
+        An unreachable upstream is contacted again until it answers.
+
+        Args:
+            once: Return when the archive has everything that the upstream had at the first subscription. An unreachable
+                upstream is an error then.
+
+        Raises:
+            AlreadyLocked: Another process writes to the directory.
+            NotAnArchive: The directory is not an archive and cannot become one.
+            ArchiveRefused: The upstream rejects the archive, or must not be followed.
+            FlowstoneError: Another error that needs an operator.
         """
         self._is_once = once
         await self._open()

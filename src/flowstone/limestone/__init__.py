@@ -13,7 +13,7 @@ from flowstone.lazy import lazy_names
 
 if TYPE_CHECKING:
     from flowstone.limestone.errors import DamagedFile, DatastoreFailed, LimestoneError, WrongTime
-    from flowstone.limestone.format.endpoint import Endpoint
+    from flowstone.limestone.format.endpoint import Endpoint, EndpointError
     from flowstone.limestone.format.entries import Entry, EntryType, WriteVersion
     from flowstone.limestone.master.propagation import PropagationStatus, QuorumLost
     from flowstone.limestone.replica.events import Event
@@ -42,6 +42,7 @@ __all__ = [
     "Datastore",
     "DatastoreFailed",
     "Endpoint",
+    "EndpointError",
     "Entry",
     "EntryType",
     "Event",
@@ -76,6 +77,7 @@ __getattr__ = lazy_names(
         "Datastore": "store.blocking",
         "DatastoreFailed": "errors",
         "Endpoint": "format.endpoint",
+        "EndpointError": "format.endpoint",
         "Entry": "format.entries",
         "EntryType": "format.entries",
         "Event": "replica.events",

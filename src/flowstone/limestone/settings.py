@@ -51,13 +51,29 @@ class SettingsFields(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """`replicas` receive the log; `quorum` of them must acknowledge (None: all).
+    """The directory of a store, its replicas and its options.
 
-    `on_lost` says what happens if fewer are available: "block" waits for them, "degrade" continues with the available
-    ones, "fail" raises and stops the store. `group_commit` is the order of the epoch records here and on the replicas.
-    `compatible`: send exactly the bytes that the original sends; no replica is reconnected or seeded. `session_close`
-    selects one of the original's two forms of that. `secret` is shared with the replicas. `no_delay`, `send_buffer` and
-    `receive_buffer` are socket options: TCP_NODELAY, and sizes in bytes.
+    Args:
+        path: Path of the data directory.
+        replicas: Endpoints of the replicas that receive the log.
+        quorum: Number of replicas that must acknowledge. By default, all.
+        on_lost: What happens if fewer are available: "block" waits for them, "degrade" continues with the available
+            ones, "fail" raises and stops the store.
+        group_commit: The order of the epoch records here and on the replicas.
+        compatible: Send exactly the bytes that the original sends; no replica is reconnected or seeded.
+        session_close: Which of the original's two forms of that is sent.
+        spill: Bytes of an open session that are kept in memory.
+        no_delay: Socket option TCP_NODELAY.
+        send_buffer: Size of the send buffer of sockets, in bytes.
+        receive_buffer: Size of the receive buffer of sockets, in bytes.
+        tls: Certificates, for encrypted endpoints.
+        secret: Secret that is shared with the replicas.
+
+    Raises:
+        LocalProtocolError: A field has a value that is not allowed.
+
+    Example:
+        Settings("/var/lib/shop/log", replicas=(Endpoint.parse("tcp://db2:12346"),), on_lost="degrade")
     """
 
     path: str
@@ -107,9 +123,15 @@ class Settings:
 
     @classmethod
     def from_environment(cls, path: str, environment: Mapping[str, str], **others: Unpack[SettingsFields]) -> Settings:
-        """Read the original's variables and the secret; `others` are fields of Settings, and take precedence.
+        """Read the environment variables of the original, and the secret.
 
-        REPLICATION_RDMA_SLOTS is not supported: a warning is logged, and replication uses TCP."""
+        REPLICATION_RDMA_SLOTS is not supported: a warning is logged, and replication uses TCP.
+
+        Args:
+            path: Path of the data directory.
+            environment: `os.environ` or another mapping.
+            others: Fields of Settings, which take precedence.
+        """
         found = SettingsFields()
         if ENDPOINT in environment:
             found["replicas"] = (Endpoint.parse(environment[ENDPOINT]),)

@@ -26,12 +26,13 @@ Trigger = Callable[[tuple["Change", ...]], None]
 class Change:
     """One statement of a transaction: INSERT, REPLACE, UPDATE, UPSERT or DELETE.
 
+    An attribute that a statement does not have is None.
+
+    Example:
         @node.on_commit
         def committed(changes):
             for change in changes:
                 print(change.type, change.space, change.key, change.fields, change.operations)
-
-    An attribute that a statement does not have is None.
     """
 
     def __init__(self, statement: Statement) -> None:
@@ -81,13 +82,14 @@ class Change:
 class SettledChange(Change):
     """A change that can no longer be rolled back, as a replica reports it, with the old and the new tuple.
 
+    `replica_id`, `lsn` and `timestamp` are those of the row. `old` is None for an insertion, `new` for a deletion. Two
+    more types, TRUNCATE and DROP, have neither: all tuples of the space are deleted.
+
+    Example:
         @replica.on_change
         def changed(changes):
             for change in changes:
                 print(change.type, change.space, change.key, change.old, change.new, change.lsn)
-
-    `replica_id`, `lsn` and `timestamp` are those of the row. `old` is None for an insertion, `new` for a deletion. Two
-    more types, TRUNCATE and DROP, have neither: all tuples of the space are deleted.
     """
 
     def __init__(

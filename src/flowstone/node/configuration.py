@@ -462,7 +462,11 @@ class Configuration:
     )
 
     def changed(self, options: Mapping[str, Any]) -> Configuration:
-        """Return a checked copy with `options` set; raise error 58 for an option that cannot change at runtime."""
+        """Return a checked copy with `options` set.
+
+        Raises:
+            TarantoolError: An option cannot change at runtime (error 58), or a value is not allowed (error 59).
+        """
         accepted = _accepted(options)
         if "replication" in accepted:
             # A URI that equals what `box.cfg` shows, without its password, keeps the password it has.
@@ -486,7 +490,11 @@ class Configuration:
         return OPTIONS[name].is_dynamic or value == getattr(self, name)
 
     def check_dialect(self, dialect: Dialect) -> None:
-        """Raise error 59 for an option that `dialect`, which may be known from the data only, does not have."""
+        """Check the options against `dialect`, which may be known from the data only.
+
+        Raises:
+            TarantoolError: An option does not exist in `dialect` (error 59).
+        """
         if dialect is not Dialect.V2_6:
             return
         if isinstance(self.replication_synchro_quorum, str):

@@ -48,19 +48,30 @@ class NotRunning(FlowstoneError):
 
 
 class Node:
-    """A node with its data in `work_dir`. `async with` starts and stops it:
+    """A node with its data in `work_dir`, for `async with`, or `start` and `stop`.
 
-        async with Node("data", listen="127.0.0.1:3301", user=("app", "secret")) as node:
+    Methods must be called in the thread of the event loop that runs the node, and raise NotRunning while it is not
+    running; functions and triggers may be registered before the start. A statement that fails raises the TarantoolError
+    that a client would receive.
+
+    Args:
+        work_dir: Directory of the data; created if missing.
+        user: Name and password of a user with all rights, which is created together with new data and ignored
+            otherwise.
+        outside: The door to disk, network and clock; for tests.
+        pid: Process id that the node reports.
+        options: Options of `box.cfg` (docs/reference/configuration.md). Without `listen` the node accepts no clients,
+            and only this program can use it.
+
+    Raises:
+        TarantoolError: An option does not exist, or has a value that is not allowed (error 59, ER_CFG).
+
+    Example:
+        async with flowstone.Node("data", listen="127.0.0.1:3301", user=("app", "secret")) as node:
             orders = await node.create_space("orders", format=[("id", "unsigned"), ("item", "string")])
             await orders.create_index("primary")
             await orders.insert([1, "tea"])
             print(orders.get(1))
-
-    Options are those of `box.cfg` (docs/reference/configuration.md). Without `listen` the node accepts no clients, and
-    only this program can use it. `user` is name and password of a user with all rights, which is created together with
-    new data and ignored otherwise. Methods must be called in the thread of the event loop that runs the node, and raise
-    NotRunning while it is not running; functions and triggers may be registered before the start. A statement that
-    fails raises the TarantoolError that a client would receive.
     """
 
     def __init__(
@@ -92,8 +103,16 @@ class Node:
         """Lock the directory, recover or create its data, and listen.
 
         With peers in `replication`, return when the node is in sync with them, or has become an orphan after
-        `replication_sync_timeout`. Raise NotRunning if the node is running already, and the error that prevents the
-        start; everything that was started is stopped then.
+        `replication_sync_timeout`. If the start fails, everything that was started is stopped.
+
+        Raises:
+            NotRunning: The node is running already.
+            AlreadyLocked: Another process uses the directory.
+            CannotListen: The address is in use, or not an address of this machine.
+            RecoveryError: A row of the log cannot be applied.
+            JoinRefused: The snapshot from a peer cannot be used.
+            XlogError: A file is damaged.
+            FlowstoneError: Another error prevents the start.
         """
         if self._running is not None:
             raise NotRunning("the node is already running", hint="create another Node")
@@ -168,7 +187,11 @@ class Node:
     # --- data ---
 
     def space(self, space: str | int) -> Space:
-        """Return the space with this name or id; raise NoSuchSpace if it does not exist."""
+        """Return the space with this name or id.
+
+        Raises:
+            TarantoolError: The space does not exist (error 36, ER_NO_SUCH_SPACE).
+        """
         return Space(self, self.box.space(space).id)
 
     async def create_space(
@@ -185,10 +208,22 @@ class Node:
         id: int | None = None,
         user: str | None = None,
     ) -> Space:
-        """Create a space and return it.
+        """Create a space and return it. The options are those of `box.schema.space.create`.
 
-        The options are those of `box.schema.space.create`. Fields of `format` are `("name", "type")` or
-        `{"name": …, "type": …, "is_nullable": …}`. Raise SpaceExists if the name is taken, unless `if_not_exists`.
+        Args:
+            name: Name of the space.
+            format: Fields as `("name", "type")` or `{"name": …, "type": …, "is_nullable": …}`.
+            if_not_exists: Return the space of this name if there is one.
+            is_sync: Make its transactions synchronous.
+            is_local: Do not replicate the space.
+            temporary: Do not write its tuples to the log.
+            engine: Storage engine.
+            field_count: Number of fields that each tuple must have; 0: any.
+            id: Id of the space. By default, the next free one.
+            user: Owner of the space.
+
+        Raises:
+            TarantoolError: The name is taken (error 10, ER_SPACE_EXISTS), or an option is invalid.
         """
         options = {
             "format": format,
@@ -207,22 +242,34 @@ class Node:
     def transaction(
         self, isolation: str = "default", *, is_sync: bool = False, timeout: float | None = None
     ) -> Transaction:
-        """Return a transaction for `async with node.transaction() as transaction`: it commits at the end of the block.
+        """Return a transaction for `async with`: it commits at the end of the block.
 
-        With `isolation="linearizable"` it begins when this node has all transactions that were committed before on any
-        member, and may use synchronous spaces only. With `is_sync` the commit waits for a quorum, as if the spaces were
-        synchronous. After `timeout` seconds, by default `txn_timeout`, the transaction is aborted.
+        Args:
+            isolation: With `linearizable`, the transaction begins when this node has all transactions that were
+                committed before on any member, and may use synchronous spaces only.
+            is_sync: Wait for a quorum at the commit, as if the spaces were synchronous.
+            timeout: Seconds until the transaction is aborted. By default, `txn_timeout`.
+
+        Example:
+            async with node.transaction() as transaction:
+                transaction.space("orders").insert((42, "new"))
         """
         return Transaction(self._instance, isolation, is_sync=is_sync, timeout=timeout)
 
     def read_view(self) -> View:
-        """Return a read view for `with node.read_view() as view`: all spaces in their present state."""
+        """Return a read view for `with`: all spaces in their present state.
+
+        Example:
+            with node.read_view() as view:
+                print(len(view.space("orders")))
+        """
         return View(self._instance)
 
     async def write(self, statement: Callable[[BoxTransaction], T]) -> T:
-        """Run `statement` in a transaction of its own, with the rights of admin, and return its result.
+        """Run `statement` in a transaction of its own, with the rights of admin. Return when it is committed.
 
-        Return when the transaction is committed. If `statement` raises an error, roll back and raise that error.
+        Returns:
+            The result of `statement`. If it raises an error, the transaction is rolled back and the error is raised.
         """
         instance = self._instance
         transaction = instance.box.begin()
@@ -259,7 +306,11 @@ class Node:
         return await free_space(self._instance)
 
     async def disk_usage(self) -> DiskUsage:
-        """Return sizes and free space of the directories; raise OSError if the disk fails or does not answer."""
+        """Return sizes and free space of the directories.
+
+        Raises:
+            OSError: The disk fails or does not answer.
+        """
         return await self._parts.disk_usage()
 
     # --- leadership ---
@@ -268,8 +319,11 @@ class Node:
         """Make this node the leader, as `box.ctl.promote()` does.
 
         Start an election, and return when this node has won it. The node is writable soon after, when it owns the
-        synchronous queue: use `wait_rw`. If elections are off, take over the queue, as soon as a quorum has
-        acknowledged its transactions. Raise Unsupported in dialect 2.6, and a TarantoolError if the promotion fails.
+        synchronous queue: use `wait_rw`. If elections are off, take over the queue as soon as a quorum has acknowledged
+        its transactions.
+
+        Raises:
+            TarantoolError: The promotion fails, or the dialect is 2.6, which has none.
         """
         self._check_has_terms("promote()")
         await self._instance.elections.promote()
@@ -290,11 +344,19 @@ class Node:
             await self.promote()
 
     async def wait_rw(self, timeout: float | None = None) -> None:
-        """Wait until the node is writable; raise ER_SYSTEM "timed out" after `timeout` seconds."""
+        """Wait until the node is writable.
+
+        Raises:
+            TarantoolError: The node is not writable after `timeout` seconds (ER_SYSTEM, "timed out").
+        """
         await wait_read_only(self._instance, False, timeout)
 
     async def wait_ro(self, timeout: float | None = None) -> None:
-        """Wait until the node is read-only; raise ER_SYSTEM "timed out" after `timeout` seconds."""
+        """Wait until the node is read-only.
+
+        Raises:
+            TarantoolError: The node is not read-only after `timeout` seconds (ER_SYSTEM, "timed out").
+        """
         await wait_read_only(self._instance, True, timeout)
 
     def _check_has_terms(self, what: str) -> None:
@@ -304,14 +366,22 @@ class Node:
     # --- users ---
 
     async def create_user(self, name: str, password: str, *, if_not_exists: bool = False) -> None:
-        """Create a user; raise UserExists if the name is taken, unless `if_not_exists`."""
+        """Create a user.
+
+        Raises:
+            TarantoolError: The name is taken (error 46, ER_USER_EXISTS), and `if_not_exists` is off.
+        """
         now = int(self._outside.clock.wall())
         await self.write(
             lambda txn: ddl.create_user(txn, name, password=password, if_not_exists=if_not_exists, time=now)
         )
 
     async def drop_user(self, name: str, *, if_exists: bool = False) -> None:
-        """Drop a user and everything that it owns; raise NoSuchUser if it does not exist, unless `if_exists`."""
+        """Drop a user and everything that it owns.
+
+        Raises:
+            TarantoolError: The user does not exist (error 45, ER_NO_SUCH_USER), and `if_exists` is off.
+        """
         await self.write(lambda txn: ddl.drop_user(txn, name, if_exists=if_exists))
 
     async def grant(
@@ -319,7 +389,18 @@ class Node:
     ) -> None:
         """Grant rights to a user, as `box.schema.user.grant` does.
 
-        Examples: `grant("app", "read,write", "space", "orders")`; for a role, `grant("app", "super")`.
+        Args:
+            user: Name of the user.
+            privileges: Names of rights, separated by commas, or of a role.
+            object_type: Kind of the object, such as `space` or `universe`. None for a role.
+            object_name: Name of the object. None for all objects of the kind.
+
+        Raises:
+            TarantoolError: User, right or object does not exist, or the user has the right already.
+
+        Example:
+            await node.grant("app", "read,write", "space", "orders")
+            await node.grant("app", "super")
         """
         await self.write(lambda txn: ddl.grant(txn, user, privileges, object_type, object_name))
 
@@ -332,14 +413,23 @@ class Node:
     # --- functions and triggers, which may be registered before the start ---
 
     def register(self, name: str, function: Function) -> None:
-        """Let clients CALL `function`, which may be async, by this name.
+        """Let clients CALL `function` by this name.
 
-        Its arguments are those of the CALL. A returned tuple stands for several results, None for no result.
+        Args:
+            name: Name of the function.
+            function: Called with the arguments of the CALL; may be async. A returned tuple stands for several results,
+                None for no result.
         """
         self._functions[name] = function
 
     def function(self, name: str) -> Callable[[Function], Function]:
-        """Return a decorator that calls `register` with this name."""
+        """Return a decorator that calls `register` with this name.
+
+        Example:
+            @node.function("add")
+            def add(a, b):
+                return a + b
+        """
 
         def decorate(function: Function) -> Function:
             self.register(name, function)
@@ -365,11 +455,17 @@ class Node:
     # --- options ---
 
     async def reconfigure(self, **options: Unpack[NodeOptions]) -> list[str]:
-        """Set options of the running node, as `box.cfg` does; return the names of those that changed.
+        """Set options of the running node, as `box.cfg` does.
 
-        Raise error 58 for an option that cannot change, and error 59 for a value that is not allowed; nothing is
-        changed then. If `replication` is given, even unchanged, reconnect to peers that are not followed, and wait
-        until the node is in sync with them.
+        If `replication` is given, even unchanged, reconnect to peers that are not followed, and wait until the node is
+        in sync with them.
+
+        Returns:
+            The names of the options that changed.
+
+        Raises:
+            TarantoolError: An option cannot change (error 58) or has a value that is not allowed (error 59); nothing is
+                changed then.
         """
         parts = self._parts
         async with self._reconfiguring:  # opening an address takes time; another call may come meanwhile

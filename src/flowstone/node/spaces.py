@@ -72,8 +72,11 @@ class Reads(ABC):
     def get(self, key: Any) -> Tuple | None:
         """Return the tuple with this key of a unique index; None if there is none.
 
-        `key` is the value of a single part, or a tuple or list of all parts. Raise a TarantoolError if the key does not
-        fit the index, or the index is not unique.
+        Args:
+            key: The value of a single part, or a tuple or list of all parts.
+
+        Raises:
+            TarantoolError: The key does not fit the index, or the index is not unique.
         """
         transaction = self._begin()
         space = self._space(transaction)
@@ -89,11 +92,17 @@ class Reads(ABC):
         offset: int = 0,
         after: Tuple | bytes | None = None,
     ) -> list[Tuple]:
-        """Return the tuples that match `key`, in the order of the index; an empty key matches all tuples.
+        """Return the tuples that match `key`, in the order of the index.
 
-        `key` may have only the first parts of the index. `iterator` is a name or number as in Tarantool: EQ, ALL, GE,
-        GT, or in reverse order REQ, LE, LT. `offset` tuples are skipped, and at most `limit` are returned. `after`
-        continues after this tuple or position. Raise a TarantoolError if an argument does not fit the index.
+        Args:
+            key: The value of the first part, or a tuple or list of the first parts; an empty key matches all tuples.
+            iterator: Name or number as in Tarantool: EQ, ALL, GE, GT, or in reverse order REQ, LE, LT.
+            limit: Return at most this many tuples.
+            offset: Skip this many tuples.
+            after: Continue after this tuple or position.
+
+        Raises:
+            TarantoolError: An argument does not fit the index.
         """
         transaction = self._begin()
         space = self._space(transaction)
@@ -122,14 +131,16 @@ class Reads(ABC):
     def min(self, key: Any = ()) -> Tuple | None:
         """Return the first tuple that matches `key`, in the order of the index; None if there is none.
 
-        Raise UnsupportedIndexFeature if the index is not ordered.
+        Raises:
+            TarantoolError: The index is not ordered, or the key does not fit it.
         """
         return self._edge(key, "EQ", "min")
 
     def max(self, key: Any = ()) -> Tuple | None:
         """Return the last tuple that matches `key`, in the order of the index; None if there is none.
 
-        Raise UnsupportedIndexFeature if the index is not ordered.
+        Raises:
+            TarantoolError: The index is not ordered, or the key does not fit it.
         """
         return self._edge(key, "REQ", "max")
 
@@ -160,11 +171,12 @@ class Reads(ABC):
 class Index(Reads):
     """An index of a space of a node.
 
-        by_status = node.space("orders").index("by_status")
-        print(by_status.count("late"), by_status.select("late", limit=10))
-
     Reads are plain calls; `get` with a single-part key costs little more than a dict lookup. Changes are awaited and
     return when they are committed; they raise a TarantoolError if the node rejects them.
+
+    Example:
+        by_status = node.space("orders").index("by_status")
+        print(by_status.count("late"), by_status.select("late", limit=10))
     """
 
     def __init__(self, writer: Writer, space_id: int, index_id: int) -> None:
@@ -217,7 +229,15 @@ class Index(Reads):
     async def update(self, key: Any, operations: Iterable[Operation]) -> Tuple | None:
         """Apply `operations` to the tuple with this key of a unique index.
 
-        Return the new tuple; None if no tuple has the key.
+        Args:
+            key: The value of a single part, or a tuple or list of all parts.
+            operations: Operations of Tarantool's UPDATE, such as `("=", "status", "late")` or `("+", "total", 1)`.
+
+        Returns:
+            The new tuple; None if no tuple has the key.
+
+        Raises:
+            TarantoolError: The key does not fit the index, or the new tuple is rejected.
         """
         raw_key, raw_operations = pack_key(key), pack(list(operations))
         return await self._write(
@@ -225,7 +245,14 @@ class Index(Reads):
         )
 
     async def delete(self, key: Any) -> Tuple | None:
-        """Delete the tuple with this key of a unique index. Return the deleted tuple; None if no tuple has the key."""
+        """Delete the tuple with this key of a unique index.
+
+        Returns:
+            The deleted tuple; None if no tuple has the key.
+
+        Raises:
+            TarantoolError: The key does not fit the index, or the node is read-only.
+        """
         raw_key = pack_key(key)
         return await self._write(
             lambda transaction, space: statements.delete(transaction, space, self._index_id, raw_key)
@@ -239,13 +266,14 @@ class Index(Reads):
 class Space(Index):
     """A space of a node. Reads, updates and deletes use the primary index.
 
+    Reads are plain calls. Changes are awaited and return when they are committed; they raise a TarantoolError if the
+    node rejects them.
+
+    Example:
         orders = node.space("orders")
         await orders.insert((42, "new"))
         await orders.update(42, [("=", "status", "late")])
         print(orders.get(42), len(orders))
-
-    Reads are plain calls. Changes are awaited and return when they are committed; they raise a TarantoolError if the
-    node rejects them.
     """
 
     def __init__(self, writer: Writer, space_id: int) -> None:
@@ -276,21 +304,40 @@ class Space(Index):
         return {index.definition.name: Index(self._writer, self._space_id, number) for number, index in indexes.items()}
 
     def index(self, index: str | int) -> Index:
-        """Return the index with this name or id; raise error 35 or 148 (ER_NO_SUCH_INDEX_…) if it does not exist."""
+        """Return the index with this name or id.
+
+        Raises:
+            TarantoolError: The index does not exist (error 35 or 148, ER_NO_SUCH_INDEX_…).
+        """
         found = self._box.space(self._space_id).index(index)
         return Index(self._writer, self._space_id, found.definition.id)
 
     async def insert(self, fields: Fields) -> Tuple:
-        """Insert a tuple. Return it as stored, with values from a sequence.
+        """Insert a tuple.
 
-        Raise TupleFound (error 3) if a unique index already has its key.
+        Args:
+            fields: The fields, in the order of the format.
+
+        Returns:
+            The tuple as stored, with values from a sequence.
+
+        Raises:
+            TarantoolError: A unique index already has the key (error 3, ER_TUPLE_FOUND), or the node rejects the tuple.
         """
         return _stored(await self._write_tuple(statements.insert, fields))
 
     async def replace(self, fields: Fields) -> Tuple:
-        """Insert a tuple, or replace the tuple with the same primary key. Return it as stored.
+        """Insert a tuple, or replace the tuple with the same primary key.
 
-        Raise TupleFound (error 3) if another unique index already has its key.
+        Args:
+            fields: The fields, in the order of the format.
+
+        Returns:
+            The tuple as stored.
+
+        Raises:
+            TarantoolError: Another unique index already has the key (error 3, ER_TUPLE_FOUND), or the node rejects the
+                tuple.
         """
         return _stored(await self._write_tuple(statements.replace, fields))
 
@@ -298,7 +345,15 @@ class Space(Index):
         return await self._write(lambda transaction, space: statement(transaction, space, pack_fields(fields, space)))
 
     async def upsert(self, fields: Fields, operations: Iterable[Operation]) -> None:
-        """Insert a tuple, or apply `operations` to the tuple that already has its primary key."""
+        """Insert a tuple, or apply `operations` to the tuple that already has its primary key.
+
+        Args:
+            fields: The tuple to insert.
+            operations: Operations as for `update`.
+
+        Raises:
+            TarantoolError: The node rejects the tuple or the operations.
+        """
         raw_operations = pack(list(operations))
         await self._write(
             lambda transaction, space: statements.upsert(transaction, space, pack_fields(fields, space), raw_operations)
@@ -325,9 +380,18 @@ class Space(Index):
     ) -> Index:
         """Create an index and return it.
 
-        `parts` are its fields as in Tarantool: names, numbers from 1, or `{"field": …, "type": …}`; the default is the
-        first field as unsigned. `options` are further options of Tarantool's `create_index`. Raise a TarantoolError if
-        the index exists (unless `if_not_exists`) or does not fit the tuples.
+        Args:
+            name: Name of the index.
+            parts: Its fields as in Tarantool: names, numbers from 1, or `{"field": …, "type": …}`. By default, the
+                first field as unsigned.
+            unique: Reject tuples whose key the index already has.
+            type: `tree` or `hash`.
+            sequence: Fill the first part from a sequence: True for a new one, or the name of one.
+            if_not_exists: Return the index of this name if there is one.
+            options: Further options of Tarantool's `create_index`.
+
+        Raises:
+            TarantoolError: The index exists, or does not fit the tuples.
         """
         settings = {
             "parts": parts,
@@ -356,7 +420,14 @@ class Space(Index):
         await self._define(lambda txn: ddl.rename_space(txn, self._space_id, name))
 
     async def set_format(self, format: Sequence[Any]) -> None:
-        """Replace the format of the space. Raise a TarantoolError if its tuples do not fit."""
+        """Replace the format of the space.
+
+        Args:
+            format: Fields as `("name", "type")` or `{"name": …, "type": …, "is_nullable": …}`.
+
+        Raises:
+            TarantoolError: The tuples of the space do not fit.
+        """
         await self._define(lambda txn: ddl.format_space(txn, self._space_id, format))
 
     async def _define(self, change: Callable[[BoxTransaction], object]) -> None:
@@ -380,11 +451,19 @@ class TransactionIndex(Reads):
         return self._transaction
 
     def update(self, key: Any, operations: Iterable[Operation]) -> Tuple | None:
-        """Apply `operations` to the tuple with this key. Return the new tuple; None if no tuple has the key."""
+        """Apply `operations` to the tuple with this key.
+
+        Returns:
+            The new tuple; None if no tuple has the key.
+        """
         return self._write(statements.update, self._index_id, pack_key(key), pack(list(operations)))
 
     def delete(self, key: Any) -> Tuple | None:
-        """Delete the tuple with this key. Return the deleted tuple; None if no tuple has the key."""
+        """Delete the tuple with this key.
+
+        Returns:
+            The deleted tuple; None if no tuple has the key.
+        """
         return self._write(statements.delete, self._index_id, pack_key(key))
 
     def _write(self, statement: Callable[..., bytes | None], *arguments: Any) -> Tuple | None:
@@ -401,9 +480,13 @@ class TransactionIndex(Reads):
 
 
 class TransactionSpace(TransactionIndex):
-    """A space inside a transaction: `transaction.space("orders").insert((42, "new"))`.
+    """A space inside a transaction.
 
     All methods are plain calls; the changes are committed when the transaction ends.
+
+    Example:
+        async with node.transaction() as transaction:
+            transaction.space("orders").insert((42, "new"))
     """
 
     def __init__(self, transaction: BoxTransaction, space_id: int) -> None:
@@ -415,11 +498,26 @@ class TransactionSpace(TransactionIndex):
         return TransactionIndex(self._transaction, self._space_id, found.definition.id)
 
     def insert(self, fields: Fields) -> Tuple:
-        """Insert a tuple and return it as stored; raise TupleFound (error 3) if a unique index has its key."""
+        """Insert a tuple.
+
+        Returns:
+            The tuple as stored, with values from a sequence.
+
+        Raises:
+            TarantoolError: A unique index already has the key (error 3, ER_TUPLE_FOUND), or the node rejects the tuple.
+        """
         return _stored(self._write(statements.insert, self._packed(fields)))
 
     def replace(self, fields: Fields) -> Tuple:
-        """Insert a tuple, or replace the tuple with the same primary key. Return it as stored."""
+        """Insert a tuple, or replace the tuple with the same primary key.
+
+        Returns:
+            The tuple as stored.
+
+        Raises:
+            TarantoolError: Another unique index already has the key (error 3, ER_TUPLE_FOUND), or the node rejects the
+                tuple.
+        """
         return _stored(self._write(statements.replace, self._packed(fields)))
 
     def upsert(self, fields: Fields, operations: Iterable[Operation]) -> None:

@@ -28,15 +28,16 @@ ISOLATIONS: Final = {
 class Transaction:
     """A transaction: its statements are committed together when the block ends, or not at all.
 
-        async with node.transaction() as transaction:
-            orders = transaction.space("orders")
-            if orders.get(42) is not None:
-                orders.update(42, [("=", "status", "paid")])
-
     The statements see the data as of the first statement, and their own changes. The end of the block waits until the
     transaction is in the log and, if it is synchronous, confirmed by a quorum. It raises TransactionConflict if another
     transaction has changed data that this one read, and TransactionTimeout if the transaction took too long; nothing is
     changed then. An exception in the block rolls the transaction back.
+
+    Example:
+        async with node.transaction() as transaction:
+            orders = transaction.space("orders")
+            if orders.get(42) is not None:
+                orders.update(42, [("=", "status", "paid")])
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class Transaction:
     def space(self, space: str | int) -> TransactionSpace:
         """Return the space with this name or id, inside the transaction.
 
-        Raise error 36 (ER_NO_SUCH_SPACE) if it does not exist, and NoTransaction outside the block.
+        Raises:
+            TarantoolError: The space does not exist (error 36, ER_NO_SUCH_SPACE), or the block has ended.
         """
         transaction = self._open()
         return TransactionSpace(transaction, transaction.space(space).id)
@@ -105,11 +107,12 @@ class Transaction:
 class View:
     """A read view: all spaces at the moment when it was opened.
 
+    Close a view soon: it keeps all tuples in memory that are replaced or deleted while it is open.
+
+    Example:
         with node.read_view() as view:
             for order in view.space("orders"):
                 ...
-
-    Close a view soon: it keeps all tuples in memory that are replaced or deleted while it is open.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -119,7 +122,8 @@ class View:
     def space(self, space: str | int) -> ViewSpace:
         """Return the space with this name or id, in the read view.
 
-        Raise ReadViewClosed if the view is closed, and error 36 (ER_NO_SUCH_SPACE) if the space did not exist.
+        Raises:
+            TarantoolError: The view is closed, or the space did not exist (error 36, ER_NO_SUCH_SPACE).
         """
         self._view.check()
         return ViewSpace(self._transaction, self._transaction.space(space).id)

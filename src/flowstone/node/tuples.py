@@ -22,11 +22,12 @@ _decode_plain: Final = msgspec.msgpack.Decoder(tuple[int | float | str | bool | 
 class Tuple(msgspec.Struct, gc=False, eq=False):
     """A tuple of a space: an immutable sequence of fields.
 
-        order = node.space("orders").get(42)
-        print(order[0], order["status"], order.status, order.to_dict())
-
     Fields are decoded on first access; `raw` is the whole tuple as MessagePack. A `Tuple` equals a tuple or list with
     the same fields.
+
+    Example:
+        order = node.space("orders").get(42)
+        print(order[0], order["status"], order.status, order.to_dict())
     """
 
     raw: bytes
@@ -48,8 +49,11 @@ class Tuple(msgspec.Struct, gc=False, eq=False):
     def __getitem__(self, field: int | str | slice) -> Any:
         """Return a field by number from 0 or by name, or a slice of fields.
 
-        A named field after the end of this tuple is None, as in Tarantool. Raise IndexError or KeyError if there is no
-        such field.
+        A named field after the end of this tuple is None, as in Tarantool.
+
+        Raises:
+            IndexError: There is no field with this number.
+            KeyError: The format has no field with this name.
         """
         if type(field) is not str:
             # The body of `values`, inlined: the call would dominate the cost of reading a field.

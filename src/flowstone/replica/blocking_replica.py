@@ -35,7 +35,15 @@ class BlockingIndex:
             return self._index.get(key)
 
     def select(self, key: Any = (), **options: Any) -> list[Tuple]:
-        """Return the tuples that match `key`; `options` are those of `Index.select`."""
+        """Return the tuples that match `key`.
+
+        Args:
+            key: As for `Index.select`.
+            options: As for `Index.select`.
+
+        Raises:
+            TarantoolError: An argument does not fit the index.
+        """
         with self._lock:
             return self._index.select(key, **options)
 
@@ -112,7 +120,11 @@ class BlockingSpace(BlockingIndex):
         return {name: BlockingIndex(index, self._lock, self._uri) for name, index in found.items()}
 
     def index(self, index: str | int) -> BlockingIndex:
-        """Return the index with this name or id; raise error 35 or 148 (ER_NO_SUCH_INDEX_…) if it does not exist."""
+        """Return the index with this name or id.
+
+        Raises:
+            TarantoolError: The index does not exist (error 35 or 148, ER_NO_SUCH_INDEX_…).
+        """
         with self._lock:
             return BlockingIndex(self._index.index(index), self._lock, self._uri)
 
@@ -128,13 +140,14 @@ class BlockingSpace(BlockingIndex):
 class BlockingReplica:
     """A read-only copy of a server's data, which `with flowstone.follow(…)` returns.
 
-        with flowstone.follow("replicator:secret@db1:3301") as replica:
-            orders = replica.space("orders")
-            print(orders.get(42), len(orders), replica.vclock)
-
     The methods are those of `Replica` as plain calls, which may be called from any thread. Reads see only settled
     transactions, and the position only moves forward. Triggers are called in the replica's own thread, once per
     transaction; a trigger may read, but other methods wait for that thread and raise LocalProtocolError in a trigger.
+
+    Example:
+        with flowstone.follow("replicator:secret@db1:3301") as replica:
+            orders = replica.space("orders")
+            print(orders.get(42), len(orders), replica.vclock)
     """
 
     def __init__(self, replica: Replica, thread: LoopThread, uri: Uri) -> None:
@@ -145,8 +158,10 @@ class BlockingReplica:
     def space(self, space: str | int) -> BlockingSpace:
         """Return the space with this name or id, for reading.
 
-        Its methods that change data raise error 7 (ER_READONLY). Raise error 36 (ER_NO_SUCH_SPACE) if the space does
-        not exist or is not followed.
+        Its methods that change data raise error 7 (ER_READONLY).
+
+        Raises:
+            TarantoolError: The space does not exist or is not followed (error 36, ER_NO_SUCH_SPACE).
         """
         with self._thread.lock:
             return BlockingSpace(self._replica.space(space), self._thread.lock, self._uri)
@@ -168,15 +183,22 @@ class BlockingReplica:
     def wait_for(self, vclock: VClock | Mapping[int, int], *, timeout: float | None = None) -> None:
         """Wait until the replica is at `vclock` or later.
 
-        Raise NotReached after `timeout` seconds (None: no limit), CannotFollow if the replica is or gets stopped, and
-        VClockError if `vclock` is not a vclock.
+        Args:
+            vclock: The position, such as the `box.info.vclock` of the server after a write.
+            timeout: Seconds to wait; None: no limit.
+
+        Raises:
+            NotReached: The replica is not there after `timeout` seconds.
+            CannotFollow: The replica is stopped.
+            VClockError: `vclock` is not a vclock.
         """
         self._thread.run(self._replica.wait_for(vclock, timeout=timeout))
 
     def on_change(self, trigger: OnChange) -> OnChange:
         """Call `trigger` with the list of changes of each transaction that is settled from now on.
 
-        Return `trigger`, so that the method can be used as a decorator.
+        Returns:
+            `trigger`, so that the method can be used as a decorator.
         """
 
         async def add() -> OnChange:
@@ -187,8 +209,10 @@ class BlockingReplica:
     def on_resync(self, trigger: OnResync) -> OnResync:
         """Call `trigger` with the positions before and after, each time a snapshot replaces the data.
 
-        `on_change` does not report the changes between the two positions. Return `trigger`, so that the method can be
-        used as a decorator.
+        `on_change` does not report the changes between the two positions.
+
+        Returns:
+            `trigger`, so that the method can be used as a decorator.
         """
 
         async def add() -> OnResync:

@@ -30,6 +30,31 @@ def follow(
 ) -> Following:
     """Follow the server at `uri`: keep a read-only copy of its data in this program's memory.
 
+    Only settled transactions are visible, a synchronous one after its CONFIRM. The server sees an anonymous replica
+    that acknowledges only settled rows, and so never completes a quorum. A lost connection is reopened until the block
+    ends. If the server no longer has the logs that the replica needs, a new snapshot replaces the data at once, and
+    `on_resync` is called. A program without an event loop uses `with` instead of `async with`: that replica has the
+    same methods as plain calls, which may be called from any thread.
+
+    Args:
+        uri: Address of the server. Its user needs the role `replication`.
+        spaces: Follow only these spaces, by name or id; a space that gets one of the names later is followed, too.
+        on_change: Trigger for the changes of each settled transaction, as `Replica.on_change`.
+        on_resync: Trigger for snapshots that replace the data, as `Replica.on_resync`.
+        connect_timeout: Seconds until the first data must arrive.
+        replication_timeout: The `replication_timeout` of the server. A connection counts as lost after four times this
+            time without a message.
+        outside: The door to network and clock; for tests.
+
+    Returns:
+        A context manager. `async with` yields a `Replica`, `with` yields a `BlockingReplica`. Entering it raises
+        CannotFollow if the server is unreachable or rejects the replica.
+
+    Raises:
+        UriError: `uri` is not a valid address.
+        LocalProtocolError: `spaces` is not a list.
+
+    Example:
         async with flowstone.follow("replicator:secret@db1:3301", spaces=["orders"]) as replica:
             order = replica.space("orders").get(42)                     # costs little more than a dict lookup
             late = replica.space("orders").index("by_status").select("late")
@@ -39,21 +64,6 @@ def follow(
             def changed(changes):                                       # one settled transaction
                 for change in changes:
                     print(change.space, change.type, change.key, change.old, change.new)
-
-    A program without an event loop uses `with flowstone.follow(…) as replica`. That replica has the same methods as
-    plain calls, which may be called from any thread. The user of `uri` needs the role `replication`.
-
-    `spaces` limits the copy to these spaces, by name or id; a space that gets one of the names later is followed, too.
-    `on_change` and `on_resync` are triggers, as those of `Replica`. `connect_timeout` limits the seconds until the
-    first data arrive. Later, a lost connection is reopened until the block ends; a connection counts as lost after
-    four times `replication_timeout` without a message, which should be set as on the server.
-
-    Only settled transactions are visible, a synchronous one after its CONFIRM. The server sees an anonymous replica
-    that acknowledges only settled rows, and so never completes a quorum. If the server no longer has the logs that the
-    replica needs, a new snapshot replaces the data at once, and `on_resync` is called.
-
-    Raise UriError or LocalProtocolError if an argument is invalid. Entering the block raises CannotFollow if the server
-    is unreachable or rejects the replica.
     """
     place = parse_uri(uri)
     if isinstance(spaces, str | bytes | int):
@@ -84,7 +94,12 @@ class Following:
         self._thread: LoopThread | None = None
 
     async def __aenter__(self) -> Replica:
-        """Start the replica and return it when it has data; raise CannotFollow if it cannot be started."""
+        """Start the replica and return it when it has data.
+
+        Raises:
+            CannotFollow: The server is unreachable or rejects the replica.
+            LocalProtocolError: This result of `follow` was already used.
+        """
         self._check_unused()
         replica = self._replica = self._make(None)
         await replica.start()
@@ -97,7 +112,12 @@ class Following:
         await self._replica.stop()
 
     def __enter__(self) -> BlockingReplica:
-        """Do the same as `__aenter__`, with an event loop in a new thread."""
+        """Start the replica, with an event loop in a new thread, and return it when it has data.
+
+        Raises:
+            CannotFollow: The server is unreachable or rejects the replica.
+            LocalProtocolError: This result of `follow` was already used.
+        """
         self._check_unused()
         thread = self._thread = LoopThread("flowstone-follow")
         replica = self._replica = self._make(thread.lock)

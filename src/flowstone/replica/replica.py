@@ -210,13 +210,14 @@ class ReplicaSink:
 class Replica:
     """A read-only copy of a server's data, which `async with flowstone.follow(…)` returns.
 
-        async with flowstone.follow("replicator:secret@db1:3301") as replica:
-            orders = replica.space("orders")
-            print(orders.get(42), len(orders), replica.vclock)
-
     Reads are plain calls on memory, and see only settled transactions; between two `await`s nothing changes. The
     position only moves forward. Triggers are called in the event loop, once per transaction, after its changes are
     visible. Exceptions of triggers are logged. Triggers should be fast: no rows are received while one runs.
+
+    Example:
+        async with flowstone.follow("replicator:secret@db1:3301") as replica:
+            orders = replica.space("orders")
+            print(orders.get(42), len(orders), replica.vclock)
     """
 
     def __init__(
@@ -252,7 +253,11 @@ class Replica:
     # --- life cycle ---
 
     async def start(self) -> None:
-        """Connect, fetch a snapshot and subscribe; raise CannotFollow if that fails. `async with` does this."""
+        """Connect, fetch a snapshot and subscribe. `async with` does this.
+
+        Raises:
+            CannotFollow: The server is unreachable or rejects the replica.
+        """
         await self._outside.blocking(warm_up)
         try:
             await self._begin()
@@ -330,8 +335,10 @@ class Replica:
     def space(self, space: str | int) -> Space:
         """Return the space with this name or id, for reading.
 
-        Its methods that change data raise error 7 (ER_READONLY). Raise error 36 (ER_NO_SUCH_SPACE) if the space does
-        not exist or is not followed.
+        Its methods that change data raise error 7 (ER_READONLY).
+
+        Raises:
+            TarantoolError: The space does not exist or is not followed (error 36, ER_NO_SUCH_SPACE).
         """
         found = self.box.space(space)
         if not self._settled.follows(found):
@@ -350,8 +357,9 @@ class Replica:
     def info(self) -> dict[str, Any]:
         """Return `uuid` and `vclock` of the replica, and the state of its connection.
 
-        `held` is the number of transactions that are pending or wait for one that is. `upstream` has `uuid`, `version`,
-        and status, lag and idle time as in `box.info.replication`.
+        Returns:
+            A map. `held` is the number of transactions that are pending or wait for one that is. `upstream` has `uuid`,
+            `version`, and status, lag and idle time as in `box.info.replication`.
         """
         settled, applier = self._follower.settled, self._applier
         return {
@@ -366,10 +374,16 @@ class Replica:
         }
 
     async def wait_for(self, vclock: VClock | Mapping[int, int], *, timeout: float | None = None) -> None:
-        """Wait until the replica is at `vclock` or later, such as the `box.info.vclock` of the server after a write.
+        """Wait until the replica is at `vclock` or later.
 
-        Raise NotReached after `timeout` seconds (None: no limit), CannotFollow if the replica is or gets stopped, and
-        VClockError if `vclock` is not a vclock.
+        Args:
+            vclock: The position, such as the `box.info.vclock` of the server after a write.
+            timeout: Seconds to wait; None: no limit.
+
+        Raises:
+            NotReached: The replica is not there after `timeout` seconds.
+            CannotFollow: The replica is stopped.
+            VClockError: `vclock` is not a vclock.
         """
         wanted = _vclock(vclock).without_zero()
         if wanted <= self.vclock:
@@ -392,7 +406,8 @@ class Replica:
     def on_change(self, trigger: OnChange) -> OnChange:
         """Call `trigger` with the list of changes of each transaction that is settled from now on.
 
-        Return `trigger`, so that the method can be used as a decorator.
+        Returns:
+            `trigger`, so that the method can be used as a decorator.
         """
         if not self._on_change and self._follower.settled is not None:
             self._follower.settled.on_transaction.append(self._changed)
@@ -402,8 +417,10 @@ class Replica:
     def on_resync(self, trigger: OnResync) -> OnResync:
         """Call `trigger` with the positions before and after, each time a snapshot replaces the data.
 
-        `on_change` does not report the changes between the two positions, so derived data must be rebuilt. Return
-        `trigger`, so that the method can be used as a decorator.
+        `on_change` does not report the changes between the two positions, so derived data must be rebuilt.
+
+        Returns:
+            `trigger`, so that the method can be used as a decorator.
         """
         self._on_resync.append(trigger)
         return trigger

@@ -29,13 +29,23 @@ class Order(Enum):
 
 
 class VClock:
-    """A position: replica id → LSN. Immutable; a partial order under `<=`."""
+    """A position: replica id → LSN. Immutable; a partial order under `<=`.
+
+    Args:
+        lsns: The components, in any order. Zeros are dropped.
+
+    Raises:
+        VClockError: An id or LSN is out of range.
+
+    Example:
+        position = flowstone.VClock({1: 500, 2: 7})
+        print(position.get(1), position <= flowstone.VClock({1: 501, 2: 7}), position.to_mapping())
+    """
 
     __slots__ = ("_lsns",)
     _lsns: dict[int, int]
 
     def __init__(self, lsns: Mapping[int, int] | None = None) -> None:
-        """Create a vclock from `lsns`, in any order. Zeros are dropped; raise VClockError for values out of range."""
         checked: dict[int, int] = {}
         for replica_id, lsn in sorted((lsns or {}).items()):
             _check(replica_id, lsn)
@@ -52,7 +62,11 @@ class VClock:
 
     @classmethod
     def parse(cls, text: str) -> VClock:
-        """Parse a vclock written as `{1: 10, 2: 3}`, the form in file headers."""
+        """Parse a vclock written as `{1: 10, 2: 3}`, the form in file headers.
+
+        Raises:
+            VClockError: The text is not a vclock.
+        """
         try:
             return cls._trusted(parse_vclock(text))
         except ValueError as error:
@@ -90,7 +104,11 @@ class VClock:
         return VClock._trusted({replica_id: lsn for replica_id, lsn in self._lsns.items() if replica_id})
 
     def advanced(self, replica_id: int, lsn: int) -> VClock:
-        """Return this position after row `lsn` of `replica_id`, which must be later."""
+        """Return this position after row `lsn` of `replica_id`.
+
+        Raises:
+            VClockError: The position is already at or after that row.
+        """
         _check_follows(replica_id, self._lsns.get(replica_id, 0), lsn)
         lsns = dict(self._lsns)
         is_new = replica_id not in lsns

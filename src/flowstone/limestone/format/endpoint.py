@@ -30,7 +30,11 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> Endpoint:
-        """Parse an endpoint. Raise EndpointError if it is invalid. Port 0 is valid for listening."""
+        """Parse an endpoint such as `tcp://db2:12345`. Port 0 is valid for listening.
+
+        Raises:
+            EndpointError: The text is not an endpoint.
+        """
         found = _FORM.fullmatch(text.strip())
         if found is None or int(found[4]) > 65535:
             raise EndpointError(f"invalid endpoint {text.strip()[:100]!r}", hint=FORMS)

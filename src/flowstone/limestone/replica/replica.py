@@ -72,7 +72,26 @@ class ReplicaStatus:
 
 
 class Replica:
-    """Call `start`; it serves until `stop`. `endpoint` has the chosen port if port 0 was requested."""
+    """A Limestone replica: serves masters from `start` until `stop`, or in an `async with` block.
+
+    `endpoint` has the chosen port if port 0 was requested.
+
+    Args:
+        outside: The door to disk, network and clock: `flowstone.outside.production()`.
+        path: Directory of the data; created if missing.
+        endpoint: Address to listen on.
+        compatible: Write and answer byte for byte as the original.
+        secret: Secret that masters must prove.
+        tls: Certificates, for an encrypted endpoint.
+        socket_options: Options of the sockets.
+        message_size_max: Largest message in bytes that is accepted.
+        reseed: Let the next master replace the data of another database, once; otherwise such a master is rejected.
+        on_event: Called with each event.
+
+    Example:
+        async with Replica(production(), "/var/lib/shop/replica", Endpoint.parse("tcp://0.0.0.0:12346")) as replica:
+            print(replica.status())
+    """
 
     def __init__(
         self,
@@ -120,7 +139,11 @@ class Replica:
     async def start(self) -> None:
         """Listen, lock the directory, recover it after a crash, and accept masters.
 
-        Raise CannotListen, with nothing created on the disk, if the address is not available."""
+        Raises:
+            CannotListen: The address is not available; nothing is created on the disk then.
+            AlreadyLocked: Another process uses the directory.
+            LimestoneError: The directory is damaged, or has an unknown format.
+        """
         listener = await self._listen()
         try:
             self.directory = await self._take_directory()
@@ -348,9 +371,13 @@ class Replica:
     # --- epochs and files ---
 
     async def compact(self) -> int:
-        """Compact all durable sessions while masters go on, and return the number of compacted files.
+        """Compact all durable sessions while masters go on.
 
-        The catalog lists those files as detached; they stay until they are deleted manually."""
+        The catalog lists the compacted files as detached; they stay until they are deleted manually.
+
+        Returns:
+            The number of compacted files.
+        """
         done = await self.directory.compact()
         if done.inputs:
             self.tell(events.ReplicaCompacted(done.catalog.max_epoch_id, len(done.inputs)))

@@ -246,7 +246,15 @@ class BlobPool:
         return blob_id
 
     async def register_file(self, path: str, *, is_temporary: bool = False) -> int:
-        """Store a file as a blob, and return its id. A temporary file is moved, or copied and deleted."""
+        """Store a file as a blob, and return its id.
+
+        Args:
+            path: Path of the file.
+            is_temporary: Move the file, or copy and delete it.
+
+        Raises:
+            BlobError: The file does not exist, or the pool has been released.
+        """
         if self._outside.disk.kind(path) != "file":
             raise BlobError(f"cannot register {path} as a blob: file does not exist")
         blob_id = self._take_id()
@@ -254,7 +262,11 @@ class BlobPool:
         return blob_id
 
     async def duplicate_data(self, blob_id: int) -> int:
-        """Register a new blob with the content of another, and return its id."""
+        """Register a new blob with the content of another, and return its id.
+
+        Raises:
+            BlobError: The blob does not exist, or the pool has been released.
+        """
         if self._outside.disk.kind(self._blobs.path(blob_id)) != "file":
             raise BlobError(f"cannot duplicate blob {blob_id}: blob does not exist")
         new_id = self._take_id()

@@ -79,7 +79,13 @@ class LogChannel:
         self._channel.begin()
 
     def end_session(self) -> None:
-        """End the session; return when it is durable here and on the quorum."""
+        """End the session; return when it is durable here and on the quorum.
+
+        Raises:
+            WrongTime: No session is open.
+            QuorumLost: Too few replicas acknowledged, and `on_lost` is "fail".
+            DatastoreFailed: The store could not write, sync or replicate.
+        """
         self._channel.close_for_entries()
         try:
             self._write()
@@ -137,11 +143,23 @@ class BlockingBlobPool:
         return self._calls.run(self._pool.register_data(data))
 
     def register_file(self, path: str, *, is_temporary: bool = False) -> int:
-        """Store a file as a blob, and return its id. A temporary file is moved, or copied and deleted."""
+        """Store a file as a blob, and return its id.
+
+        Args:
+            path: Path of the file.
+            is_temporary: Move the file, or copy and delete it.
+
+        Raises:
+            BlobError: The file does not exist, or the pool has been released.
+        """
         return self._calls.run(self._pool.register_file(path, is_temporary=is_temporary))
 
     def duplicate_data(self, blob_id: int) -> int:
-        """Register a new blob with the content of another, and return its id."""
+        """Register a new blob with the content of another, and return its id.
+
+        Raises:
+            BlobError: The blob does not exist, or the pool has been released.
+        """
         return self._calls.run(self._pool.duplicate_data(blob_id))
 
     def release(self) -> None:
@@ -173,9 +191,28 @@ class _Handover:
 
 
 class Datastore:
-    """Create channels, then call `ready`, then use the channels, then call `shutdown`, or use `with`.
+    """A Limestone datastore for threads: create channels, call `ready`, use the channels, then call `shutdown`.
 
-    `settings` is a Settings, or the path of a directory with the fields of Settings as keywords.
+    `with` calls `shutdown` at the end of the block. Calls may be made from any thread. A call at the wrong time raises
+    WrongTime and changes nothing.
+
+    Args:
+        settings: A Settings, or the path of the data directory.
+        outside: The door to disk, network and clock; for tests.
+        fields: Fields of Settings, if `settings` is a path.
+
+    Raises:
+        LocalProtocolError: A field has a value that is not allowed.
+
+    Example:
+        with flowstone.limestone.Datastore("/var/lib/shop/log") as store:
+            channel = store.create_channel()
+            store.ready()
+            store.switch_epoch(store.last_epoch + 1)
+            channel.begin_session()
+            channel.add_entry(1, b"key", b"value", (1, 0))
+            channel.end_session()
+            store.switch_epoch(store.last_epoch + 2)      # makes the first epoch durable
     """
 
     def __init__(
@@ -191,15 +228,32 @@ class Datastore:
 
     @classmethod
     def from_environment(cls, path: str, environment: Mapping[str, str], **fields: Unpack[SettingsFields]) -> Datastore:
-        """Create a store from the original's variables in `os.environ` or another mapping."""
+        """Create a store from the environment variables of the original.
+
+        Args:
+            path: Path of the data directory.
+            environment: `os.environ` or another mapping.
+            fields: Fields of Settings, which take precedence.
+        """
         return cls(Settings.from_environment(path, environment, **fields))
 
     def create_channel(self) -> LogChannel:
-        """Create a log channel. Only before `ready`. Raise LimestoneError if the limit of open files is too low."""
+        """Create a log channel.
+
+        Raises:
+            WrongTime: `ready` has been called.
+            LimestoneError: The limit of open files is too low.
+        """
         return LogChannel(self._calls.run(self._store.create_channel()), self._store, self._calls)
 
     def ready(self) -> None:
-        """Recover the directory. Sessions can begin after the first `switch_epoch`."""
+        """Recover the directory. Sessions can begin after the first `switch_epoch`.
+
+        Raises:
+            WrongTime: The store is ready already.
+            DamagedFile: A file is damaged.
+            LimestoneError: The recovery fails, or required replicas are unavailable; the store has failed then.
+        """
         self._calls.run(self._store.ready())
 
     def restore(
@@ -210,9 +264,18 @@ class Datastore:
         keeps_source: bool = True,
         entries: Sequence[BackupEntry] | None = None,
     ) -> None:
-        """Replace the directory by a backup; replicas are seeded from it. Only before `ready`.
+        """Replace the directory by a backup; replicas are seeded from it.
 
-        `replaces`: delete the content of the directory; otherwise it must hold no entries."""
+        Args:
+            source: Directory of the backup.
+            replaces: Delete the content of the directory; otherwise it must hold no entries.
+            keeps_source: Keep the files of the backup; otherwise delete them after the copy.
+            entries: The files of the backup. By default, all files of `source`.
+
+        Raises:
+            WrongTime: `ready` has been called.
+            LimestoneError: The backup is incomplete, or the directory holds entries.
+        """
         self._calls.run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
 
     @property
@@ -226,8 +289,14 @@ class Datastore:
         return self._store.durable_epoch
 
     def switch_epoch(self, epoch: int) -> None:
-        """Begin an epoch: sessions that begin from now on belong to it. Return once the epochs that this makes durable
-        are recorded."""
+        """Begin an epoch: sessions that begin from now on belong to it.
+
+        Return once the epochs that this makes durable are recorded.
+
+        Raises:
+            WrongTime: The store is not ready, or `epoch` is not larger than the current one.
+            DatastoreFailed: The store could not write, sync or replicate.
+        """
         self._calls.run(self._store.switch_epoch(epoch))
 
     def add_persistent_callback(self, callback: Callback) -> None:
@@ -239,7 +308,11 @@ class Datastore:
         self._store.add_write_epoch_callback(callback)
 
     def until_durable(self, epoch: int) -> None:
-        """Wait until this epoch is durable: a later epoch must begin, and the sessions of this one must end."""
+        """Wait until this epoch is durable: a later epoch must begin, and the sessions of this one must end.
+
+        Raises:
+            DatastoreFailed: The store has failed.
+        """
         self._calls.run(self._store.until_durable(epoch))
 
     def snapshot(self) -> StoreSnapshot:
@@ -251,12 +324,18 @@ class Datastore:
         return BlockingBlobPool(self._store.blob_pool(), self._calls)
 
     def blob_path(self, blob_id: int) -> str:
-        """Return the path of a blob. Raise BlobError if there is no file."""
+        """Return the path of a blob.
+
+        Raises:
+            BlobError: There is no file.
+        """
         return self._store.blob_path(blob_id)
 
     def generate_reference_tag(self, blob_id: int, transaction_id: int) -> int:
-        """Return a number that authorises a client to read a blob. It is constant while the store is open, and cannot
-        be guessed."""
+        """Return a number that authorises a client to read a blob.
+
+        The number is constant while the store is open, and cannot be guessed.
+        """
         return self._store.generate_reference_tag(blob_id, transaction_id)
 
     def compact(self) -> Compacted:
@@ -272,7 +351,15 @@ class Datastore:
     def begin_backup(self, *, rotates: bool = True) -> Backup:
         """Return the files to copy, in order. No blob is deleted until the end of the backup is notified.
 
-        `rotates`: rotate all files first; another thread must begin a later epoch meanwhile."""
+        Args:
+            rotates: Rotate all files first, so that none of them changes; another thread must begin a later epoch
+                meanwhile. Otherwise the active files are listed, and the copy may contain what is written meanwhile.
+
+        Example:
+            with store.begin_backup() as backup:
+                for entry in backup.entries:
+                    shutil.copy(entry.source, f"/backup/{entry.destination}")
+        """
         handover = _Handover(self._thread.lock)
         try:
             return self._calls.run(handover.give(partial(self._store.begin_backup, rotates=rotates)))

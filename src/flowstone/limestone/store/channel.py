@@ -149,7 +149,13 @@ class AsyncLogChannel:
     async def end_session(self) -> None:
         """End the session; return when it is durable here and on the quorum.
 
-        If that makes epochs durable, they are recorded and reported first. Cancelling the call only ends the wait."""
+        If that makes epochs durable, they are recorded and reported first. Cancelling the call only ends the wait.
+
+        Raises:
+            WrongTime: No session is open.
+            QuorumLost: Too few replicas acknowledged, and `on_lost` is "fail".
+            DatastoreFailed: The store could not write, sync or replicate.
+        """
         self.close_for_entries()
         await self._shielded(self._end())
 
@@ -298,7 +304,18 @@ class AsyncLogChannel:
     # --- entries, in the caller's thread ---
 
     def add_entry(self, storage_id: int, key: bytes, value: bytes, version: Version, blobs: Sequence[int] = ()) -> None:
-        """Set a key to a value, which may name blobs of a pool."""
+        """Set a key to a value.
+
+        Args:
+            storage_id: Id of the storage.
+            key: The key.
+            value: The value.
+            version: Major and minor version, as a pair or a WriteVersion. The entry with the largest version wins.
+            blobs: Ids of the blobs that the value names, registered in a pool.
+
+        Raises:
+            WrongTime: No session is open.
+        """
         if not self._is_open:
             raise self._wrong_time()
         if blobs:

@@ -127,7 +127,13 @@ def _gather_from(file: File, starts: Order, sizes: Order, out: Bytes, targets: O
 
 
 class StoreSnapshot:
-    """The state of a directory at one durable epoch. Thread-safe."""
+    """The state of a directory at one durable epoch. Thread-safe.
+
+    Example:
+        snapshot = store.snapshot()
+        for entry in snapshot.scan(1, begin=b"a", end=b"b"):
+            print(entry.key, entry.value)
+    """
 
     def __init__(
         self,
@@ -159,7 +165,11 @@ class StoreSnapshot:
         return list(self.cursor())
 
     def partitioned_cursors(self, count: int) -> list[Iterator[Entry]]:
-        """Return `count` iterators over consecutive key ranges with about the same number of rows."""
+        """Return iterators over consecutive key ranges with about the same number of rows.
+
+        Args:
+            count: Number of iterators.
+        """
         bounds = [len(self) * part // count for part in range(count + 1)]
         return [self._entries(self._puts.rows[start:end]) for start, end in pairwise(bounds)]
 
@@ -171,7 +181,13 @@ class StoreSnapshot:
         return next(self._entries(self._puts.rows[place : place + 1]))
 
     def scan(self, storage_id: int, begin: bytes = b"", end: bytes | None = None) -> Iterator[Entry]:
-        """Return an iterator over the rows of a storage with `begin` <= key < `end`, in key order."""
+        """Return an iterator over the rows of a storage, in key order.
+
+        Args:
+            storage_id: Id of the storage.
+            begin: First key, inclusive.
+            end: Last key, exclusive; None: no limit.
+        """
         first = self._place(sort_key(storage_id, begin))
         if end is not None:
             last = self._place(sort_key(storage_id, end))

@@ -65,9 +65,24 @@ class Status:
 
 
 class AsyncDatastore:
-    """Create channels, then call `ready`, then use the channels, then call `shutdown`, or use `async with`.
+    """A Limestone datastore for an event loop: create channels, call `ready`, use the channels, then call `shutdown`.
 
-    All calls are made in one event loop. A call at the wrong time raises WrongTime and changes nothing.
+    `async with` calls `shutdown` at the end of the block. All calls are made in one event loop. A call at the wrong
+    time raises WrongTime and changes nothing.
+
+    Args:
+        outside: The door to disk, network and clock: `flowstone.outside.production()`.
+        settings: The directory, the replicas and the options.
+        guard: Lock for calls from other threads; internal.
+
+    Example:
+        async with AsyncDatastore(production(), Settings("/var/lib/shop/log")) as store:
+            channel = await store.create_channel()
+            await store.ready()
+            await store.switch_epoch(store.last_epoch + 1)
+            await channel.begin_session()
+            channel.add_entry(1, b"key", b"value", (1, 0))
+            await channel.end_session()
     """
 
     def __init__(
@@ -105,7 +120,12 @@ class AsyncDatastore:
     # --- life ---
 
     async def create_channel(self) -> AsyncLogChannel:
-        """Create a log channel. Only before `ready`. Raise LimestoneError if the limit of open files is too low."""
+        """Create a log channel.
+
+        Raises:
+            WrongTime: `ready` has been called.
+            LimestoneError: The limit of open files is too low.
+        """
         async with self._opening:
             self._check_new("create_channel")
             directory = await self._opened()
@@ -126,7 +146,11 @@ class AsyncDatastore:
     async def ready(self) -> None:
         """Recover the directory. Sessions can begin after the first `switch_epoch`.
 
-        If the recovery fails, or required replicas are unavailable, the store has failed."""
+        Raises:
+            WrongTime: The store is ready already.
+            DamagedFile: A file is damaged.
+            LimestoneError: The recovery fails, or required replicas are unavailable; the store has failed then.
+        """
         async with self._opening:
             self._check_new("ready")
             self._loop = asyncio.get_running_loop()
@@ -165,10 +189,18 @@ class AsyncDatastore:
         keeps_source: bool = True,
         entries: Sequence[BackupEntry] | None = None,
     ) -> None:
-        """Replace the directory by a backup; replicas are seeded from it. Only before `ready`.
+        """Replace the directory by a backup; replicas are seeded from it.
 
-        `replaces`: delete the content of the directory; otherwise it must hold no entries. `entries` name the files of
-        the backup explicitly."""
+        Args:
+            source: Directory of the backup.
+            replaces: Delete the content of the directory; otherwise it must hold no entries.
+            keeps_source: Keep the files of the backup; otherwise delete them after the copy.
+            entries: The files of the backup. By default, all files of `source`.
+
+        Raises:
+            WrongTime: `ready` has been called.
+            LimestoneError: The backup is incomplete, or the directory holds entries.
+        """
         async with self._opening:
             self._check_new("restore")
             if self._directory is not None:
@@ -244,8 +276,14 @@ class AsyncDatastore:
         return self._rules.durable
 
     async def switch_epoch(self, epoch: int) -> None:
-        """Begin an epoch: sessions that begin from now on belong to it. Return once the epochs that this makes durable
-        are recorded."""
+        """Begin an epoch: sessions that begin from now on belong to it.
+
+        Return once the epochs that this makes durable are recorded.
+
+        Raises:
+            WrongTime: The store is not ready, or `epoch` is not larger than the current one.
+            DatastoreFailed: The store could not write, sync or replicate.
+        """
         with self.guard:
             self.check()
             due = self._rules.switch(epoch)
@@ -271,7 +309,11 @@ class AsyncDatastore:
         self._write_epoch.append(callback)
 
     async def until_durable(self, epoch: int) -> None:
-        """Wait until this epoch is durable: a later epoch must begin, and the sessions of this one must end."""
+        """Wait until this epoch is durable: a later epoch must begin, and the sessions of this one must end.
+
+        Raises:
+            DatastoreFailed: The store has failed.
+        """
         self.check()
         if epoch <= self._rules.informed:
             return
@@ -381,14 +423,20 @@ class AsyncDatastore:
         return self._blobs.pool()
 
     def blob_path(self, blob_id: int) -> str:
-        """Return the path of a blob. Raise BlobError if there is no file."""
+        """Return the path of a blob.
+
+        Raises:
+            BlobError: There is no file.
+        """
         self.check()
         assert self._blobs is not None
         return self._blobs.found_path(blob_id)
 
     def generate_reference_tag(self, blob_id: int, transaction_id: int) -> int:
-        """Return a number that authorises a client to read a blob. It is constant while the store is open, and cannot
-        be guessed."""
+        """Return a number that authorises a client to read a blob.
+
+        The number is constant while the store is open, and cannot be guessed.
+        """
         self.check()
         assert self._blobs is not None
         return self._blobs.reference_tag(blob_id, transaction_id)
@@ -404,8 +452,10 @@ class AsyncDatastore:
     async def begin_backup(self, *, rotates: bool = True) -> Backup:
         """Return the files to copy, in order. No blob is deleted until the end of the backup is notified.
 
-        `rotates`: rotate all files first, so that none of them changes; a later epoch must begin meanwhile. Otherwise
-        the active files are listed, and the copy may contain what is written meanwhile."""
+        Args:
+            rotates: Rotate all files first, so that none of them changes; a later epoch must begin meanwhile. Otherwise
+                the active files are listed, and the copy may contain what is written meanwhile.
+        """
         self.check()
         assert self._directory is not None
         assert self._upkeep is not None
