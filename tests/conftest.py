@@ -33,6 +33,7 @@ SLOW_FIRST: Final = (
     "cluster",
     "chaos",
     "demo",
+    "browser_dashboard",
     "/docs/",
     "/spark/",
     "/interop/",
