@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.uri import parse_uri
 from flowstone.observation.findings.finding import Finding, Kind
 from flowstone.observation.investigation import Investigation
@@ -18,6 +19,7 @@ from flowstone.observation.replica_set import ReplicaSet
 from flowstone.observation.survey import Survey
 from flowstone.outside import production
 from tests.interop import ledger
+from tests.interop.client import Request
 from tests.interop.cluster import Cluster
 from tests.interop.member import SECONDS, Member, by_id, eventually
 
@@ -108,8 +110,15 @@ def pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: objec
 
 
 def write(member: Member, numbers: Sequence[int]) -> None:
-    for number in numbers:
-        member.client.replace(ledger.LEDGER, number, 1, "x" * 100)
+    write_rows(member, ledger.LEDGER, [(number, 1, "x" * 100) for number in numbers])
+
+
+def write_rows(member: Member, space: int, rows: Sequence[tuple[object, ...]]) -> None:
+    """Replace these, in their order, many of them under way at once."""
+    requests = [Request(RequestType.REPLACE, {Key.SPACE_ID: space, Key.TUPLE: row}) for row in rows]
+    for answer in member.client.pipeline(requests):
+        if answer.is_error:
+            raise answer.error()
 
 
 def lose_rows(cluster: Cluster, master: Member, replica: Member, written: int, kept: Sequence[int] = ()) -> None:

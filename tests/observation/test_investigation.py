@@ -49,6 +49,7 @@ from tests.observation.situations import (
     status_is,
     wait_acknowledged,
     write,
+    write_rows,
 )
 from tests.real_tarantool import free_port
 
@@ -394,8 +395,7 @@ def test_one_that_is_slow_is_told_once_however_many_it_follows(nodes: Cluster) -
     wires = [mesh.wire(slow, other) for other in mesh.others(slow)]
     for wire in wires:
         wire.clog(2_000)
-    for number in range(2000):
-        master.client.replace(PLAIN, number, "x" * 100)
+    write_rows(master, PLAIN, [(number, "x" * 100) for number in range(2000)])
     quick.catch_up(master)
     found(Kind.BEHIND, *mesh)
     behind = [one.member for one in explained(*mesh) if one.kind is Kind.BEHIND]

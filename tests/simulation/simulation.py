@@ -71,7 +71,7 @@ INTERRUPTED_MAX: Final = 3
 
 LINES_SHOWN: Final = 120
 
-SEEDS_MAX: Final = None if FULL else 2
+SEEDS_MAX: Final = None if FULL else 1
 """Of one scenario, outside of the full scale: variety is what whole runs are for (`run.py`)."""
 
 
