@@ -60,7 +60,7 @@ def test_events_are_json_objects_with_their_kind() -> None:
         (MirrorOpened("lake", {UUID: {1: 5}}, ["a", "b"]), "lake in lake, 2 tables, at {1: 5}"),
         (MirrorOpened("lake", {UUID: {1: 5}}, ["a"]), "lake in lake, 1 table, at {1: 5}"),
         (MirrorStopped({UUID: {1: 5}}, 1, 1, 2.0), "stopped at {1: 5}: 1 change in 1 batch, 2.0 s"),
-        (MirrorStopped({}, 2000, 0, 2.0), "stopped at nothing: 2,000 changes in 0 batches, 2.0 s"),
+        (MirrorStopped({}, 2000, 0, 2.0), "stopped at the start: 2,000 changes in 0 batches, 2.0 s"),
         (MirrorTable("users", "renamed", "to people"), "table users renamed: to people"),
         (MirrorSnapshot(UUID, {1: 5}, 1234), "loaded the snapshot at {1: 5}: 1,234 rows"),
         (
