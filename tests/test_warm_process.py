@@ -15,7 +15,9 @@ import pytest
 
 from tests.warm_process import WarmProcess, starter_address
 
-SECONDS = 60.0
+SECONDS = 240.0
+"""A node may have to compile its kernels first."""
+
 MODULE = "flowstone.cli"
 ASKER = """
 import sys, time
