@@ -108,7 +108,7 @@ def test_primary_key_is_index_0_whatever_the_order() -> None:
         ((512, 1, "s", "memtx", 0, {}, {}), "format is {}"),
         ((512, 1, "s", "memtx", 0, {}, ("id",)), "field 1 of the format is 'id', not a map"),
         ((512, 1, "s", "memtx", 0, {}, ({"type": "string"},)), "field 1 of the format has no name"),
-        ((512, 1, "s", "memtx", 0, {}, ({"name": "a"}, {"name": "a"})), "field name 'a' stands twice"),
+        ((512, 1, "s", "memtx", 0, {}, ({"name": "a"}, {"name": "a"})), "duplicate field name 'a'"),
         ((512, 1, "s", "memtx", 0, {}, ({"name": "a", "type": 5},)), "field type is 5"),
         ((512, 1, "s", "memtx", 0, {}, ({"name": "a", "collation": "x"},)), "collation is 'x'"),
     ],

@@ -353,9 +353,9 @@ def test_a_truncated_history_ends_all_states_and_a_new_format_rewrites_former_on
 
 
 def test_states_and_histories_are_not_mistaken_for_each_other(tmp_path: Path) -> None:
-    with pytest.raises(LakeError, match="keeps a history of its space"):
+    with pytest.raises(LakeError, match="has a history of its space"):
         new_table(tmp_path / "a", history=True).merge(folded({}), ORDERS, at(2), UUID)
-    with pytest.raises(LakeError, match="keeps the state of its space"):
+    with pytest.raises(LakeError, match="has the state of its space"):
         new_table(tmp_path / "b").append_history(states(), ORDERS, at(2), UUID)
 
 

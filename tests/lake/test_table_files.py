@@ -134,5 +134,5 @@ def test_object_stores_are_written_and_read_as_local_files_are(tmp_path: Path, m
     assert found_in(PinnedTable(files, (written.entry.path,)), b"b") == {b"b": packed(1, "62")}
     files.copy_to(other, written.entry.path)
     assert other.read(written.entry.path, SCHEMA.file_schema) == rows(b"a", b"b")
-    with pytest.raises(LakeError, match="not there"):
+    with pytest.raises(LakeError, match="is missing"):
         files.open("gone.parquet")

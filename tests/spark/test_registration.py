@@ -95,9 +95,7 @@ def test_a_python_that_was_named_stands(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_executors_elsewhere_are_warned_about() -> None:
     session: Any = Session(context=Context("spark://master:7077"))
-    with pytest.warns(
-        UserWarning, match="executors of spark://master:7077 will run 'python3', which must have flowstone"
-    ):
+    with pytest.warns(UserWarning, match="executors of spark://master:7077 run 'python3', which must have flowstone"):
         register_sources(session)
     assert session.registered == ["xlog", "tarantool", "limestone"]
 

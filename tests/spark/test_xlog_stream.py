@@ -195,7 +195,7 @@ def test_a_stream_has_one_format_and_goes_on_with_the_next_where_it_stopped(arch
     query.restart(schemaAt='{"1": 11}')
     batches = query.batches()
     assert [(row["_lsn"], row["more"]) for row in next(batches)] == [(13, "y"), (14, "y")]
-    with pytest.raises(FormatChanged, match=r"behind \{1: 14\}"):
+    with pytest.raises(FormatChanged, match=r"after \{1: 14\}"):
         next(batches)
     query.restart(schemaAt='{"1": 14}')
     assert query.lsns() == [[16]]
@@ -210,7 +210,7 @@ def test_a_space_that_is_made_anew_under_its_name_ends_a_stream_with_the_old_one
     archive.write(whole(define(13, 600, "orders", ("id", "unsigned"), ("name", "string"))), whole(define_key(14, 600)))
     archive.write(whole(insert(15, 15, "x", space=600)))
     archive.save()
-    with pytest.raises(FormatChanged, match=r"behind \{1: 13\}"):
+    with pytest.raises(FormatChanged, match=r"after \{1: 13\}"):
         query.lsns()
     query.restart()
     assert query.lsns() == [[15]]

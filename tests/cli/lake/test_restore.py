@@ -88,7 +88,7 @@ def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: 
     ("arguments", "message"),
     [
         (("--to", "now"), "give an epoch (a whole number)"),
-        (("--to", "7"), "epoch 7 is not durable, 6 is"),
+        (("--to", "7"), "epoch 7 is not durable; the durable epoch is 6"),
         (("--format", "snap"), "limestone, delta, parquet"),
     ],
 )

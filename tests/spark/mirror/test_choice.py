@@ -107,8 +107,8 @@ def test_what_cannot_be_mirrored_is_said(given: MirrorChoice, kind: type[Flowsto
         ((["a"], ["a"], []), "both chosen and excluded"),
         (([], [], ["users"]), "invalid --columns"),
         (([], [], ["users="]), "invalid --columns"),
-        (([], [], ["users=a,a"]), "twice"),
-        (([], [], ["users=a", "users=b"]), "twice"),
+        (([], [], ["users=a,a"]), "has a duplicate"),
+        (([], [], ["users=a", "users=b"]), "has a duplicate"),
     ],
 )
 def test_contradictions_are_said(given: tuple[list[str], list[str], list[str]], message: str) -> None:

@@ -130,14 +130,14 @@ def test_rows_of_another_format_are_refused(archive: WrittenArchive) -> None:
     assert len(changes(archive)) == 1
     archive.write(whole(insert(5, 5)))
     archive.save()
-    with pytest.raises(FormatChanged, match=r"the format of space 'orders' changed .*; restart the query"):
+    with pytest.raises(FormatChanged, match=r"format of space 'orders' changed .*; restart the query"):
         changes(archive)
 
 
 def test_a_position_inside_a_transaction_is_refused(archive: WrittenArchive) -> None:
     archive.write(whole(insert(3, 3, "x"), insert(4, 4, "x")))
     archive.save()
-    with pytest.raises(SplitTransaction, match="inside the transaction of LSN 3"):
+    with pytest.raises(SplitTransaction, match="inside the transaction with LSN 3"):
         changes(archive, start=VClock({1: 3}))
 
 

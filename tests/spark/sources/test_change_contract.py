@@ -206,7 +206,7 @@ def test_rows_of_former_formats_show_what_is_still_there() -> None:
         (3, None, None),
     ]
     wrong = SpaceDefinition(512, "orders", fields=(FieldDefinition("id", "string"),), indexes=ORDERS.indexes)
-    with pytest.raises(FormerFormat, match="field 'id' of space 'orders' changes its type after LSN 5: int64"):
+    with pytest.raises(FormerFormat, match="field 'id' of space 'orders' changes its type after LSN 5: from int64"):
         changes(ChangeContract(UUID, wrong, follows_format=True), *MIXED)
     assert pickle.loads(pickle.dumps(contract)) == contract
 

@@ -129,7 +129,7 @@ def test_where_a_stream_goes_on_is_a_checkpoint_or_an_offset() -> None:
             "maxRowsPerTrigger does not apply to a batch query; use it with spark.readStream",
         ),
         ({**XLOG, "columns": "a,b,a"}, "columns is 'a,b,a'; duplicate column 'a'"),
-        ({**XLOG, "columns": " "}, "columns is ' '; name columns"),
+        ({**XLOG, "columns": " "}, "columns is ' '; use column names"),
         ({**XLOG, "space": ""}, "space is empty"),
         (
             {**XLOG, "startingOffsets": "snapshot"},
@@ -171,7 +171,7 @@ def test_streams_are_checked_too(given: dict[str, str], message: str) -> None:
 def test_live_sources_and_writers_are_checked_too() -> None:
     with pytest.raises(WrongOption, match="option spoolLocation is missing"):
         tarantool_options(LIVE, streaming=True)
-    with pytest.raises(WrongOption, match="a replica set without members"):
+    with pytest.raises(WrongOption, match="replica set without members"):
         tarantool_options({"uri": "a:3301;"})
     with pytest.raises(WrongOption, match="option space is missing"):
         writer_options(LIVE)

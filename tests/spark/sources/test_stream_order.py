@@ -81,7 +81,7 @@ def test_a_window_has_what_lies_behind_its_start_up_to_its_end() -> None:
 )
 def test_a_transaction_is_never_split(window: BatchWindow) -> None:
     rows = slab(*log([(2, 1, 1.0), (1, 3, 1.0)]))
-    with pytest.raises(SplitTransaction, match="inside the transaction of LSN 11 of replica 1"):
+    with pytest.raises(SplitTransaction, match="inside the transaction with LSN 11 of replica 1"):
         rows_between(rows.cells, window)
 
 

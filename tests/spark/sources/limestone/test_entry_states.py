@@ -106,7 +106,7 @@ def test_the_state_behind_compaction(tmp_path: Path) -> None:
     for name in files:
         os.unlink(f"{directory.path}/{name}")
     assert without_versions(rows_at(directory, 12)) == without_versions(directory.state(12))
-    with pytest.raises(EpochLost, match="that of 10"):
+    with pytest.raises(EpochLost, match="that of epoch 10"):
         rows_at(directory, 9)
 
 

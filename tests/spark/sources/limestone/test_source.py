@@ -118,7 +118,7 @@ def test_options_that_cannot_be(directory: WrittenDirectory) -> None:
 
 
 def test_epochs_that_cannot_be_shown(directory: WrittenDirectory, tmp_path: Path) -> None:
-    with pytest.raises(NotDurable, match="epoch 21 is not durable, 20 is"):
+    with pytest.raises(NotDurable, match="epoch 21 is not durable; the durable epoch is 20"):
         read(directory, mode="state", asOf="21")
     with pytest.raises(NotDurable, match="epoch 99 is not durable"):
         read(directory, endingOffsets="99")

@@ -139,7 +139,7 @@ def test_a_tuple_goes_as_it_is() -> None:
     raw = [b"\x93\x01\xcd\x00\x05\xd8\x02" + bytes(16), b"\x91\x02"]
     table = pa.table({"_tuple_msgpack": pa.array(raw, pa.binary()), "_space": ["t", "t"]})
     assert encoded(space(("id", "unsigned")), table) == raw
-    with pytest.raises(CannotWrite, match=r"its '_tuple_msgpack' is .*, which is not the MessagePack of one value"):
+    with pytest.raises(CannotWrite, match=r"column '_tuple_msgpack' is .*, which is not the MessagePack of one value"):
         encoded(space(("id", "unsigned")), pa.table({"_tuple_msgpack": pa.array([b"\x92\x01"], pa.binary())}))
 
 
@@ -173,7 +173,7 @@ def test_requests_are_those_of_other_clients() -> None:
         ([("i", "interval", True)], {"i": pa.string()}, "interval takes column _tuple_msgpack only"),
         ([("d", "datetime")], {"d": pa.timestamp("us")}, "datetime takes TIMESTAMP"),
         ([], {"id": pa.int64()}, "space 't' has no format to match columns with"),
-        (ID, {"_tuple_msgpack": pa.string()}, "'_tuple_msgpack' for space 't' is of string, not of binary"),
+        (ID, {"_tuple_msgpack": pa.string()}, "'_tuple_msgpack' for space 't' has type string, expected binary"),
         (ID, {"_tuple_msgpack": pa.binary(), "id": pa.int64()}, "space 't' has no field 'id'"),
     ],
 )
