@@ -184,7 +184,6 @@ class Raft:
     def message(self, source_id: int, told: RaftState, now: float) -> None:
         """Handle a RAFT row of the member `source_id`: its whole state, and a sign of life."""
         check(self._id, source_id, told)
-        # Before the term is compared: even a row of an outdated term shows that the leader is alive.
         self.heartbeat(source_id, now)
         if told.term < self._volatile_term:
             self._note(f"ignores a message from {source_id}: its term {told.term} is outdated")
