@@ -95,7 +95,7 @@ def test_stop_before_a_run_ends_only_that_run(spark: SparkSession, archive: Writ
         ("127.0.0.1:1", {"mask": {"users.email": "null"}}, flowstone.spark.WrongPlace, "needs --spool"),
         ("127.0.0.1:1", {"space": "a", "exclude": ["a"]}, flowstone.spark.WrongChoice, "both chosen and excluded"),
         ("127.0.0.1:1", {"columns": {"a": "id"}}, flowstone.spark.WrongChoice, "list of names"),
-        ("127.0.0.1:1", {"columns": {"a": ["id", "id"]}}, flowstone.spark.WrongChoice, "twice"),
+        ("127.0.0.1:1", {"columns": {"a": ["id", "id"]}}, flowstone.spark.WrongChoice, "has a duplicate"),
     ],
 )
 def test_wrong_arguments_are_rejected_by_the_constructor(

@@ -293,7 +293,7 @@ def test_a_second_mirror_is_kept_out(spark: SparkSession, archive: WrittenArchiv
     lake.mkdir()
     archive.save()
     lock = production().disk.lock(str(lake))
-    with pytest.raises(MirrorBusy, match="another mirror writes to"):
+    with pytest.raises(MirrorBusy, match="is in use by another mirror"):
         mirror_once(spark, [archive.directory], lake)
     lock.release()
     mirror_once(spark, [archive.directory], lake)

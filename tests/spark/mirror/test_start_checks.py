@@ -214,7 +214,7 @@ def test_a_lake_that_is_written_to_is_refused(archive: WrittenArchive, tmp_path:
     lake = tmp_path / "lake"
     lake.mkdir()
     lock = production().disk.lock(str(lake))
-    with pytest.raises(MirrorBusy, match="another mirror writes to"):
+    with pytest.raises(MirrorBusy, match="is in use by another mirror"):
         check_start([archive.directory], str(lake), MirrorOptions())
     lock.release()
     check_start([archive.directory], str(lake), MirrorOptions())

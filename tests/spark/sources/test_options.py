@@ -101,7 +101,7 @@ def test_programs_may_give_moments_as_values(when: When, moment: AsOf) -> None:
 
 
 def test_time_without_a_zone_is_not_a_moment() -> None:
-    with pytest.raises(ValueError, match="a time with its zone"):
+    with pytest.raises(ValueError, match="a time with a time zone"):
         as_of(datetime.datetime(2026, 5, 1, 12))  # noqa: DTZ001 - that is the point
 
 

@@ -48,7 +48,7 @@ def test_position_may_be_a_value(spark: SparkSession, archives: tuple[Path, Path
 @pytest.mark.parametrize(
     ("sides", "options", "error", "message"),
     [
-        (["/none/a", "/none/b"], {}, flowstone.spark.SideError, "there is no such directory"),
+        (["/none/a", "/none/b"], {}, flowstone.spark.SideError, "no such directory"),
         (["ADDRESS", "ADDRESS"], {"wait": 0}, flowstone.FlowstoneError, "cannot connect to"),
         (["ADDRESS", "ADDRESS"], {"at": "noon"}, flowstone.spark.WrongOption, "invalid position: 'noon'"),
         (["ADDRESS", "ADDRESS"], {"password": "x"}, flowstone.spark.SideError, "password given without a user"),
