@@ -92,7 +92,7 @@ def test_numbers_that_no_bigint_holds(tmp_path: Path) -> None:
     entry = put(LONG + 1, b"k", b"v", version(LONG + 2, LONG + 3), (LONG + 4,))
     (row,) = batch_of(tmp_path, EntryContract(UUID, unsigned_as="decimal"), entry).to_pylist()
     assert (row["storage_id"], row["version_major"], row["blob_ids"]) == (LONG + 1, LONG + 2, [LONG + 4])
-    with pytest.raises(TooLarge, match="storage_id is 9223372036854775809") as caught:
+    with pytest.raises(TooLarge, match="storage_id 9223372036854775809 of an entry does not fit BIGINT") as caught:
         batch_of(tmp_path / "again", EntryContract(UUID), entry)
     assert caught.value.hint == "set unsignedAs=decimal"
 

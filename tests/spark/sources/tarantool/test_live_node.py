@@ -55,7 +55,7 @@ def test_logins_and_connections_that_fail_are_told_apart(address: str) -> None:
 def test_errors_are_put_in_words_that_name_the_server_and_no_password() -> None:
     denied = explained(errors.error_of(42, "Read access to space 'x' is denied"), URI, "read from")
     assert str(denied).startswith(
-        "cannot read from db1:3301: Read access to space 'x' is denied (ER_ACCESS_DENIED, 42); let"
+        "cannot read from db1:3301: Read access to space 'x' is denied (ER_ACCESS_DENIED, 42); grant the right"
     )
     assert "grant('u', …)" in str(denied)
     guest = explained(errors.error_of(42, "Read access to space 'x' is denied"), parse_uri("db1:3301"), "read from")
