@@ -50,5 +50,6 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
     for number, cell in enumerate(cells):
         exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
     shown = capfd.readouterr().out
-    assert "equal:" in shown
+    assert names["report"].is_equal
+    assert {space.name: space.rows_a for space in names["report"].spaces}["orders"] == 500
     assert "|    update|" in shown
