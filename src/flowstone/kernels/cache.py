@@ -27,9 +27,10 @@ SOURCES = ("kernels", "iproto", "xlog", "box")
 """Packages whose modules hold what other kernels call, or constants that are compiled into them."""
 
 FURTHER_SOURCES = {
+    "text": ("text",),
+    "columns": ("text", "columns"),
     "limestone": ("limestone",),
-    "history": ("history",),
-    "node": ("node",),
+    "archive": ("archive",),
     "spark": ("limestone", "spark"),
 }
 """What kernels of other packages depend on besides; an edit there makes no kernel of a package above anew."""
@@ -55,7 +56,7 @@ class ObjectCode:
 def _package_stamp(packages: tuple[str, ...]) -> bytes:
     digest = hashlib.sha256()
     for package in packages:
-        for path in sorted((PACKAGE / package).glob("*.py")):
+        for path in sorted((PACKAGE / package).rglob("*.py")):
             digest.update(path.read_bytes())
     for part in (version("numba"), version("llvmlite")):
         digest.update(part.encode() + b"\0")
@@ -72,7 +73,7 @@ def _file_name(function: Callable[..., Any], kind: tuple[Any, ...]) -> tuple[str
     """The name without its stamp, and the stamp."""
     described = hashlib.sha256(repr(kind).encode()).hexdigest()[:8]
     source = Path(function.__code__.co_filename)
-    room = source.parent.name if source.parent.parent == PACKAGE else ""
+    room = source.relative_to(PACKAGE).parts[0] if source.is_relative_to(PACKAGE) else ""
     digest = hashlib.sha256(_package_stamp((*SOURCES, *FURTHER_SOURCES.get(room, ()))))
     if room not in (*SOURCES, *FURTHER_SOURCES):
         digest.update(source.read_bytes())

@@ -53,7 +53,7 @@ def test_steps(path: str, steps: tuple[Step, ...]) -> None:
     ],
 )
 def test_a_wrong_path_is_wrong_at_a_character(path: str, position: int) -> None:
-    with pytest.raises(PathError, match=f"character {position}$") as error:
+    with pytest.raises(PathError, match=f"invalid character at position {position}$") as error:
         parse_path(path)
     assert error.value.position == position
 
