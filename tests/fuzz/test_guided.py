@@ -95,7 +95,7 @@ def test_an_input_that_breaks_a_decoder_is_printed_and_kept_and_is_a_failure(
             raise ValueError(data)
 
     monkeypatch.setitem(TARGETS, "greeting", Target(fragile, (b"abc",)))
-    monkeypatch.setattr(command, "VECTORS", tmp_path / "fuzz")
+    monkeypatch.setattr(command, "CORPORA", tmp_path / "fuzz")
     monkeypatch.setattr("sys.argv", ["fuzz", "greeting", "--runs", "100000"])
     assert command.main() == 1
     name, text = capsys.readouterr().out.split()
