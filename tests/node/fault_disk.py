@@ -34,6 +34,7 @@ class FaultDisk:
         self.synced_names: dict[str, Inode] = {}
         self.directories: set[str] = set()
         self.locked: set[str] = set()
+        self.open_paths: list[str] = []
         self.room: int | None = None
         self.life: int | None = None
         self.broken: set[str] = set()
@@ -158,6 +159,8 @@ class FaultLock:
 class FaultFile:
     def __init__(self, disk: FaultDisk, path: str, inode: Inode) -> None:
         self.disk, self.path, self.inode = disk, path, inode
+        self.is_open = True
+        disk.open_paths.append(path)
 
     def size(self) -> int:
         return len(self.inode.data)
@@ -195,13 +198,15 @@ class FaultFile:
         self.inode.synced = bytes(self.inode.data)
 
     def close(self) -> None:
-        pass
+        if self.is_open:
+            self.is_open = False
+            self.disk.open_paths.remove(self.path)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.close()
 
 
 def _survived(inode: Inode, rng: Random) -> bytes:

@@ -132,6 +132,20 @@ async def test_a_closed_journal_has_ended_its_file() -> None:
         assert file.ending.kind is EndingKind.COMPLETE
 
 
+@pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
+async def test_close_releases_a_new_file_whose_first_write_failed(mode: WalMode) -> None:
+    full = FaultDisk()
+    log = journal(full, mode)
+    full.room = 200  # enough for the header of the file, too little for the row
+    Writer(log).submit("a" * 200)
+    await log.drain()
+    assert full.open_paths
+    await log.close()
+    assert full.open_paths == []
+    assert names(full) == [f"{0:020}.xlog"]
+    assert found(full) == []
+
+
 @pytest.mark.parametrize("mode", list(WalMode))
 async def test_a_closed_journal_takes_nothing_more_and_touches_no_file(mode: WalMode) -> None:
     disk = FaultDisk()

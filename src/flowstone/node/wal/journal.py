@@ -293,6 +293,10 @@ class Journal:
             await self.drain()
         if self._writer is not None:
             await self._outside.blocking(self._end_file)
+        if self._writer is not None:
+            # The first write to a new file failed, and the file has no rows. The next start continues it.
+            self._writer.abandon()
+            self._writer = None
 
     def _closed(self) -> JournalClosed:
         return JournalClosed(f"the log in {self._directory} is closed", hint="end transactions before the node stops")
