@@ -210,10 +210,31 @@ async def check_reports(replica_set: Watched, *, seconds: float = LIVE_SECONDS) 
     deadline = sim.now + seconds
     while found and sim.now <= deadline:
         sets = replica_sets([report_now(sim.node(name)) for name in names(replica_set)])
-        found = [f"{one.kind.value}: {one.what}; {one.why}" for one in explain(sets) if one.kind not in _OF_MACHINES]
+        waiting = _orphans_of_the_departed(replica_set)
+        found = [
+            f"{one.kind.value}: {one.what}; {one.why}"
+            for one in explain(sets)
+            if one.kind not in _OF_MACHINES and not (one.kind is Kind.ORPHAN and one.member in waiting)
+        ]
         if found:
             await sim.sleep(LOOK_SECONDS)
     return [f"a false alarm of {text}" for text in found]
+
+
+def _orphans_of_the_departed(replica_set: Watched) -> list[str]:
+    """UUIDs of nodes that are orphans because their `replication` lists an expelled member.
+
+    As in Tarantool 2.11 (`replicaset_check_quorum`), a node stays an orphan until it has synchronized with as many
+    upstreams as it was connected to when it was configured, and an expelled member refuses to feed it. The finding is
+    true until someone corrects `replication` (seeds 1003070, 1003551 and 1003869).
+    """
+    sim = replica_set.sim
+    departed = {sim.uri(name) for name in replica_set.departed}
+    return [
+        str(sim.node(name)._instance.uuid)
+        for name in names(replica_set)
+        if sim.node(name)._instance.is_orphan and departed.intersection(sim.machine(name).options["replication"])
+    ]
 
 
 def check_equal(replica_set: Watched) -> list[str]:

@@ -99,6 +99,17 @@ async def test_member_that_follows_nobody_is_reported(sim: Simulation) -> None:
     assert "follows no other member, and lacks 20 rows" in found
 
 
+@simulated()
+async def test_orphan_is_a_false_alarm_unless_it_lists_an_expelled_member(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    sim.node("b")._parts.replication.set_orphan(True)
+    (found,) = [text for text in await check_reports(replica_set, seconds=1) if "orphan" in text]
+    assert "b:3301 is an orphan" in found
+    sim.machine("b").options["replication"] = [sim.uri(name) for name in (*NAMES, "gone")]
+    replica_set.departed.append("gone")
+    assert await check_reports(replica_set, seconds=1) == []
+
+
 async def lose_power_for_a_moment(sim: Simulation) -> LedSet:
     """A master of 2.6 is back, and takes writes, before who follows it has noticed that it was away."""
     options: dict[str, Any] = {"replication_synchro_quorum": 2, "replication_connect_quorum": 2}
