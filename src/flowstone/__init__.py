@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from flowstone.node.wal.replay import RecoveryError
     from flowstone.outside.disk import AlreadyLocked
     from flowstone.replica.blocking_replica import BlockingIndex, BlockingReplica, BlockingSpace
+    from flowstone.replica.change_stream import ChangesMissed, ChangeStream
     from flowstone.replica.follow import Following, follow
-    from flowstone.replica.replica import CannotFollow, NotReached, Replica
+    from flowstone.replica.replica import CannotFollow, NotReached, Replica, ReplicaState, StaleReplica
     from flowstone.replication.applier.states import ApplierState
     from flowstone.replication.vclock import Order, VClock, VClockError
     from flowstone.xlog.errors import XlogError
@@ -54,6 +55,8 @@ __all__ = [
     "CannotFollow",
     "CannotListen",
     "Change",
+    "ChangeStream",
+    "ChangesMissed",
     "Configuration",
     "DiskUsage",
     "FlowstoneError",
@@ -71,8 +74,10 @@ __all__ = [
     "RecoveryError",
     "RemoteProtocolError",
     "Replica",
+    "ReplicaState",
     "SettledChange",
     "Space",
+    "StaleReplica",
     "Statistics",
     "TarantoolError",
     "Transaction",
@@ -106,6 +111,8 @@ __getattr__ = lazy_names(
         "BlockingSpace": "replica.blocking_replica",
         "CannotFollow": "replica.replica",
         "Change": "node.changes",
+        "ChangeStream": "replica.change_stream",
+        "ChangesMissed": "replica.change_stream",
         "Configuration": "node.configuration",
         "DiskUsage": "node.statistics",
         "Following": "replica.follow",
@@ -120,8 +127,10 @@ __getattr__ = lazy_names(
         "OutcomeUnknown": "node.synchro.limbo_driver",
         "RecoveryError": "node.wal.replay",
         "Replica": "replica.replica",
+        "ReplicaState": "replica.replica",
         "SettledChange": "node.changes",
         "Space": "node.spaces",
+        "StaleReplica": "replica.replica",
         "Statistics": "node.statistics",
         "TarantoolError": "iproto.errors",
         "Transaction": "node.transactions",

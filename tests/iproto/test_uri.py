@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_uri, with_login
+from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_members, parse_uri, with_login
 
 
 @pytest.mark.parametrize(
@@ -137,3 +137,50 @@ def test_login_is_added_to_an_address_without_a_user() -> None:
     assert with_login(parse_uri("me@db1:3301"), "app", "secret") == Uri("db1", 3301, "me")
     with pytest.raises(UriError, match="password given without a user"):
         with_login(parse_uri("db1:3301"), None, "secret")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            "u:hidden@db1:3301,u:hidden@db2:3302",
+            "2 addresses, but one is expected: .*user 'u', host 'db2', port 3302, and",
+        ),
+        ("db1:3301,u:hidden@db2:3302,db3:1", "3 addresses, but one is expected; name one member"),
+        ("db1:3301,u:hidden@unix/:/a", "2 addresses, .*user 'db1', path '/a', and a password with a comma"),
+        ("db1:3301,db2:3302", "2 addresses, but one is expected; name one"),
+        ("db1:1?transport=ssl,db2:2", "2 addresses"),
+    ],
+)
+def test_several_addresses_are_refused_where_one_is_expected(text: str, complaint: str) -> None:
+    with pytest.raises(UriError, match=complaint) as caught:
+        parse_uri(text)
+    assert "hidden" not in str(caught.value)
+    assert len(parse_members(text)) == text.count(",") + 1
+
+
+@pytest.mark.parametrize("given", ["a:1, u:p@b:2", ["a:1", "u:p@b:2"]])
+def test_members_are_a_list_or_one_string(given: Any) -> None:
+    assert parse_members(given) == (Uri("a", 1), Uri("b", 2, "u", "p"))
+
+
+def test_password_with_a_comma_is_not_taken_for_a_list() -> None:
+    assert parse_members("bob:a,b@db1:1") == (parse_uri("bob:a,b@db1:1"),) == (Uri("db1", 1, "bob", "a,b"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("db1:1,db2", "'db2' is not a valid address"),
+        ("u:hidden@db1:hidden,u:hidden@db2:1", "address 1 of 2 in the list is not valid"),
+        ("u:hidden,hidden@db1:99999", "port of 'db1:99999'"),
+        ([], "empty"),
+        (["db1:1,db2:2"], "2 addresses"),
+        ("", "'' is not a valid address"),
+        (3301, "not int"),
+    ],
+)
+def test_invalid_members_are_refused_without_secrets(given: Any, complaint: str) -> None:
+    with pytest.raises(UriError, match=complaint) as caught:
+        parse_members(given)
+    assert "hidden" not in str(caught.value)

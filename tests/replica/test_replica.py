@@ -333,11 +333,11 @@ def _reason(sink: ReplicaSink) -> str:
 async def test_an_upstream_whose_oldest_log_is_ahead_is_asked_for_a_snapshot() -> None:
     sink = await followed(VClock({1: 10}))
     assert sink.replicaset_uuid == UUID(int=5)
-    sink.prepare(Ballot(gc_vclock=VClock({1: 10})))
+    assert sink.prepare(Ballot(gc_vclock=VClock({1: 10}))) is None
     assert not _reason(sink)
-    sink.prepare(Ballot(gc_vclock=VClock({1: 11})))
-    assert _reason(sink) == "its oldest log starts at {1: 11}"
-    assert sink.replicaset_uuid is None
+    deleted = sink.prepare(Ballot(gc_vclock=VClock({1: 11})))
+    assert deleted is not None
+    assert deleted.message == "its oldest log starts at {1: 11}"
 
 
 async def test_an_upstream_of_another_age_is_asked_for_a_snapshot() -> None:

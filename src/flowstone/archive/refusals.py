@@ -14,6 +14,7 @@ from flowstone.client import rights
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.errors import TarantoolError
+from flowstone.node.upstream.members import MemberLacksRows
 from flowstone.replication.applier.states import code_of
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import WriteFailed
@@ -41,7 +42,7 @@ class ArchiveRefused(FlowstoneError):
     """The upstream rejects the archive, or must not be followed."""
 
 
-class UpstreamLostTail(ArchiveRefused):
+class UpstreamLostTail(ArchiveRefused, MemberLacksRows):
     """The upstream has lost rows that the archive has. `missing` lists them."""
 
     def __init__(self, address: str, theirs: VClock, ours: VClock) -> None:

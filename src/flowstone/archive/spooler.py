@@ -16,7 +16,6 @@ from flowstone.archive.archive_sink import Intake
 from flowstone.archive.definitions_file import DefinitionRow, check_rows
 from flowstone.archive.events import ArchiveEvent
 from flowstone.archive.manifest import GAP
-from flowstone.archive.members import SpoolMembers
 from flowstone.archive.refusals import RowsMissing, UpstreamLostTail, is_gap
 from flowstone.archive.spool_files import WAL_MAX_SIZE, SpoolStore
 from flowstone.archive.upstream_query import UpstreamFacts, ask_facts
@@ -25,6 +24,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.uri import Uri
 from flowstone.node.upstream.applier import Applier
+from flowstone.node.upstream.members import UpstreamMembers
 from flowstone.outside import Outside
 from flowstone.replication.applier.states import ApplierState, ConnectionLost
 from flowstone.replication.vclock import VClock
@@ -78,7 +78,7 @@ class Spooling(Archive):
             on_event=on_event,
             outside=outside,
         )
-        self._members = SpoolMembers(members)
+        self._members = UpstreamMembers(members)
         self._beginning = begin
         self._is_anew = is_anew
         self._definitions = check_rows(definitions) if definitions is not None else None

@@ -6,6 +6,7 @@ A password is never shown: not by str, not by repr, not in an error about an inv
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from flowstone.errors import FlowstoneError
@@ -62,9 +63,64 @@ class Uri:
 
 
 def parse_uri(text: str) -> Uri:
-    """Parse `text`. Raise UriError if it is not a valid address."""
+    """Parse `text`. Raise UriError if it is not one valid address."""
     if not isinstance(text, str):
         raise UriError(f"URI must be a string, not {type(text).__name__}", hint=FORMS)
+    if "," in text:
+        _refuse_list(text)
+    return _parse(text)
+
+
+def parse_members(uris: str | Iterable[str]) -> tuple[Uri, ...]:
+    """Parse the addresses of the members of a replica set: a list, or one string with commas between them.
+
+    A string that is a list only if a password is cut at a comma is one address. Raise UriError if an address is not
+    valid, or there is none.
+    """
+    if not isinstance(uris, str):
+        if not isinstance(uris, Iterable):
+            raise UriError(f"URI must be a string or a list of strings, not {type(uris).__name__}", hint=FORMS)
+        found = tuple(map(parse_uri, uris))
+        if not found:
+            raise UriError("list of URIs is empty", hint="name at least one member")
+        return found
+    parts = uris.split(",")
+    wrong = [number for number, part in enumerate(parts, 1) if not _is_uri(part)]
+    if not wrong:
+        return tuple(map(_parse, parts))
+    if len(parts) == 1 or uris.count("@") == 1:
+        return (_parse(uris),)
+    if "@" not in uris and "?" not in uris:
+        return tuple(map(_parse, parts))  # raises the error of the part, which has no secret
+    raise UriError(f"address {wrong[0]} of {len(parts)} in the list is not valid", hint=FORMS)
+
+
+def _is_uri(text: str) -> bool:
+    try:
+        _parse(text)
+    except UriError:
+        return False
+    return True
+
+
+def _refuse_list(text: str) -> None:
+    """Raise UriError if `text` is several addresses. As one, all but the last would be taken for a password.
+
+    The error shows what would be read as user, host and port. It does not show the single addresses: if the text is one
+    address after all, they are parts of its password.
+    """
+    parts = text.split(",")
+    if not all(map(_is_uri, parts)):
+        return
+    message = f"URI has {len(parts)} addresses, but one is expected"
+    if _is_uri(text):
+        uri = _parse(text)
+        place = f"path {uri.host!r}" if uri.port is None else f"host {uri.host!r}, port {uri.port}"
+        message += f": read as one, it means user {uri.user!r}, {place}, and a password with a comma"
+    raise UriError(message, hint="name one member; if it is one address, pass user and password separately")
+
+
+def _parse(text: str) -> Uri:
     rest, _, query = text.strip().partition("?")
     try:
         login, at, place = rest.rpartition("@")

@@ -11,10 +11,12 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from flowstone.iproto.uri import Uri
+from flowstone.node.changes import SettledChange
 from flowstone.node.spaces import Index, Space
 from flowstone.node.tuples import Tuple
 from flowstone.outside.loop_thread import LoopThread
-from flowstone.replica.replica import OnChange, OnResync, Replica, read_only
+from flowstone.replica.change_stream import BUFFER_TRANSACTIONS, ChangeStream
+from flowstone.replica.replica import OnChange, OnResync, OnState, Replica, read_only
 from flowstone.replication.vclock import VClock
 
 
@@ -24,10 +26,10 @@ class BlockingIndex:
     Reads work as those of `flowstone.Index`; methods that change data raise error 7 (ER_READONLY).
     """
 
-    def __init__(self, index: Index, lock: AbstractContextManager[Any], uri: Uri) -> None:
+    def __init__(self, index: Index, lock: AbstractContextManager[Any], members: tuple[Uri, ...]) -> None:
         self._index = index
         self._lock = lock
-        self._uri = uri
+        self._members = members
 
     def get(self, key: Any) -> Tuple | None:
         """Return the tuple with this key of a unique index; None if there is none."""
@@ -84,7 +86,7 @@ class BlockingIndex:
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Raise error 7 (ER_READONLY): a replica cannot be changed."""
-        raise read_only(self._uri)
+        raise read_only(*self._members)
 
     update = delete = _refuse
 
@@ -98,8 +100,8 @@ class BlockingSpace(BlockingIndex):
 
     _index: Space
 
-    def __init__(self, space: Space, lock: AbstractContextManager[Any], uri: Uri) -> None:
-        super().__init__(space, lock, uri)
+    def __init__(self, space: Space, lock: AbstractContextManager[Any], members: tuple[Uri, ...]) -> None:
+        super().__init__(space, lock, members)
 
     @property
     def id(self) -> int:
@@ -117,7 +119,7 @@ class BlockingSpace(BlockingIndex):
         """All indexes, by name."""
         with self._lock:
             found = self._index.indexes
-        return {name: BlockingIndex(index, self._lock, self._uri) for name, index in found.items()}
+        return {name: BlockingIndex(index, self._lock, self._members) for name, index in found.items()}
 
     def index(self, index: str | int) -> BlockingIndex:
         """Return the index with this name or id.
@@ -126,7 +128,7 @@ class BlockingSpace(BlockingIndex):
             TarantoolError: The index does not exist (error 35 or 148, ER_NO_SUCH_INDEX_…).
         """
         with self._lock:
-            return BlockingIndex(self._index.index(index), self._lock, self._uri)
+            return BlockingIndex(self._index.index(index), self._lock, self._members)
 
     def random(self, number: int) -> Tuple | None:
         """Return the tuple at position `number`, modulo the number of tuples; None if the space is empty."""
@@ -138,7 +140,7 @@ class BlockingSpace(BlockingIndex):
 
 
 class BlockingReplica:
-    """A read-only copy of a server's data, which `with flowstone.follow(…)` returns.
+    """A read-only copy of the data of a replica set, which `with flowstone.follow(…)` returns.
 
     The methods are those of `Replica` as plain calls, which may be called from any thread. Reads see only settled
     transactions, and the position only moves forward. Triggers are called in the replica's own thread, once per
@@ -150,10 +152,10 @@ class BlockingReplica:
             print(orders.get(42), len(orders), replica.vclock)
     """
 
-    def __init__(self, replica: Replica, thread: LoopThread, uri: Uri) -> None:
+    def __init__(self, replica: Replica, thread: LoopThread, members: tuple[Uri, ...]) -> None:
         self._replica = replica
         self._thread = thread
-        self._uri = uri
+        self._members = members
 
     def space(self, space: str | int) -> BlockingSpace:
         """Return the space with this name or id, for reading.
@@ -164,13 +166,34 @@ class BlockingReplica:
             TarantoolError: The space does not exist or is not followed (error 36, ER_NO_SUCH_SPACE).
         """
         with self._thread.lock:
-            return BlockingSpace(self._replica.space(space), self._thread.lock, self._uri)
+            return BlockingSpace(self._replica.space(space), self._thread.lock, self._members)
 
     @property
     def vclock(self) -> VClock:
         """The settled position: rows up to it are visible and can no longer be rolled back."""
         with self._thread.lock:
             return self._replica.vclock
+
+    @property
+    def upstream(self) -> str:
+        """The address of the member that the replica follows or, while it follows none, tries next."""
+        return self._replica.upstream
+
+    @property
+    def lag(self) -> float:
+        """Seconds since the replica was last known to be in sync; see `Replica.lag`."""
+        return self._replica.lag
+
+    def check_fresh(self, max_lag: float) -> None:
+        """Raise an error if `lag` is greater than `max_lag`; see `Replica.check_fresh`.
+
+        Args:
+            max_lag: Seconds; should be at least twice the `replication_timeout` of the server.
+
+        Raises:
+            StaleReplica: The replica may lack changes that are older than `max_lag`.
+        """
+        self._replica.check_fresh(max_lag)
 
     def info(self) -> dict[str, Any]:
         """Return `uuid` and `vclock` of the replica, and the state of its connection; see `Replica.info`."""
@@ -219,3 +242,38 @@ class BlockingReplica:
             return self._replica.on_resync(trigger)
 
         return self._thread.run(add())
+
+    def on_state(self, trigger: OnState) -> OnState:
+        """Call `trigger` with a `ReplicaState` when the replica is in sync with a member, and when it loses it.
+
+        Returns:
+            `trigger`, so that the method can be used as a decorator.
+        """
+
+        async def add() -> OnState:
+            return self._replica.on_state(trigger)
+
+        return self._thread.run(add())
+
+    def changes(self, *, buffer: int = BUFFER_TRANSACTIONS) -> Iterator[list[SettledChange]]:
+        """Return an iterator over the transactions that are settled from now on; see `Replica.changes`.
+
+        Args:
+            buffer: The number of transactions to keep for the reader.
+
+        Returns:
+            The iterator. It blocks until the next transaction, and raises ChangesMissed or CannotFollow as that of
+            `Replica.changes`.
+        """
+
+        async def open_stream() -> ChangeStream:
+            return self._replica.changes(buffer=buffer)
+
+        return self._read(self._thread.run(open_stream()))
+
+    def _read(self, stream: ChangeStream) -> Iterator[list[SettledChange]]:
+        async def read() -> list[SettledChange] | None:
+            return await anext(stream, None)
+
+        while (changes := self._thread.run(read())) is not None:
+            yield changes

@@ -5,57 +5,62 @@ Only creates the replica and starts its event loop; `replica.py` and `blocking_r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 from flowstone.errors import LocalProtocolError
-from flowstone.iproto.uri import Uri, parse_uri
+from flowstone.iproto.uri import Uri, parse_members
 from flowstone.outside import Outside, production
 from flowstone.outside.loop_thread import LoopThread
 from flowstone.replica.blocking_replica import BlockingReplica
-from flowstone.replica.replica import OnChange, OnResync, Replica
+from flowstone.replica.replica import OnChange, OnResync, OnState, Replica
 
 
 def follow(
-    uri: str,
+    uri: str | Iterable[str],
     *,
     spaces: Collection[str | int] | None = None,
     on_change: OnChange | None = None,
     on_resync: OnResync | None = None,
+    on_state: OnState | None = None,
     connect_timeout: float = 10.0,
     replication_timeout: float = 1.0,
     outside: Outside | None = None,
 ) -> Following:
-    """Follow the server at `uri`: keep a read-only copy of its data in this program's memory.
+    """Follow a server or a replica set: keep a read-only copy of its data in this program's memory.
 
     Only settled transactions are visible, a synchronous one after its CONFIRM. The server sees an anonymous replica
-    that acknowledges only settled rows, and so never completes a quorum. A lost connection is reopened until the block
-    ends. If the server no longer has the logs that the replica needs, a new snapshot replaces the data at once, and
-    `on_resync` is called. A program without an event loop uses `with` instead of `async with`: that replica has the
-    same methods as plain calls, which may be called from any thread.
+    that acknowledges only settled rows, and so never completes a quorum. If the connection is lost, the replica
+    continues with the next member in the list, at its settled position: each settled transaction is reported once, in
+    order. It tries all members in turn until the block ends. If no member has the logs that the replica needs, a new
+    snapshot replaces the data at once, and `on_resync` is called. A program without an event loop uses `with` instead
+    of `async with`: that replica has the same methods as plain calls, which may be called from any thread.
 
     Args:
-        uri: Address of the server. Its user needs the role `replication`.
+        uri: Address of the server, or the addresses of several members of one replica set: a list, or one string with
+            commas between them. Their users need the role `replication`.
         spaces: Follow only these spaces, by name or id; a space that gets one of the names later is followed, too.
         on_change: Trigger for the changes of each settled transaction, as `Replica.on_change`.
         on_resync: Trigger for snapshots that replace the data, as `Replica.on_resync`.
-        connect_timeout: Seconds until the first data must arrive.
+        on_state: Trigger for the loss of the upstream and the next one, as `Replica.on_state`.
+        connect_timeout: Seconds until the first data must arrive from a member.
         replication_timeout: The `replication_timeout` of the server. A connection counts as lost after four times this
             time without a message.
         outside: The door to network and clock; for tests.
 
     Returns:
         A context manager. `async with` yields a `Replica`, `with` yields a `BlockingReplica`. Entering it raises
-        CannotFollow if the server is unreachable or rejects the replica.
+        CannotFollow if every member is unreachable or rejects the replica.
 
     Raises:
-        UriError: `uri` is not a valid address.
+        UriError: `uri` is not a valid address, or list of addresses.
         LocalProtocolError: `spaces` is not a list.
 
     Example:
-        async with flowstone.follow("replicator:secret@db1:3301", spaces=["orders"]) as replica:
+        members = "replicator:secret@db1:3301,replicator:secret@db2:3301"
+        async with flowstone.follow(members, spaces=["orders"]) as replica:
             order = replica.space("orders").get(42)                     # costs little more than a dict lookup
             late = replica.space("orders").index("by_status").select("late")
             await replica.wait_for({1: 1000}, timeout=5)                # until the replica is at this position
@@ -65,30 +70,31 @@ def follow(
                 for change in changes:
                     print(change.space, change.type, change.key, change.old, change.new)
     """
-    place = parse_uri(uri)
+    members = parse_members(uri)
     if isinstance(spaces, str | bytes | int):
         raise LocalProtocolError(f"spaces must be a list, not {spaces!r}", hint=f"write spaces=[{spaces!r}]")
 
     def make(guard: AbstractContextManager[Any] | None) -> Replica:
         return Replica(
             outside if outside is not None else production(),
-            place,
+            *members,
             spaces=spaces,
             on_change=() if on_change is None else (on_change,),
             on_resync=() if on_resync is None else (on_resync,),
+            on_state=() if on_state is None else (on_state,),
             connect_timeout=connect_timeout,
             replication_timeout=replication_timeout,
             guard=guard,
         )
 
-    return Following(place, make)
+    return Following(members, make)
 
 
 class Following:
     """The context manager that `follow` returns: the server is followed until the `async with` or `with` block ends."""
 
-    def __init__(self, uri: Uri, make: Callable[[AbstractContextManager[Any] | None], Replica]) -> None:
-        self._uri = uri
+    def __init__(self, members: tuple[Uri, ...], make: Callable[[AbstractContextManager[Any] | None], Replica]) -> None:
+        self._members = members
         self._make = make
         self._replica: Replica | None = None
         self._thread: LoopThread | None = None
@@ -126,7 +132,7 @@ class Following:
         except BaseException:
             thread.close()
             raise
-        return BlockingReplica(replica, thread, self._uri)
+        return BlockingReplica(replica, thread, self._members)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -146,6 +146,9 @@ class Applier:
         self.ballot: Ballot | None = None
         self.peer_id = 0
         self.lag, self.peer_time = TIMEOUT_INFINITY, 0.0  # peer_time: the last timestamp of the peer
+        self.fresh_at: float | None = None
+        """Monotonic time of the moment of which we are known to have all rows of the peer; None if never. The last
+        timestamp of the peer, by our clock; kept when the connection is lost."""
         self.error: FlowstoneError | None = None
         self.is_disowned = False
         """True if the peer has all rows of other members that we have, but does not know us: we were expelled."""
@@ -368,10 +371,13 @@ class Applier:
             case Rows(slab, timestamp):
                 await self._apply(slab)
                 self._note_lag(timestamp)
+                self._note_fresh(timestamp)
             case HeartbeatHeard(heartbeat):
                 self._check_member()
                 self._on_alive(self)
                 self._note_lag(heartbeat.timestamp)
+                if self.state is ApplierState.FOLLOW:  # before that, rows written earlier are still to come
+                    self._note_fresh(heartbeat.timestamp)
                 self._acked = None  # a heartbeat requires an ACK, even if the vclock is unchanged
                 self._request_ack()
             case RaftHeard(row):
@@ -595,6 +601,11 @@ class Applier:
     def _note_lag(self, timestamp: float) -> None:
         if timestamp:  # newer masters omit it from a heartbeat that follows rows
             self.lag, self.peer_time = self._outside.clock.wall() - timestamp, timestamp
+
+    def _note_fresh(self, timestamp: float) -> None:
+        if timestamp:
+            at = self._outside.clock.monotonic() - max(0.0, self._outside.clock.wall() - timestamp)
+            self.fresh_at = at if self.fresh_at is None else max(self.fresh_at, at)
 
     def _request_ack(self) -> None:
         """Schedule an ACK. All writes of one iteration of the event loop share it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from flowstone.archive.definitions_file import DefinitionRow, DefinitionsFile
 from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.errors import FlowstoneError
-from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_uri, with_login
+from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_members, with_login
 from flowstone.lake.masks import WrongMask
 from flowstone.outside import production
 from flowstone.outside.disk import DIRECTORY_MODE, AlreadyLocked
@@ -69,7 +69,7 @@ def parse_source(text: str, username: str | None = None, password: str | None = 
     if means_a_path(text):
         raise WrongPlace(f"{text}: no such directory", hint="name an archive, a log directory, or host:port")
     try:
-        members = [parse_uri(member) for member in text.split(",")]
+        members = parse_members(text)
     except UriError as error:
         if "@" in text or "?" in text:
             raise  # the message below could show part of a password

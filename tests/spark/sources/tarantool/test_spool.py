@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from flowstone.archive import members as archive_members
 from flowstone.archive.refusals import ArchiveRefused, RowsMissing, UpstreamLostTail
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import parse_uri
+from flowstone.node.upstream import members as upstream_members
 from flowstone.replication.vclock import VClock
 from flowstone.spark.sources.tarantool import spool as spool_module
 from flowstone.spark.sources.tarantool.spool import Beginning, Spool, SpoolCannotFollow, SpoolLocked, facts_of
@@ -297,7 +297,7 @@ def test_a_member_that_is_behind_has_lost_nothing(servers: tuple[RealServer, Rea
 def test_rows_that_no_member_has_in_time_are_lost(
     servers: tuple[RealServer, RealServer], open_spool: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_members, "LAG_SECONDS", 1.0)
+    monkeypatch.setattr(upstream_members, "LAG_SECONDS", 1.0)
     a, b = servers
     cut_off(b)
     lsn = b.vclock()[1]

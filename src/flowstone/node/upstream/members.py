@@ -1,4 +1,4 @@
-"""The members of a replica set that a spool may follow: selects the current one, and decides when to give up.
+"""The choice of the member that a spool or a replica follows, and the error when no member can be followed.
 
 A member that is unreachable, no longer has the next rows, or does not have our last rows is skipped for the next one.
 A member without our last rows may only be lagging, so this is an error only after LAG_SECONDS.
@@ -6,10 +6,9 @@ A member without our last rows may only be lagging, so this is an error only aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from flowstone.archive.refusals import UpstreamLostTail
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri
 
@@ -17,7 +16,13 @@ LAG_SECONDS: Final = 10.0
 """How long members may take to receive our rows from each other before the rows count as lost."""
 
 
-class SpoolMembers:
+class MemberLacksRows(FlowstoneError):
+    """A member lacks rows that we have. `missing` lists them: replica id, first and last LSN."""
+
+    missing: tuple[tuple[int, int, int], ...] = ()
+
+
+class UpstreamMembers:
     """The members, in the order given. `current` is the one to follow."""
 
     def __init__(self, uris: Sequence[Uri]) -> None:
@@ -28,6 +33,9 @@ class SpoolMembers:
 
     def __len__(self) -> int:
         return len(self._uris)
+
+    def __iter__(self) -> Iterator[Uri]:
+        return iter(self._uris)
 
     @property
     def current(self) -> Uri:
@@ -49,10 +57,20 @@ class SpoolMembers:
         """True if every member has failed since the last success."""
         return len(self._answers) == len(self._uris)
 
+    @property
+    def have_all_refused(self) -> bool:
+        """True if a retry can help with no member: each has failed since the last success, with a final error."""
+        return self.is_round_complete and all(is_final for _, is_final in self._answers.values())
+
+    @property
+    def errors(self) -> list[FlowstoneError]:
+        """The last error of each member that has failed since the last success."""
+        return [error for error, _ in self._answers.values()]
+
     def verdict(self, now: float) -> FlowstoneError | None:
         """Return the error to report if no member can be followed; None if another attempt may succeed."""
         final = [error for error, is_final in self._answers.values() if is_final]
-        lost = [error for error in final if isinstance(error, UpstreamLostTail)]
+        lost = [error for error in final if isinstance(error, MemberLacksRows)]
         may_change = len(final) < len(self) or (len(self) > 1 and bool(lost))
         if not final or not self.is_round_complete or (may_change and now - self._since < LAG_SECONDS):
             return None

@@ -1,11 +1,11 @@
-"""Which member an archive follows, and when nobody is left to ask."""
+"""Which member a spool or a replica follows, and when nobody is left to ask."""
 
 from __future__ import annotations
 
-from flowstone.archive.members import LAG_SECONDS, SpoolMembers
 from flowstone.archive.refusals import RowsMissing, UpstreamLostTail
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import parse_uri
+from flowstone.node.upstream.members import LAG_SECONDS, UpstreamMembers
 from flowstone.replication.applier.states import ConnectionLost
 from flowstone.replication.vclock import VClock
 
@@ -13,8 +13,8 @@ AWAY = ConnectionLost("away")
 GONE = RowsMissing("a:1", "collected", VClock({1: 5}), VClock({1: 9}))
 
 
-def members(count: int) -> SpoolMembers:
-    return SpoolMembers([parse_uri(f"host{number}:3301") for number in range(count)])
+def members(count: int) -> UpstreamMembers:
+    return UpstreamMembers([parse_uri(f"host{number}:3301") for number in range(count)])
 
 
 def behind(lsn: int) -> UpstreamLostTail:
@@ -66,5 +66,7 @@ def test_what_all_refuse_is_told_at_once() -> None:
     found = members(2)
     refusal = FlowstoneError("no")
     found.failed(refusal, 0.0, is_final=True)
+    assert not found.have_all_refused
     found.failed(GONE, 0.0, is_final=True)
-    assert found.verdict(0.0) is refusal
+    assert found.have_all_refused
+    assert (found.verdict(0.0), found.errors) == (refusal, [refusal, GONE])
