@@ -8,6 +8,9 @@ from typing import Any
 
 from flowstone import Node
 from flowstone.box.box import Box
+from flowstone.box.engine.index import WHOLE
+from flowstone.box.system import CLUSTER_ID
+from flowstone.iproto.msgpack import unpack
 from tests.simulation.simulation import Simulation
 
 NAMES = ("a", "b", "c")
@@ -35,6 +38,14 @@ def contents_of(box: Box) -> dict[int, list[bytes]]:
         for number, space in sorted(box.spaces.items())
         if space.definition.engine == "memtx" and not space.definition.is_temporary and not space.definition.is_local
     }
+
+
+def decided_members(box: Box) -> dict[int, str]:
+    """UUIDs of members by id, by what is decided: a member that is to be expelled is one until then."""
+    with box.open_view(confirmed=True) as view:
+        primary = box.spaces[CLUSTER_ID].primary
+        rows = () if primary is None else (unpack(raw) for _, raw in view.source(primary).scan(WHOLE))
+        return {row[0]: row[1] for row in rows}
 
 
 def is_converged(sim: Simulation, names: Sequence[str] = NAMES) -> bool:

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final
 
 from flowstone.box.box import Box
-from flowstone.box.engine.index import WHOLE
 from flowstone.box.system import CLUSTER_ID, FIRST_USER_SPACE_ID
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.instance import Instance
@@ -21,6 +20,7 @@ from flowstone.node.wal.journal import Journal
 from flowstone.replication.limbo.control_rows import Demote, Promote, Rollback
 from flowstone.replication.raft.election import ElectionState
 from flowstone.replication.vclock import VClock, VClockBuilder
+from tests.simulation.cluster import decided_members
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation
 
@@ -143,7 +143,7 @@ class Consensus:
         written = instance.journal.written_vclock
         if written != self._positions.get(name):
             self._positions[name] = written
-            for uuid in _registered(instance.box):
+            for uuid in decided_members(instance.box).values():
                 self._registered[uuid] = self._registered.get(uuid, VClock()).merged(written)
 
     def _check_majority(self, name: str, instance: Instance, owner_id: int, lsn: int, quorum: int = 0) -> None:
@@ -151,7 +151,7 @@ class Consensus:
             return
         self._confirmed.follow(owner_id, lsn)
         names = {self._sim.machine(name).uuid: name for name in self._ever}
-        uuids = _registered(instance.box)
+        uuids = list(decided_members(instance.box).values())
         # Who has just joined is no member here yet, and cannot be looked at; it may have it.
         strangers = sum(uuid not in names for uuid in uuids)
         # In 2.6 an operator says how many, who is not always quicker than who joins; and nobody else can lead there.
@@ -243,13 +243,6 @@ class Consensus:
         # What a failed write has left behind may come back; what stands there must not go.
         if inode is not None and inode.unsynced and not inode.synced.startswith(inode.data):
             self._tell("disk", f"{name} takes for written what {writer.path} would lose with the power now")
-
-
-def _registered(box: Box) -> list[str]:
-    """UUIDs of members, by what is decided: who is to be struck off is one until then."""
-    with box.open_view(confirmed=True) as view:
-        primary = box.spaces[CLUSTER_ID].primary
-        return [] if primary is None else [unpack(raw)[1] for _, raw in view.source(primary).scan(WHOLE)]
 
 
 def _is_at_rest(instance: Instance) -> bool:

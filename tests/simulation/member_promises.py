@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from flowstone.box.engine.index import WHOLE
 from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import unpack
@@ -19,6 +18,7 @@ from flowstone.node.instance import Instance
 from flowstone.node.wal.journal import Journal
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
+from tests.simulation.cluster import decided_members
 from tests.simulation.simulation import Simulation
 
 SHOWN_MAX: Final = 3
@@ -144,7 +144,7 @@ class MemberPromises:
         if acked <= known:  # as nearly always
             self._strangers.pop(name, None)
             return
-        strangers = acked - _decided_ids(instance)
+        strangers = acked - decided_members(instance.box).keys()
         since, before = self._strangers.get(name, (self._sim.now, strangers))
         strangers &= before
         self._strangers[name] = since, strangers
@@ -167,10 +167,3 @@ class MemberPromises:
             self._tell(
                 "recovered", f"{name} has started with rows of {max(logs)} that it would lose with the power now"
             )
-
-
-def _decided_ids(instance: Instance) -> set[int]:
-    """Members by what is decided: who is to be struck off is one until then."""
-    with instance.box.open_view(confirmed=True) as view:
-        primary = instance.box.spaces[CLUSTER_ID].primary
-        return set() if primary is None else {unpack(raw)[0] for _, raw in view.source(primary).scan(WHOLE)}

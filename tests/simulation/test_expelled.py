@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -9,12 +11,13 @@ from unittest.mock import patch
 
 import pytest
 
+from flowstone.box.system import CLUSTER_ID
 from flowstone.node.components import Components
 from tests.simulation import membership_faults
-from tests.simulation.cluster import start_set
+from tests.simulation.cluster import all_follow_all, decided_members, start_set
 from tests.simulation.expelled import Expelled, running, unbound
-from tests.simulation.simulation import Simulation, simulated
-from tests.simulation.test_elections import elect
+from tests.simulation.simulation import Crashed, Simulation, simulated
+from tests.simulation.test_elections import elect, leaders
 from tests.simulation.test_expulsion import expel, is_expelled
 from tests.simulation.test_faults import under_load
 
@@ -63,6 +66,70 @@ async def test_member_that_was_taken_for_expelled_and_leads_is_told_once(sim: Si
     (found,) = violations
     assert found.startswith(f"{leader} was expelled, and leads term")
     assert unbound(replica_set) == [leader]
+
+
+async def with_one_elected_whose_expulsion_is_pending(sim: Simulation) -> tuple[Set, str]:
+    """Return when a member leads whose row all others have deleted, in a transaction that is not decided yet."""
+    await start_set(sim, election_mode="candidate", election_fencing_mode="off", wal_mode="fsync")
+    old = await elect(sim)
+    await sim.until(lambda: all_follow_all(sim), what="all follow all")
+    name, other = (each for each in "abc" if each != old)
+    await sim.on(other, sim.node(other).reconfigure(election_mode="voter"))
+    await sim.on(old, sim.node(old).reconfigure(replication_synchro_quorum=3))
+    sim.cut(old, other)  # it gets the row from the one to be expelled, but its acknowledgement does not arrive
+    deleting = asyncio.ensure_future(sim.on(old, membership_faults._delete_member(sim.node(old), uuid_of(sim, name))))
+    await sim.until(lambda: not is_in_memory(sim, other, name), what="all have the row")
+    sim.kill(old)
+    with suppress(Crashed):
+        await deleting
+    await sim.until(lambda: leaders(sim, [name]), what="it leads")
+    return Set(sim, [other], [name]), name
+
+
+def uuid_of(sim: Simulation, name: str) -> str:
+    return sim.machine(name).uuid
+
+
+def is_in_memory(sim: Simulation, where: str, name: str) -> bool:
+    """Whether a member has the row of another one, by all that it has executed."""
+    return uuid_of(sim, name) in [row[1] for row in sim.node(where).space(CLUSTER_ID).select()]
+
+
+@simulated(seeds=range(4))
+async def test_member_may_lead_until_its_expulsion_is_decided(sim: Simulation) -> None:
+    """Its own PROMOTE decides it, and binds it (seed 1003164). Real servers give an id back at commit, too."""
+    replica_set, name = await with_one_elected_whose_expulsion_is_pending(sim)
+    violations: list[str] = []
+    watch = Expelled(replica_set, violations)
+    moments = 0
+
+    def is_over() -> bool:
+        nonlocal moments
+        moments += 1
+        watch.look()
+        return is_expelled(sim, name)
+
+    assert not is_in_memory(sim, *replica_set.members, name)
+    await sim.until(is_over, what="it knows")
+    assert moments > 1
+    assert not leaders(sim, [name])
+    await sim.sleep(5)
+    watch.look()
+    assert (violations, unbound(replica_set)) == ([], [])
+
+
+@simulated()
+async def test_member_that_leads_on_when_its_expulsion_is_decided_is_told(sim: Simulation) -> None:
+    with patch.object(Components, "_expelled", lambda self: None):
+        replica_set, name = await with_one_elected_whose_expulsion_is_pending(sim)
+        (other,) = replica_set.members
+        boxes = [sim.node(each).box for each in (name, other)]
+        await sim.until(lambda: not any(uuid_of(sim, name) in decided_members(box).values() for box in boxes))
+    violations: list[str] = []
+    Expelled(replica_set, violations).look()
+    leads, is_unbound = violations
+    assert leads.startswith(f"{name} was expelled, and leads term")
+    assert is_unbound.endswith("by its own data, and is not bound")
 
 
 @pytest.mark.parametrize(
