@@ -446,6 +446,40 @@ async def test_expelled_peer_does_not_count_for_the_quorum_of_a_start(
     assert sim.node("b").space("test").get(1) is not None
 
 
+async def collect_logs(sim: Simulation, names: Sequence[str]) -> None:
+    """Write and checkpoint until members with `checkpoint_count` 1 have deleted their first logs."""
+    for key in (100, 200):
+        for number, name in enumerate(names):
+            await put(sim, name, key + number)
+        await converge(sim, names)
+        for name in names:
+            await sim.on(name, sim.node(name).snapshot())
+    first = [(name, f"/{name}/{0:020}.xlog") for name in names]
+    await sim.until(lambda: not any(path in sim.storage(name).names for name, path in first), what="the logs are gone")
+
+
+@DIALECTS
+@simulated(seeds=range(4))
+async def test_expelled_member_that_was_not_told_does_not_rejoin_when_its_logs_are_gone(
+    sim: Simulation, dialect: str
+) -> None:
+    """A JOIN registers any instance that the master does not know, and would undo the expulsion (seed 1004952)."""
+    await formed_with_space(sim, dialect=dialect, checkpoint_count=1)
+    sim.isolate("c")
+    await expel(sim, "a", "c")
+    await sim.stop("c")
+    await collect_logs(sim, "ab")
+    sim.heal()
+    for _ in range(2):
+        await sim.restart("c")
+        await seconds_pass(sim, "ab")
+        assert len(sim.node("a").space(CLUSTER_ID).select()) == 2
+        assert sim.node("c").info()["status"] == "orphan"
+        with pytest.raises(errors.Readonly):
+            await put(sim, "c", 1)
+        sim.random.choice([sim.kill, sim.crash])("c")
+
+
 @pytest.mark.parametrize("is_alone", [False, True])
 @simulated(seeds=range(4))
 async def test_expelled_candidate_that_was_not_told_gets_no_vote_and_deposes_nobody(

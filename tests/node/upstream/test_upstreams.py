@@ -14,6 +14,8 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
+from flowstone.node.upstream import upstreams
+from flowstone.node.upstream.membership_query import is_registered
 from flowstone.node.wal.journal import Journal
 from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation, simulated
@@ -205,23 +207,71 @@ async def test_registration_needs_a_master_that_can_be_reached(sim: Simulation) 
     assert sim.node("b").configuration.replication_anon
 
 
-@simulated()
-async def test_an_instance_whose_logs_nobody_has_any_more_joins_anew(sim: Simulation) -> None:
-    options: dict[str, Any] = {"dialect": "2.6", "checkpoint_count": 1}
-    await sim.start("a", **options)
+async def lose_logs_of_b(sim: Simulation) -> None:
+    """Start members a and b, and kill b; a no longer has the logs that b needs."""
+    await sim.start("a", dialect="2.6", checkpoint_count=1, wal_cleanup_delay=0)
     await make_space(sim, "a")
     await sim.start("b", dialect="2.6", replication=uris(sim, "a"))
+    position = sim.node("b")._instance.vclock
     sim.kill("b")
     await sim.restart("a")  # consumers are forgotten with the process
     await put(sim, "a", *range(10))
     await sim.on("a", sim.node("a").snapshot())
     await put(sim, "a", *range(10, 20))
     await sim.on("a", sim.node("a").snapshot())
+    files = sim.node("a")._instance.files
+    await sim.until(lambda: not files.gc_vclock <= position, what="the logs that b needs are deleted")
+
+
+@simulated()
+async def test_an_instance_whose_logs_nobody_has_any_more_joins_anew(sim: Simulation) -> None:
+    await lose_logs_of_b(sim)
     await sim.restart("b")
     assert all(has(sim, "b", key) for key in range(20))
     assert (sim.node("b").info()["id"], sorted(ids(sim, "a"))) == (2, [1, 2])
     await sim.restart("b")
     assert all(has(sim, "b", key) for key in range(20))
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@simulated()
+async def test_member_asks_again_whether_it_may_rejoin_when_the_source_dies_meanwhile(
+    sim: Simulation, is_told: bool
+) -> None:
+    """The source dies before it answers, or before it is joined; it is back soon."""
+    await lose_logs_of_b(sim)
+    restarts: list[asyncio.Future[Any]] = []
+    questions = 0
+
+    async def lose_source() -> None:
+        sim.kill("a")
+        restarts.append(asyncio.ensure_future(sim.restart("a")))
+        await sim.sleep(0.01)
+
+    async def asking(*arguments: Any) -> bool:
+        nonlocal questions
+        questions += 1
+        if questions == 1 and not is_told:
+            await lose_source()
+        is_member = await is_registered(*arguments)
+        if questions == 1 and is_told:
+            await lose_source()
+        return is_member
+
+    with patch.object(upstreams, "is_registered", asking):
+        await sim.restart("b")
+    await asyncio.gather(*restarts)
+    assert questions > 1
+    await sim.until(lambda: all(has(sim, "b", key) for key in range(20)))
+    assert (sim.node("b").info()["id"], sorted(ids(sim, "a"))) == (2, [1, 2])
+
+
+@simulated()
+async def test_member_that_may_not_ask_whether_it_may_rejoin_does_not_start(sim: Simulation) -> None:
+    """JOIN needs the same rights."""
+    await lose_logs_of_b(sim)
+    with pytest.raises(errors.CredsMismatch):
+        await sim.restart("b", replication=[sim.uri("a").replace("first", "nobody")])
 
 
 @simulated()

@@ -22,18 +22,20 @@ from flowstone.node.info import members
 from flowstone.node.instance import Instance
 from flowstone.node.synchro.elections import MAY_LEAD
 from flowstone.node.upstream.applier import Applier
+from flowstone.node.upstream.membership_query import is_registered
 from flowstone.node.upstream.node_sink import NodeSink
 from flowstone.replication.applier.states import (
     DOES_NOT_KNOW_US,
     ENDED,
     ApplierState,
+    ConnectionLost,
     code_of,
     other_replica_set,
     reaction,
 )
 from flowstone.replication.membership import bootstrap_leader, replica_set
 from flowstone.replication.membership.bootstrap_leader import Candidate
-from flowstone.replication.membership.membership import NotAMember, expelled
+from flowstone.replication.membership.membership import REJOIN, NotAMember, expelled
 from flowstone.replication.membership.replica_set import DuplicateConnection, MemberSet, SyncProgress, Upstream
 from flowstone.replication.messages import Ballot
 from flowstone.replication.raft.election import ElectionMode, ElectionState
@@ -353,30 +355,45 @@ class Replication:
         A rejected login may be corrected, and another leader may replace a read-only one; in these cases, the error is
         raised if `is_last_try`.
         """
-        applier = next(applier for applier in self._connected() if applier.uuid == leader.uuid)
         LOG.info("bootstrapping replica from %s at %s", leader.uuid, leader.address)
         try:
+            applier = self._applier_of(leader)
             for state in _FETCH if self._instance.configuration.replication_anon else _JOIN:
                 await applier.resume_to(state, is_patient=False)
         except FlowstoneError as error:
-            if is_last_try and code_of(error) in (*_NO_LOGIN, errors.Readonly.code):
-                raise
-            after = reaction(error, is_2_6=self._instance.box.dialect is Dialect.V2_6, has_data=False)
-            # Once a snapshot has begun, the box is not empty, and a retry on top of it is not possible.
-            if self._member.is_joining or after not in (_State.LOADING, _State.DISCONNECTED):
-                raise
-            if error.message != self._last_refusal:
-                self._last_refusal = error.message
-                seconds = self._instance.configuration.replication_timeout
-                LOG.warning("cannot join %s: %s; retrying every %g s", leader.address, error, seconds)
+            self._check_retry(leader, error, is_last_try=is_last_try)
             return False
         return True
+
+    def _applier_of(self, candidate: Candidate) -> Applier:
+        """Return the applier that is connected to the candidate; raise ConnectionLost if there is none any more."""
+        for applier in self._connected():
+            if applier.uuid == candidate.uuid:
+                return applier
+        raise ConnectionLost(f"{candidate.address} closed the connection")
+
+    def _check_retry(self, leader: Candidate, error: FlowstoneError, *, is_last_try: bool) -> None:
+        """Log the error of a join if a retry may succeed, else raise it."""
+        if is_last_try and code_of(error) in (*_NO_LOGIN, errors.Readonly.code):
+            raise error
+        after = reaction(error, is_2_6=self._instance.box.dialect is Dialect.V2_6, has_data=False)
+        # Once a snapshot has begun, the box is not empty, and a retry on top of it is not possible.
+        if self._member.is_joining or after not in (_State.LOADING, _State.DISCONNECTED):
+            raise error
+        if error.message != self._last_refusal:
+            self._last_refusal = error.message
+            seconds = self._instance.configuration.replication_timeout
+            LOG.warning("cannot join %s: %s; retrying every %g s", leader.address, error, seconds)
 
     async def rejoin(self, forget: Callable[[], None]) -> bool:
         """Rejoin, after calling `forget`, if no peer has the logs that we need; return True if the data is usable.
 
         Return False if the source disconnected or rejected the join before it sent any data. The caller must then load
         the local data again: the source may wait for a quorum that includes us, or other peers may be followable now.
+
+        A member that the source does not know was expelled: the source has all our rows, so also the one that
+        registered us. Then the local data is kept, because a JOIN would register us again, against the operator's will;
+        no peer accepts us, and the node stays an orphan.
         """
         # A member cannot join an anonymous replica, which cannot register it.
         peers = [peer for peer in self._peers() if not self._instance.id or not peer.ballot.is_anon]
@@ -384,10 +401,24 @@ class Replication:
         source = bootstrap_leader.rejoin_source(peers, self._instance.vclock)
         if source is None:
             return True
+        try:
+            is_expelled = self._instance.id != 0 and not await self._knows_us(source)
+        except FlowstoneError as error:
+            forget()
+            self._check_retry(source, error, is_last_try=True)
+            return False
+        if is_expelled:
+            LOG.error("replica is too old, but not rejoining %s at %s: %s", source.uuid, source.address, REJOIN)
+            return True
         LOG.error("replica is too old, initiating rebootstrap from %s at %s", source.uuid, source.address)
         self._instance.bootstrap_leader_uuid = source.uuid
         forget()
         return await self._join(source)
+
+    async def _knows_us(self, peer: Candidate) -> bool:
+        """Return True if this instance is a member according to the peer."""
+        uri = self._applier_of(peer).uri
+        return await is_registered(self._instance.outside, uri, peer.uuid, self._instance.uuid)
 
     def peers_to_register(self) -> list[UUID]:
         """Return the peers that the first instance registers: in 2.6.0, all connected ones; later, none."""
