@@ -99,6 +99,8 @@ def is_in_memory(sim: Simulation, where: str, name: str) -> bool:
 async def test_member_may_lead_until_its_expulsion_is_decided(sim: Simulation) -> None:
     """Its own PROMOTE decides it, and binds it (seed 1003164). Real servers give an id back at commit, too."""
     replica_set, name = await with_one_elected_whose_expulsion_is_pending(sim)
+    (other,) = replica_set.members
+    assert not is_in_memory(sim, other, name)
     violations: list[str] = []
     watch = Expelled(replica_set, violations)
     moments = 0
@@ -109,7 +111,6 @@ async def test_member_may_lead_until_its_expulsion_is_decided(sim: Simulation) -
         watch.look()
         return is_expelled(sim, name)
 
-    assert not is_in_memory(sim, *replica_set.members, name)
     await sim.until(is_over, what="it knows")
     assert moments > 1
     assert not leaders(sim, [name])
