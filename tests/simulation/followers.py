@@ -155,7 +155,8 @@ class Followers:
         heard = [each for listener in self._listeners for each in listener.heard]
         found = [wrong for each in heard for wrong in each.check(history, has_one_order=self._has_one_order)]
         found += [each for listener in self._listeners for each in listener.violations]
-        found += [each for archiver in self._archivers for each in archiver.check(history, left)]
+        for archiver in self._archivers:
+            found += [*archiver.check(history), *archiver.check_lost(history, left)]
         return [*history.conflicts, *found]
 
 
@@ -362,7 +363,7 @@ class Archiver:
 
     def _judge(self, failure: BaseException) -> None:
         """It gave up. That is right where its disk failed, and it can go on; and where its upstream lacks what is here.
-        Whether the set was free to lose that, `check` says: only in the end is it known who had it."""
+        Whether the set was free to lose that, `check_lost` says: only in the end is it known who had it."""
         failure_count = self._sim.storage(self.name).failure_count
         if _is_of_disk(failure) and failure_count > self._failure_count:
             self._failure_count = failure_count
@@ -399,12 +400,17 @@ class Archiver:
         if early:
             self.violations.append(f"{self.name} has {settled} for settled, and no verdict on {early[:5]}")
 
-    def check(self, history: FinalHistory, left: Left) -> list[str]:
-        """Its files tell what happened; the last directory all of it. It gave up only for what the set could lose."""
-        found = self.violations
+    def check_lost(self, history: FinalHistory, left: Left) -> list[str]:
+        """It gave up only for rows that the set was free to lose."""
+        found = []
         for what, failure in self._lost:
             if wrongs := wrongly_lost(failure.missing, left.logs, left.departed_whole, history):
                 found.append(f"{what}; {', '.join(wrongs[:SHOWN_MAX])}")
+        return found
+
+    def check(self, history: FinalHistory) -> list[str]:
+        """Its files tell what happened; the last directory all of it."""
+        found = self.violations
         for name in self._names:
             if self._sim.storage(name).names:
                 log = read_log(name, self._sim.storage(name))

@@ -116,8 +116,8 @@ async def test_a_vote_in_a_term_that_began_unseen_is_judged_by_the_log(sim: Simu
 @simulated()
 async def test_a_vote_may_leave_out_rows_that_came_after_its_term(sim: Simulation, is_term_seen: bool) -> None:
     """Whoever hears that the voter has such a row hears of the term by the same ACK, and confirms nothing any more."""
-    options = {"election_mode": "manual", "election_fencing_mode": "off", "replication_synchro_timeout": 1000}
-    leader = await formed(sim, **options)
+    never_notices = {"election_fencing_mode": "off", "replication_synchro_timeout": 1000}
+    leader = await formed(sim, NAMES, election_mode="manual", **never_notices)
     voter, candidate = (name for name in NAMES if name != leader)
     found = watch(sim) if is_term_seen else []
     sim.cut(leader, candidate)
