@@ -277,6 +277,8 @@ class Left(NamedTuple):
     """All that there ever was in the directories of those who were there to the end."""
     departed: list[NodeLog]
     """Of members that have gone, without verdicts that were lost with them."""
+    departed_whole: list[NodeLog]
+    """The same with these verdicts."""
 
 
 async def stop_and_compare(replica_set: Led) -> Left:
@@ -292,8 +294,8 @@ async def stop_and_compare(replica_set: Led) -> Left:
     logs = [read_all(name, sim.storage(name)) for name in boxes]
     departed = [read_all(name, sim.storage(name), has_departed=True) for name in replica_set.departed]
     found += check_terms([*logs, *departed])
-    departed = without_lost_verdicts(departed, [*logs, *departed])
-    return Left([*found, *check_logs(logs, departed)], logs, departed)
+    without_lost = without_lost_verdicts(departed, [*logs, *departed])
+    return Left([*found, *check_logs(logs, without_lost)], logs, without_lost, departed)
 
 
 def check_replay(logs: Sequence[NodeLog], boxes: dict[str, Box]) -> list[str]:

@@ -27,10 +27,11 @@ from flowstone.replication.vclock import VClock
 from tests.simulation.archive_readers import check_readers
 from tests.simulation.disk import Loss, Storage
 from tests.simulation.disk_faults import READING
-from tests.simulation.endings import LIVE_SECONDS, Led, Left
+from tests.simulation.endings import LIVE_SECONDS, SHOWN_MAX, Led, Left
 from tests.simulation.final_history import FinalHistory, Heard, OnDone, contents_of, difference
 from tests.simulation.judged import JUDGED_EVERY, judged
 from tests.simulation.logs import CONTROL, NOP, NodeLog, read_log
+from tests.simulation.lost_rows import wrongly_lost
 from tests.simulation.process_faults import jump
 from tests.simulation.replay import Contents, replayed
 from tests.simulation.simulation import Crashed, Machine
@@ -154,7 +155,8 @@ class Followers:
         heard = [each for listener in self._listeners for each in listener.heard]
         found = [wrong for each in heard for wrong in each.check(history, has_one_order=self._has_one_order)]
         found += [each for listener in self._listeners for each in listener.violations]
-        found += [each for archiver in self._archivers for each in archiver.check(history)]
+        for archiver in self._archivers:
+            found += [*archiver.check(history), *archiver.check_lost(history, left)]
         return [*history.conflicts, *found]
 
 
@@ -293,13 +295,13 @@ class Archiver:
         self._sim = replica_set.sim
         self._interval = rng.choice([10.0, 1000.0])
         self._process: ArchiveProcess | None = None
-        self._uuid = ""
-        """Of the instance that it follows."""
         self._names: list[str] = []
         self._settled = VClock()
         self._snapshot_at = 0.0
         self._failure_count = 0
         """Of its disk, as far as it has been forgiven for them."""
+        self._lost: list[tuple[str, UpstreamLostTail]] = []
+        """Each time that an upstream lacked rows, in words, and which."""
         self.upstream = ""
         self.violations: list[str] = []
         self._begin_anew()
@@ -330,8 +332,6 @@ class Archiver:
             await self.start(self.upstream if self.upstream in self._set.members else upstream)
 
     async def start(self, upstream: str) -> None:
-        if upstream != self.upstream:
-            self._uuid = self._sim.machine(upstream).uuid
         self.upstream, self._process = upstream, None
         with suppress(Crashed):
             self._process = await self._sim.launch(self.name, self._archive)
@@ -362,15 +362,17 @@ class Archiver:
         self._process = None
 
     def _judge(self, failure: BaseException) -> None:
-        """It gave up. That is right where its disk failed, and it can go on; and where its upstream is another than it
-        was, and lacks what is here."""
+        """It gave up. That is right where its disk failed, and it can go on; and where its upstream lacks what is here.
+        Whether the set was free to lose that, `check_lost` says: only in the end is it known who had it."""
         failure_count = self._sim.storage(self.name).failure_count
         if _is_of_disk(failure) and failure_count > self._failure_count:
             self._failure_count = failure_count
             return
-        is_other = len(self._names) > 1 or self._sim.machine(self.upstream).uuid != self._uuid
-        if not isinstance(failure, UpstreamLostTail) or not is_other:
-            self.violations.append(f"{self.name} of {self.upstream} gave up: {failure}")
+        what = f"{self.name} of {self.upstream} gave up: {failure}"
+        if isinstance(failure, UpstreamLostTail):
+            self._lost.append((what, failure))
+        else:
+            self.violations.append(what)
         self.upstream = ""
         self._begin_anew()
 
@@ -397,6 +399,14 @@ class Archiver:
         early = [(replica_id, lsn) for replica_id, lsn in undecided if lsn <= settled.get(replica_id)]
         if early:
             self.violations.append(f"{self.name} has {settled} for settled, and no verdict on {early[:5]}")
+
+    def check_lost(self, history: FinalHistory, left: Left) -> list[str]:
+        """It gave up only for rows that the set was free to lose."""
+        found = []
+        for what, failure in self._lost:
+            if wrongs := wrongly_lost(failure.missing, left.logs, left.departed_whole, history):
+                found.append(f"{what}; {', '.join(wrongs[:SHOWN_MAX])}")
+        return found
 
     def check(self, history: FinalHistory) -> list[str]:
         """Its files tell what happened; the last directory all of it."""

@@ -21,7 +21,7 @@ from flowstone.xlog.directory import ListedFile, LogDirectory, scan_directory
 from flowstone.xlog.errors import XlogError
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import LogTransaction, TornTransaction
-from tests.simulation.disk import SimulatedDisk, Storage
+from tests.simulation.disk import Inode, SimulatedDisk, Storage
 from tests.simulation.loop import Life
 from tests.simulation.trace import Trace
 
@@ -91,6 +91,11 @@ def read_log(name: str, storage: Storage) -> NodeLog:
     return _read(name, disk, newest, directory.logs)
 
 
+def read_now(name: str, storage: Storage) -> NodeLog:
+    """As `read_log`, in the middle of a run: whatever is wrong with the disk, and without being counted there."""
+    return read_log(name, _copy(name, storage, storage.names))
+
+
 def read_all(name: str, storage: Storage, *, has_departed: bool = False) -> NodeLog:
     """As `read_log`, from the first snapshot that this instance ever had, with the files that it has removed since.
 
@@ -110,12 +115,16 @@ def first_vclock(name: str, storage: Storage) -> VClock:
 
 def _ever(name: str, storage: Storage) -> tuple[SimulatedDisk, LogDirectory, ListedFile]:
     """All files that there ever were, and the first snapshot of the instance that is there now."""
-    ever = Storage(name, Trace(lambda: 0.0), Random(0))
-    ever.names, ever.directories = storage.removed | storage.names, storage.directories
-    disk = SimulatedDisk(ever, Life("reader"))
+    disk = SimulatedDisk(_copy(name, storage, storage.removed | storage.names), Life("reader"))
     directory = scan_directory(disk, f"/{name}")
     first = next(listed for listed in directory.snapshots if _is_sound(listed, directory.instance_uuid))
     return disk, directory, first
+
+
+def _copy(name: str, storage: Storage, files: dict[str, Inode]) -> Storage:
+    copy = Storage(name, Trace(lambda: 0.0), Random(0))
+    copy.names, copy.directories = files, storage.directories
+    return copy
 
 
 def _is_sound(listed: ListedFile, instance_uuid: str | None) -> bool:

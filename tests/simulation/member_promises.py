@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import dropwhile
 from typing import Final
 
 from flowstone.box.system import CLUSTER_ID
-from flowstone.iproto.constants import RequestType
+from flowstone.iproto.constants import RaftKey
 from flowstone.iproto.msgpack import unpack
+from flowstone.iproto.row import Row
 from flowstone.node.instance import Instance
 from flowstone.node.wal.journal import Journal
+from flowstone.replication.limbo.control_rows import RaftState
 from flowstone.replication.row_stream import slab_of_rows
 from flowstone.replication.vclock import VClock
+from flowstone.xlog.errors import XlogError
 from tests.simulation.cluster import decided_members
+from tests.simulation.logs import RAFT, read_now, unpacked
 from tests.simulation.simulation import Simulation
 
 SHOWN_MAX: Final = 3
@@ -29,8 +34,6 @@ ACKS_SECONDS: Final = 0.25
 
 STRANGE_SECONDS: Final = 1.0
 """How long a node may take from knowing that a member was struck off to forgetting what it has acknowledged."""
-
-_RAFT: Final = RequestType.RAFT.value
 
 
 class MemberPromises:
@@ -72,6 +75,7 @@ class MemberPromises:
                 self._written[name] = instance.journal.written_vclock
                 self._begun.pop(name, None)
                 instance.journal.on_written.append(partial(self._wrote, name, instance))
+                self._look_at_vote_before(name, instance)
                 if self._is_durable:
                     self._look_at_recovered(name, instance)
             if is_due:
@@ -94,26 +98,58 @@ class MemberPromises:
             self._sim.loop.call_soon(self._look_at_answers, name, instance)
 
     def _look_at_vote(self, name: str, instance: Instance, rows: bytes) -> None:
-        raft, state = instance.elections.raft, instance.elections.raft._in_flight
+        state = instance.elections.raft._in_flight
         assert state is not None
         position = self._position_at_raft_row(name, rows)
-        if position is None:  # it is in a later write
-            return
+        if position is not None:  # else it is in a later write
+            self._check_vote(name, instance, state, position)
+
+    def _look_at_vote_before(self, name: str, instance: Instance) -> None:
+        """A node may vote while it starts, when nobody looks at what it writes."""
+        raft = instance.elections.raft
+        if raft._is_on_disk and raft._in_flight is None:
+            self._check_vote(name, instance, raft.persisted, instance.journal.written_vclock)
+
+    def _check_vote(self, name: str, instance: Instance, state: RaftState, position: VClock) -> None:
+        """`position`: of the row with this term and vote, or a later one."""
+        candidate = instance.elections.raft._candidate_vclock
+        is_for_another = state.vote not in (0, instance.id) and candidate is not None
         if self._begun.get(name, (0, VClock()))[0] != state.term:
+            if is_for_another:  # which is written after its term: nobody looked when that was
+                position = self._before_term(name, state.term, position)
             self._begun[name] = state.term, position
-        candidate = raft._candidate_vclock
-        if state.vote in (0, instance.id) or candidate is None:
+        if not is_for_another:
             return
+        assert candidate is not None
         had = self._begun[name][1]
         if not had.without_zero() <= candidate:
             text = f"{name} votes for {state.vote} in term {state.term}, a candidate at {candidate},"
             self._tell("vote", f"{text} and had {had.without_zero()} when that term began")
 
+    def _before_term(self, name: str, term: int, position: VClock) -> VClock:
+        """Where the log was when `term` began: before its row, or at a snapshot with it; at `position` if not before.
+
+        A voter need not count rows that it wrote after that: its ACKs of them carry the term, and whoever hears of a
+        newer term confirms nothing. Real servers do not count them either: `raft_worker_handle_io` in 3.8.0 waits for
+        the rows on their way to disk only where the term itself is not on disk (seed 1004230).
+        """
+        try:
+            log = read_now(name, self._sim.storage(name))
+        except XlogError:
+            return position
+        lsns = position.to_mapping()
+        if any(_is_of_term(row, term) for row in log.snapshot):
+            lsns = {number: min(lsn, log.snapshot_vclock.get(number, 0)) for number, lsn in lsns.items()}
+        rows = [row for record in log.records for row in record.rows]
+        for row in dropwhile(lambda row: not _is_of_term(row, term), rows):
+            lsns[row.replica_id] = min(row.lsn - 1, lsns.get(row.replica_id, 0))
+        return VClock(lsns)
+
     def _position_at_raft_row(self, name: str, rows: bytes) -> VClock | None:
         """Where the log was before its row about elections; None if there is none among `rows`."""
         lsns = self._written[name].to_mapping()
         for row in slab_of_rows(rows, name).rows():
-            if row.type == _RAFT:
+            if row.type == RAFT:
                 return VClock(lsns)
             lsns[row.replica_id] = row.lsn
         return None
@@ -167,3 +203,7 @@ class MemberPromises:
             self._tell(
                 "recovered", f"{name} has started with rows of {max(logs)} that it would lose with the power now"
             )
+
+
+def _is_of_term(row: Row, term: int) -> bool:
+    return row.type == RAFT and unpacked(row.body)[RaftKey.TERM] == term

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from random import Random
 from unittest.mock import patch
 
 import pytest
 
 from flowstone.archive.archive import Archive
+from flowstone.archive.refusals import UpstreamLostTail
 from flowstone.archive.store import ArchiveStore
+from flowstone.box.system import CLUSTER_ID
 from flowstone.iproto.row import Row
 from flowstone.replica.settled_box import SettledBox
 from flowstone.replication.vclock import VClock
 from tests import served_node
+from tests.scenarios.queues import number_of
+from tests.scenarios.simulated_members import reconfigure
+from tests.simulation.cluster import NAMES, converge
 from tests.simulation.disk import Loss
 from tests.simulation.endings import stop_and_compare
 from tests.simulation.followers import FAILING, Archiver, Followers, _check_archived
@@ -82,6 +88,61 @@ async def test_an_archive_that_settles_too_early_is_found(sim: Simulation) -> No
     assert "for settled, and no verdict on" in archiver.violations[0]
     sim.heal()
     await writing
+
+
+async def lose_the_leader(sim: Simulation, replica_set: LedSet, archiver: Archiver) -> None:
+    """It is cut off from all but the archive, takes a synchronous transaction, and is struck off."""
+    client = await sim.client("a")
+    await served_node.create_space(client, SYNCHRONOUS, "sync", FIELDS, options={"is_sync": True})
+    await reconfigure(sim, "a", replication_synchro_timeout=1000)
+    await converge(sim, (*NAMES, "x"))
+    position, number = sim.node("a")._instance.vclock.without_zero(), number_of(sim, "a")
+    await sim.until(lambda: archiver.position == position)
+    for name in ("b", "c", "x"):
+        sim.cut("a", name)
+    writing = sim.loop.create_task(sim.on("a", sim.node("a").space("sync").replace((1, 1, "x"))))
+    await sim.until(lambda: archiver.position > position)
+    sim.kill("a")
+    await asyncio.gather(writing, return_exceptions=True)
+    await sim.on("b", sim.node("b").promote())
+
+    async def strike_off() -> None:
+        async with sim.node("b").transaction(is_sync=True) as transaction:
+            transaction.space(CLUSTER_ID).delete(number)
+
+    await sim.on("b", strike_off())
+    replica_set.members.remove("a")
+    replica_set.departed.append("a")
+
+
+@simulated()
+async def test_an_archive_may_give_up_for_rows_that_only_an_expelled_member_had(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    followers = Followers(replica_set, Random(1), listeners=0, has_archive=True)
+    (archiver,) = followers._archivers
+    await archiver.start("a")
+    await lose_the_leader(sim, replica_set, archiver)
+    await archiver.tend("b")
+    await sim.until(lambda: archiver._process is not None and archiver._process.failure, seconds=100)
+    assert await followers.finish() == []
+    assert archiver.name == "archive2"
+    left = await stop_and_compare(replica_set)
+    assert [*left.violations, *followers.check(left)] == []
+
+
+@simulated()
+async def test_an_archive_that_gives_up_for_rows_that_members_have_is_found(sim: Simulation) -> None:
+    replica_set = await form(sim)
+    followers = Followers(replica_set, Random(1), listeners=0, has_archive=True)
+    (archiver,), number = followers._archivers, number_of(sim, "a")
+    for _ in range(2):  # it is no better if it has given up before
+        await archiver.start("a")
+        await archiver.stop()
+        archiver._judge(UpstreamLostTail("a:3301", VClock({number: 3}), VClock({number: 4})))
+    assert await followers.finish() == []
+    found = followers.check(await stop_and_compare(replica_set))
+    assert [each.partition(": ")[0] for each in found] == ["archive1 of a gave up", "archive2 of a gave up"]
+    assert all(each.endswith(f"; no member that has gone has written {(number, 4)}") for each in found)
 
 
 @simulated(seeds=range(2))

@@ -10,6 +10,8 @@ import pytest
 
 from flowstone.box.system import CLUSTER_ID
 from flowstone.errors import FlowstoneError
+from flowstone.replication.limbo.control_rows import RaftState
+from tests.scenarios.queues import number_of
 from tests.simulation.all_mutations import MUTATIONS
 from tests.simulation.cluster import NAMES, all_follow_all, start_set
 from tests.simulation.consensus import Consensus
@@ -79,6 +81,74 @@ async def test_a_vote_for_a_candidate_that_lacks_rows_on_their_way_to_disk_is_se
     promoting.cancel()
     sim.machine(voter).blocking_seconds = (0.0001, 0.0002)
     await asyncio.gather(writing, promoting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_vote_written", [False, True])
+@simulated()
+async def test_a_vote_in_a_term_that_began_unseen_is_judged_by_the_log(sim: Simulation, is_vote_written: bool) -> None:
+    """As of a node that starts: it may have written the term, or the vote, too, before anybody looks at it."""
+    leader = await formed(sim, election_timeout=60)
+    voter, candidate = (name for name in NAMES if name != leader)
+    sim.machine(voter).blocking_seconds = (2.0, 2.0)
+    sim.cut(leader, candidate)
+    sim.cut(voter, candidate)
+    writing = asyncio.ensure_future(write(sim, leader, 1))
+    await sim.until(lambda: not sim.node(voter)._instance.journal.is_idle)
+    sim.crash(leader)
+    sim.heal(voter, candidate)
+    sim.machine(candidate).blocking_seconds = (0.0001, 0.0002)
+    raft, term = sim.node(voter)._instance.elections.raft, sim.node(voter)._instance.elections.term + 1
+    with mutated("vote_without_a_second_look"):
+        promoting = asyncio.ensure_future(sim.on(candidate, sim.node(candidate).promote()))
+        await sim.until(
+            lambda: raft.persisted == RaftState(term=term, vote=number_of(sim, candidate) * is_vote_written)
+        )
+        found = watch(sim)
+        await sim.sleep(20)
+    (vote,) = found
+    assert vote.startswith(f"{voter} votes for {number_of(sim, candidate)} in term {term}, a candidate at")
+    promoting.cancel()
+    sim.machine(voter).blocking_seconds = (0.0001, 0.0002)
+    await asyncio.gather(writing, promoting, return_exceptions=True)
+
+
+@pytest.mark.parametrize("is_term_seen", [False, True])
+@simulated()
+async def test_a_vote_may_leave_out_rows_that_came_after_its_term(sim: Simulation, is_term_seen: bool) -> None:
+    """Whoever hears that the voter has such a row hears of the term by the same ACK, and confirms nothing any more."""
+    never_notices = {"election_fencing_mode": "off", "replication_synchro_timeout": 1000}
+    leader = await formed(sim, NAMES, election_mode="manual", **never_notices)
+    voter, candidate = (name for name in NAMES if name != leader)
+    found = watch(sim) if is_term_seen else []
+    sim.cut(leader, candidate)
+    sim.cut(voter, candidate)
+    sim.black_hole(voter, leader, is_one_way=True)
+    elections = sim.node(voter)._instance.elections
+    term, confirmed = elections.term + 1, sim.node(leader)._instance.queue.limbo.confirmed_lsn
+
+    async def hear() -> None:
+        elections.heard_term(number_of(sim, candidate), term)
+
+    await sim.on(voter, hear())
+    await sim.until(lambda: elections.term == term)
+    if not is_term_seen:
+        found = watch(sim)
+    sim.machine(voter).blocking_seconds = (3.0, 3.0)
+    writing = asyncio.ensure_future(write(sim, leader, 1))
+    await sim.until(lambda: not sim.node(voter)._instance.journal.is_idle)
+    sim.heal(voter, candidate)
+    promoting = asyncio.ensure_future(sim.on(candidate, sim.node(candidate).promote()))
+    await sim.until(lambda: elections.raft._vote == number_of(sim, candidate))
+    sim.heal(voter, leader)
+    lsn = sim.node(leader)._instance.vclock.get(number_of(sim, leader))
+    assert sim.node(voter)._instance.vclock.get(number_of(sim, leader)) == lsn
+    assert sim.node(candidate)._instance.vclock.get(number_of(sim, leader)) < lsn
+    await sim.until(lambda: sim.node(leader)._instance.elections.term == term)
+    assert sim.node(leader)._instance.queue.limbo.confirmed_lsn == confirmed
+    assert not found
+    sim.machine(voter).blocking_seconds = (0.0001, 0.0002)
+    sim.crash(leader)
+    await asyncio.gather(ignore(writing), ignore(promoting))
 
 
 @pytest.mark.parametrize("mutation", ["", "leave_a_recovered_log_unsynced"])

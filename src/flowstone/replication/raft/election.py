@@ -39,7 +39,8 @@ and the candidate's vclock is compared again before the vote is written.
 
 Invariants:
 
-- A member votes at most once per term, and never for a candidate that lacks a row of its log.
+- A member votes at most once per term, and never for a candidate that lacks a row which the member wrote before that
+  term. Rows that it wrote later need not count: its ACKs of them carry the term, which stops the leader that waits.
 - A leader has the votes of a quorum. If a quorum is more than half of the members, a term has at most one leader, and
   the leader has every row that a quorum has acknowledged.
 - A term or vote is shown to other members only after it is on disk.
