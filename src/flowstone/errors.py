@@ -21,7 +21,7 @@ class FlowstoneError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process boundaries, and constructors of subclasses take what they like.
+        # Errors cross process boundaries, and constructors of subclasses have arbitrary parameters.
         return _restore, (type(self), self.args, self.__dict__)
 
 

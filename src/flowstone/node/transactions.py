@@ -46,7 +46,8 @@ class Transaction:
         if isolation not in ISOLATIONS:
             raise errors.IllegalParams(f"Illegal parameters, txn_isolation must be one of {', '.join(ISOLATIONS)}")
         if is_sync and instance.box.dialect is Dialect.V2_6:
-            # A 2.6 replica takes a transaction for synchronous only by its space, and would stop at the CONFIRM.
+            # A 2.6 replica treats a transaction as synchronous only because of its space, and would stop at the
+            # CONFIRM.
             raise errors.Unsupported("Dialect 2.6 does not support synchronous transactions on asynchronous spaces")
         if timeout is not None and not timeout > 0:
             raise errors.IllegalParams("Illegal parameters, timeout must be a number greater than 0")

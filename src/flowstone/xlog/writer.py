@@ -251,7 +251,7 @@ class LogWriter:
             self._cut(self.size)
             raise WriteFailed(self.path, self.size, error, is_usable=self._is_usable) from error
         except BaseException:
-            # An interrupt: any part of the data may be written, and this is not the time to clean up.
+            # After an interrupt any part of the data may be written, and this is not the time to clean up.
             self._is_usable = False
             raise
         self.size += sum(map(len, parts))

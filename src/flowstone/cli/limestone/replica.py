@@ -185,7 +185,7 @@ def _log_json(event: Event) -> None:
 def _tell_json(event: Event) -> None:
     import msgspec
 
-    with suppress(OSError, ValueError):  # stdout may be closed; the replica goes on
+    with suppress(OSError, ValueError):  # stdout may be closed; the replica continues
         print(msgspec.json.encode(event).decode(), flush=True)
 
 

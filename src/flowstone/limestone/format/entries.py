@@ -2,8 +2,8 @@
 
 Pure functions over bytes (`docs/spec/limestone.md#log-entries-on-disk`). All persistent formats share this encoding.
 Before format 6 sessions had no end marker, which matters only to code that follows snippets. A length is checked
-against the available bytes before memory is allocated for it. Never decides what an entry means in its place:
-`scan.py` does.
+against the available bytes before memory is allocated for it. Never decides whether an entry counts: `log_scan.py`
+does.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
     if directory.vinyl_count:
         LOG.warning("ignoring %d files of the vinyl engine in %s", directory.vinyl_count, directory.path)
     for leftover in directory.leftovers:
-        # Before anything is written: a leftover could have the name of the next file.
+        # Delete before anything is written: a leftover could have the name of the next file.
         outside.disk.unlink(leftover)
     left_out: list[str] = []
 

@@ -175,7 +175,7 @@ class Replay:
         """Roll back pending transactions and those after them: a snapshot must hold confirmed data only."""
         if self._tracker.is_quiet:
             return
-        # Also the decided ones after a pending one: the vclock can only return to a prefix of the log.
+        # Decided ones after a pending one are removed, too: the vclock can only return to a prefix of the log.
         for applied in reversed(self._tracker.pending):
             applied.effect.rollback()
         self._vclock = VClockBuilder(self._tracker.vclock)
@@ -215,7 +215,7 @@ class Replay:
         space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
         if space is None or space.id < FIRST_USER_SPACE_ID or int(cells[scan.TYPE, first]) != _INSERT:
             return False
-        # A failed bulk load leaves nothing behind only if there is one index.
+        # A failed bulk load leaves no traces only if there is one index.
         if stop - first < BULK_MIN or (self._force and len(space.served) > 1):
             return False  # rows that may have to be skipped are applied one by one
         ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
@@ -315,7 +315,7 @@ class Replay:
             except TransactionError as error:
                 if not self._force:
                     self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", error)
-                # From the last whole transaction on: everything before it was applied.
+                # Resume after the last whole transaction: everything before it was applied.
                 self._apply_mixed(slab, begin, stop)
                 return
             if transaction is not None:

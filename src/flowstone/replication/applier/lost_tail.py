@@ -52,7 +52,7 @@ class LostTails:
         if has < ours.get(number):
             kept, last = has, ours.get(number)
             if loss is not None:
-                # The peer may have lost rows twice. The union is what is in doubt until the last of them is back.
+                # The peer may have lost rows twice. All of them are in doubt until the last one is back.
                 kept, last = min(kept, loss.kept), max(last, loss.last)
             self._losses[uuid] = _Loss(number, kept, last)
             return TailLost(
@@ -60,7 +60,7 @@ class LostTails:
                 hint="let it get them back from a member that has them, or rejoin it",
                 may_come_back=True,
             )
-        # Exactly the last lost row: a peer past it may have written new rows under the lost LSNs.
+        # Accept exactly the last lost row: a peer past it may have written new rows under the lost LSNs.
         if loss is None or has == loss.last:
             self._losses.pop(uuid, None)
             return None

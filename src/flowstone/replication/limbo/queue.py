@@ -294,7 +294,7 @@ class Acks:
         """
         lsns = [vclock.get(owner_id) for vclock in self._vclocks.values()]
         lsns.append(own_lsn)
-        # Members that never acknowledged anything are not in the list; they have no row for sure.
+        # Members that never acknowledged anything are not in the list; they certainly lack the row.
         if len(lsns) < quorum:
             return 0
         lsns.sort(reverse=True)
