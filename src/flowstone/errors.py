@@ -1,7 +1,7 @@
 """The root of every error Flowstone raises on purpose.
 
 An error says what happened, to what, and (in `hint`) what to do about it. Errors that carry a
-Tarantool code live in `iproto/errors.py`; each other package derives its own from these here.
+Tarantool code live in `iproto/errors.py`; every other package derives its own errors from these classes.
 """
 
 from __future__ import annotations

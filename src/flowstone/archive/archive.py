@@ -154,8 +154,8 @@ class Archive:
         An unreachable upstream is contacted again until it answers.
 
         Args:
-            once: Return when the archive has everything that the upstream had at the first subscription. An unreachable
-                upstream is an error then.
+            once: Return when the archive has everything that the upstream had at the first subscription. In that case,
+            an unreachable upstream is an error.
 
         Raises:
             AlreadyLocked: Another process writes to the directory.
@@ -265,7 +265,7 @@ class Archive:
             await self._begin_from_snapshot(FIRST, "")
 
     async def _follow(self) -> None:
-        """Follow the upstream, also across gaps, until the target is reached or an error ends the archive."""
+        """Follow the upstream, even across gaps, until the target is reached or an error ends the archive."""
         assert self._applier is not None
         _, intake = self._open_store()
         while True:
@@ -287,7 +287,7 @@ class Archive:
                 await self._overcome(error)
 
     async def _overcome(self, error: FlowstoneError) -> None:
-        """Prepare to follow again after `error` ended the connection for good; raise it if a retry is useless."""
+        """Prepare to follow again after `error` ended the connection permanently; raise it if a retry is useless."""
         assert self._sink is not None
         await self._drain()
         if is_gap(error):
@@ -343,7 +343,7 @@ class Archive:
                 self._failed(applier.error)
 
     def _check_logs(self, applier: Applier) -> None:
-        """Fail if the oldest log of the upstream starts after our position: version 2.6 does not reject us then."""
+        """Fail if the oldest log of the upstream starts after our position: version 2.6 does not report this error."""
         store, intake = self._open_store()
         if store.log is None or applier.ballot is None:
             return
@@ -426,7 +426,8 @@ class Archive:
             store.know_until(self._applier.peer_time)
 
     def _is_registration_known(self, error: FlowstoneError) -> bool:
-        """Return True, and note it, if we are registered although a crash came before our row of `_cluster`."""
+        """Return True, and record it, if we are registered although a crash prevented us from receiving our row of
+        `_cluster`."""
         if code_of(error) != errors.ReplicaNotAnon.code or self._sink is None or self._sink.replica_id:
             return False
         self._sink.register_known()

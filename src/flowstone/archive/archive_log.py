@@ -126,7 +126,7 @@ class ArchiveLog:
                 opened.writer.close()
 
     def abandon(self) -> None:
-        """Close the files as they are, without end marker."""
+        """Close the files as they are, without an end marker."""
         if self._unindexed is not None:
             unindexed, self._unindexed = self._unindexed, None
             unindexed.abandon()
@@ -136,7 +136,7 @@ class ArchiveLog:
             opened.writer.abandon()
 
     def _check_order(self, slab: Slab) -> None:
-        """Raise BrokenOrder unless LSNs increase: no server recovers from another log."""
+        """Raise BrokenOrder unless LSNs increase: no server recovers from a log in any other order."""
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         for number in np.unique(replica_ids).tolist():
             mine = lsns[replica_ids == number]

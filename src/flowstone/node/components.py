@@ -241,7 +241,7 @@ class Components:
 
     async def _recover(self, files: LogDirectory) -> None:
         if self._hooks.user is not None:
-            LOG.warning("user %s not created: a user is created with new data only", self._hooks.user[0])
+            LOG.warning("user %s not created: the data directory is already initialized", self._hooks.user[0])
         force = self._configuration.force_recovery
         recovered = await recover(self._outside, files, self.instance.box, force=force)
         await self._outside.blocking(make_durable, self._outside.disk, files, recovered.last)
@@ -439,7 +439,7 @@ class Components:
     async def listen(self, configuration: Configuration) -> None:
         """Listen on the configured address, then close the previous listener. Connections stay open.
 
-        Raise CannotListen if the address cannot be used; the previous listener stays open then.
+        Raise CannotListen if the address cannot be used; in that case the previous listener stays open.
         """
         server, instance = self.server, self.instance
         if configuration.listen is None:

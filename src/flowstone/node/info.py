@@ -16,7 +16,7 @@ PACKAGE = "Flowstone"
 
 
 def box_info(instance: Instance) -> dict[str, Any]:
-    """Return the whole map. Fields that are functions in Tarantool (`gc`, `memory`, …) are empty, as they are there."""
+    """Return the whole map. Fields that are functions in Tarantool (`gc`, `memory`, …) are empty, as in Tarantool."""
     own_lsn = instance.vclock.get(instance.id)
     vclock = instance.vclock.to_mapping()
     info: dict[str, Any] = {

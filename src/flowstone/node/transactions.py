@@ -30,8 +30,8 @@ class Transaction:
 
     The statements see the data as of the first statement, and their own changes. The end of the block waits until the
     transaction is in the log and, if it is synchronous, confirmed by a quorum. It raises TransactionConflict if another
-    transaction has changed data that this one read, and TransactionTimeout if the transaction took too long; nothing is
-    changed then. An exception in the block rolls the transaction back.
+    transaction has changed data that this one read, and TransactionTimeout if the transaction took too long; in both
+    cases nothing is changed. An exception in the block rolls the transaction back.
 
     Example:
         async with node.transaction() as transaction:

@@ -57,7 +57,7 @@ class LogWriter:
 
     @classmethod
     def create(cls, disk: Disk, directory: str, meta: Meta) -> LogWriter:
-        """Create a file that has only its header. File and name survive a power loss from here on."""
+        """Create a file that has only its header. From here on, the file and its name survive a power loss."""
         if meta.file_type is not FileType.XLOG:
             raise LocalProtocolError(f"log must be of type XLOG, not {meta.file_type.value}")
         file, path, size = _begin(disk, directory, meta)

@@ -47,7 +47,7 @@ class Typed(Protocol):
 
 
 class Untyped:
-    """Stands for an unknown format: a double stays a double."""
+    """Placeholder for an unknown format: a double stays a double."""
 
     type: Final = "?"
 

@@ -69,7 +69,7 @@ class RowSource:
 
 
 NO_SOURCE: Final = RowSource(None, "")
-"""Stands for a missing compacted file. It contains no row."""
+"""Placeholder for a missing compacted file. It contains no row."""
 
 
 @dataclass(frozen=True)

@@ -451,7 +451,8 @@ class Server:
             connection.closed()
 
     def trusts_guests(self) -> bool:
-        """Return True if guest was granted more than its default rights: limits for strangers do not apply then."""
+        """Return True if guest was granted more than its default rights: if so, the limits for unauthenticated clients
+        do not apply."""
         granted = self.instance.box.access.granted(GUEST)
         return bool(granted.pop(UNIVERSE, 0) & ~_OF_EVERY_GUEST) or any(key != ("role", PUBLIC) for key in granted)
 

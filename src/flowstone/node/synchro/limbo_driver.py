@@ -48,7 +48,7 @@ from flowstone.replication.vclock import VClock
 LOG = logging.getLogger("flowstone.node")
 
 SYNCHRO_TIMEOUT: Final = 5.0
-"""Default of `replication_synchro_timeout`, in seconds."""
+"""Timeout in seconds until the node sets `replication_synchro_timeout`, which `node/configuration.py` defines."""
 
 STALL_SECONDS: Final = 1.0
 """A timer that fires this late shows that the process was suspended. Other members may have replaced the leader in that
@@ -185,8 +185,8 @@ class LimboDriver:
     def start(self, instance_id: int, state: Promote, tenures: Tenures, pending: Sequence[Pending[Revocable]]) -> None:
         """Restore the state at the end of the log, also after a rejoin.
 
-        `pending` are the transactions in the log and in memory without a verdict. None is decided on before `resume`,
-        because peers may have decided on our behalf meanwhile.
+        `pending` are the transactions in the log and in memory without a verdict. No verdict is written before
+        `resume`, because peers may have decided in the meantime.
         """
         self._let_go("local data was replaced by that of a peer")
         self.limbo = Limbo(

@@ -51,7 +51,7 @@ _NO_LOGIN: Final = (errors.AccessDenied.code, errors.NoSuchUser.code, errors.Cre
 
 
 class ReplicationClosed(FlowstoneError):
-    """The node is stopping: it does not connect to upstreams any more."""
+    """The node is stopping and no longer connects to upstreams."""
 
 
 class Replication:
@@ -188,7 +188,7 @@ class Replication:
         return self._goes_by_quorum and not self._is_at_birth and connected >= self._connect_quorum
 
     def _has_named_leader(self) -> bool:
-        """Return True if the peer that is named as bootstrap leader has answered: no other peer is needed then."""
+        """Return True if the configured bootstrap leader has answered, so that no other peer is needed."""
         configuration = self._instance.configuration
         # These strategies compare the ballots of all peers.
         if self._goes_by_quorum or configuration.bootstrap_strategy == "auto":

@@ -147,7 +147,7 @@ class Checkpointer:
         return self._collector.start_backup(checkpoint)
 
     def stop_backup(self) -> None:
-        """Release the files of the backup. Those that are no longer needed are deleted in the background."""
+        """Release the files of the backup. Files that are no longer needed are deleted in the background."""
         self._collector.stop_backup()
         self._deletion = asyncio.get_running_loop().create_task(self._collector.collect())
 

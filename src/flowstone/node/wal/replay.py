@@ -107,7 +107,7 @@ class Synchro:
                 self.term = transfer.term
 
     def note_void(self, transaction: Rows) -> None:
-        """Process a transaction of NOPs. That of an earlier owner replaces a transaction that was rolled back."""
+        """Process a transaction of NOPs. A NOP of an earlier owner replaces a transaction that was rolled back."""
         origin_id, lsn = transaction.replica_id, transaction.lsn
         is_current = self.tenures.promote_terms.get(origin_id, 0) == self.term
         # A NOP at or below a confirmed LSN replaces something else, such as a conflicting row.

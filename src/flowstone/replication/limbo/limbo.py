@@ -155,8 +155,8 @@ class Limbo(LimboState[T]):
     ) -> LimboEntry[T] | None:
         """Add a transaction of our own before it is written. Return None if it commits with its write.
 
-        Raise the error for the client; the transaction must be undone then. `is_local`: its rows are never replicated.
-        `count` above 1: the transaction is a `Run` of that many synchronous transactions of one row each.
+        Raise the error for the client; the caller must then undo the transaction. `is_local`: its rows are never
+        replicated. `count` above 1: the transaction is a `Run` of that many synchronous transactions of one row each.
         """
         # The common case: nothing is pending, so a write to the log commits the transaction. The tenure now has a
         # commit that a later leader must know (see `Tenures.former`); local rows never reach other members and do not
@@ -297,7 +297,7 @@ class Limbo(LimboState[T]):
     def ack(self, replica_id: int, vclock: VClock) -> list[Action[T]]:
         """Record that `replica_id` has all rows up to `vclock`. 0 is any anonymous replica: 2.6 counts them as one.
 
-        The last ACK counts, even if it is lower: the replica has lost rows then.
+        The last ACK counts, even if it is lower, because the replica has then lost rows.
         """
         # This instance counts through `_written_lsn`. From 2.10 on, anonymous replicas do not count.
         if replica_id == self.instance_id or (replica_id == 0 and self._has_transfers):

@@ -48,7 +48,7 @@ class LimboEntry(Generic[T]):
 
     `lsn` is that of its last global row; 0 until the journal has assigned it. `written_at` is None for transactions of
     other instances and for recovered ones: they have no timeout. `count` above 1 means a run of synchronous
-    transactions of one row each, with consecutive LSNs; `transaction` is a `EntryRun` then. `is_part` is True for the
+    transactions of one row each, with consecutive LSNs; `transaction` is then an `EntryRun`. `is_part` is True for the
     part of a run that a verdict has split off while the rest remains pending.
     """
 
