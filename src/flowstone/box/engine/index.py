@@ -110,7 +110,7 @@ class EngineIndex:
             self._bound_debt()
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        """Return the entries of `span` in order (unordered index: see `unordered_span`). A write invalidates the iterator."""
+        """Return the entries of `span` in order, or those of `unordered_span`. A write invalidates the iterator."""
         entries = self.map
         if not self.is_ordered:
             return unordered_span(span, iter(entries.items()))
