@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FlowstoneError(Exception):
-    """Base of our errors. `hint`, where there is one, is a sentence an operator can act on."""
+    """Base of our errors. `hint`, if not None, tells an operator what to do."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

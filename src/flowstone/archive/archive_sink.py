@@ -58,7 +58,8 @@ class Intake:
         self._queue: deque[Slab] = deque()
         self._queued = 0
         self._task: asyncio.Task[None] | None = None
-        # The writer, snapshots and the saving task use the files in turn; none of them is safe to run beside another.
+        # The writer, snapshots and the saving task use the files in turn; none of them may run concurrently with
+        # another.
         self._disk = asyncio.Lock()
         self.store = store
         self.submitted = store.vclock

@@ -210,7 +210,7 @@ class EngineIndex:
 
 
 def _part(run: list[Key], low: Key | None, high: Key | None) -> range:
-    """Return the positions in the sorted list `run` of the keys from `low` up to but without `high`."""
+    """Return the positions of the keys from `low` (inclusive) to `high` (exclusive) in the sorted list `run`."""
     return range(0 if low is None else bisect_left(run, low), len(run) if high is None else bisect_left(run, high))
 
 

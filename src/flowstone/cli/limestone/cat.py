@@ -199,7 +199,7 @@ def _row_lines(disk: Disk, place: str, wanted: EntryOptions) -> Iterator[str]:
     from flowstone.limestone.format import epoch_file
     from flowstone.limestone.store.recovery import recover_live
 
-    # Read the epoch first: entries that are written meanwhile have later epochs, so file sizes need not be known.
+    # Read the epoch first: entries that are written later have later epochs, so file sizes need not be known.
     durable_epoch = epoch_file.read(disk, place).durable
     snapshot = recover_live(disk, place, durable_epoch, dict).snapshot
     try:

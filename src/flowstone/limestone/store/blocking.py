@@ -353,7 +353,7 @@ class Datastore:
 
         Args:
             rotates: Rotate all files first, so that none of them changes; another thread must begin a later epoch
-                meanwhile. Otherwise the active files are listed, and the copy may contain what is written meanwhile.
+                meanwhile. Otherwise the active files are listed, and the copy may contain later writes.
 
         Example:
             with store.begin_backup() as backup:

@@ -454,7 +454,7 @@ class AsyncDatastore:
 
         Args:
             rotates: Rotate all files first, so that none of them changes; a later epoch must begin meanwhile. Otherwise
-                the active files are listed, and the copy may contain what is written meanwhile.
+                the active files are listed, and the copy may contain later writes.
         """
         self.check()
         assert self._directory is not None

@@ -183,7 +183,7 @@ class LimboDriver:
     # --- lifecycle ---
 
     def start(self, instance_id: int, state: Promote, tenures: Tenures, pending: Sequence[Pending[Revocable]]) -> None:
-        """Restore the state at the end of the log, also after a rejoin.
+        """Restore the state at the end of the log; called after a rejoin, too.
 
         `pending` are the transactions in the log and in memory without a verdict. No verdict is written before
         `resume`, because peers may have decided in the meantime.

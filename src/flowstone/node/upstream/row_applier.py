@@ -536,7 +536,7 @@ class Applying:
         if isinstance(body, RaftState):
             raise errors.Protocol("unexpected RAFT row among rows of the log")
         if isinstance(body, Promote | Demote) and self.on_term is not None:
-            # Raise the Raft term first: the row resumes the queue only if its term is not below it
+            # Raise the Raft term first: the row resumes the queue only if its own term is not lower
             # (docs/spec/synchro.md#claimed-ownership).
             self.on_term(row.replica_id, body.term)
         # Read it now: an earlier row may have upgraded the schema.

@@ -296,7 +296,7 @@ async def _slabs(outside: Outside, file: LogFile) -> AsyncIterator[Slab]:
     try:
         while (slab := await ahead) is not None:
             ahead = begin()
-            # One pass of the event loop, so that the worker starts before the caller keeps this thread busy.
+            # Yield to the event loop once, so that the worker starts before the caller keeps this thread busy.
             await outside.clock.sleep(0)
             file.skipped.extend(slab.skipped)
             yield slab

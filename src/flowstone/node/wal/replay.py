@@ -366,7 +366,7 @@ class Replay:
             transaction, numbers = _emptied(transaction), ()
         try:
             if is_control:
-                # Only to find out now whether the body is valid: with force_recovery the row is replaced by a NOP.
+                # Decoded only to check the body now: with force_recovery an invalid row is replaced by a NOP.
                 decode_control(transaction.rows[0].type, transaction.rows[0].body)
             else:
                 for number in numbers:

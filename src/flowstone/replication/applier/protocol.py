@@ -284,8 +284,8 @@ class ApplierProtocol:
         if not response.is_error:  # features are optional: a peer that rejects ID has none
             features = response.values().get(Key.FEATURES, ())
             self.features = features if isinstance(features, tuple) else ()
-        # Such a server pushes changes of its ballot, on a connection of its own, while this node looks for a master;
-        # VOTE would have to be repeated.
+        # This server sends changes of its ballot on a separate connection while this node chooses a master; VOTE would
+        # have to be repeated.
         if Feature.WATCHERS in self.features:
             self._expect(_Due.NOTHING)
             self._events.append(BallotIsEvent())

@@ -202,7 +202,7 @@ class LimboQueue(Generic[T]):
         entries = self._entries
         while entries:
             entry = entries[0]
-            # LSN 0 is not assigned yet, so the entry was submitted after the verdict.
+            # LSN 0 means that none is assigned yet, so the entry was submitted after the verdict.
             if entry.is_synchronous and not 0 < entry.lsn <= lsn:
                 if 0 < entry.first_lsn <= lsn:
                     committed.append(self._take_first(entry, lsn))

@@ -40,7 +40,8 @@ STATES: Final = pa.schema(
         pa.field("lsn", pa.int64(), nullable=False),
     ]
 )
-"""Schema of the result of `fold`. `tuple` is null if the key was deleted; the rest describes the change that did it."""
+"""Schema of the result of `fold`. `tuple` is null if the key was deleted; the other columns describe the change
+that produced this state."""
 
 OLD: Final = pa.schema([pa.field("sort_key", pa.binary()), pa.field("tuple", pa.binary())])
 
