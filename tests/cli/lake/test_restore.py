@@ -87,7 +87,7 @@ def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--to", "now"), "give an epoch (a whole number)"),
+        (("--to", "now"), "specify an epoch (a whole number)"),
         (("--to", "7"), "epoch 7 is not durable; the durable epoch is 6"),
         (("--format", "snap"), "limestone, delta, parquet"),
     ],
