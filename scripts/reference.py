@@ -1,6 +1,6 @@
-"""Writes the pages of reference that are made from the code: commands, errors, the library's names.
+"""Writes the reference pages that are generated from the code: commands, errors, the public names of the library.
 
-`make docs` does it before the site is built; tests/docs/test_reference.py fails where a page is another than it writes.
+`make docs` runs it before it builds the site; tests/docs/test_reference.py fails if a page differs from its output.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ COMMANDS: Final = f"""# Commands
 
 {MADE}
 
-Every command has `--help`, with an example. Output goes to stdout, everything else to stderr, an error as one line.
-`--json`, where there is one, is for programs: [JSON output](json-output.md) says what they may rely on.
-`flowstone completion` prints a script for shells.
+Every command has `--help`, with an example. Output goes to stdout, messages to stderr, each error in one line.
+The option `--json` of some commands is for programs: [JSON output](json-output.md) describes what they may rely on.
+`flowstone completion` prints completion scripts for shells.
 
 ## Exit codes
 
 | code | meaning |
 |---|---|
-| 0 | done (also when the reader of a pipe has seen enough; of what runs for ever: stopped by a signal) |
+| 0 | success; the reader of a pipe closed it; a long-running command was stopped by a signal |
 | 1 | the log is damaged or unreadable, or a server rejected a row or is unreachable; `serve` cannot start |
 | 2 | the command line or a path on it is wrong: an option, a missing file, a file of another kind, an unknown space |
-| 3 | done with `--force`, but something was skipped |
-| 130 | interrupted (what runs for ever ends with 0 then) |
+| 3 | success with `--force`, but something was skipped |
+| 130 | interrupted (0 for a long-running command) |
 
-Where a command differs, it says so below: of `verify`, 1 means that the sides are not the same, and whatever kept it
-from finding out is 2; the tools of `limestone` have the codes of `tglogutil`.
+Exceptions are listed with the commands: `verify` exits with 1 if the sides differ and with 2 if they could not be
+compared; the tools of `limestone` have the codes of `tglogutil`.
 """
 
 

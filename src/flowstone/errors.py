@@ -1,7 +1,7 @@
 """The root of every error Flowstone raises on purpose.
 
 An error says what happened, to what, and (in `hint`) what to do about it. Errors that carry a
-Tarantool code live in `iproto/errors.py`; each other package derives its own from these here.
+Tarantool code live in `iproto/errors.py`; every other package derives its own errors from these classes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FlowstoneError(Exception):
-    """Base of our errors. `hint`, where there is one, is a sentence an operator can act on."""
+    """Base of our errors. `hint`, if not None, tells an operator what to do."""
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class FlowstoneError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process boundaries, and constructors of subclasses take what they like.
+        # Errors cross process boundaries, and constructors of subclasses have arbitrary parameters.
         return _restore, (type(self), self.args, self.__dict__)
 
 

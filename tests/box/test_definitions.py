@@ -126,7 +126,7 @@ def test_what_defines_no_space_says_why(row: tuple[Any, ...], message: str) -> N
         ((512, 0, "pk", "tree", "x", ()), "options of the index are 'x'"),
         ((512, 0, "pk", "tree", {"unique": 1}, ((0, "num"),)), "option unique of the index is 1"),
         ((512, 0, "pk", "tree", {}, ((0,),)), "index part is (0,)"),
-        ((512, 0, "pk", "tree", {}, ((-1, "num"),)), "field number of an index part is -1"),
+        ((512, 0, "pk", "tree", {}, ((-1, "num"),)), "invalid field number -1 in an index part"),
         ((512, 0, "pk", "tree", {}, ({"field": 0},)), "field type is None"),
         ((512, 0, "pk", "tree", {}, ({"field": 0, "type": "num", "path": 1},)), "path of an index part is 1"),
     ],

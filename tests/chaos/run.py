@@ -94,7 +94,7 @@ def _elections(directory: Path, rng: Random) -> Seats:
 
 def _elections_with_a_stranger(directory: Path, rng: Random) -> Seats:
     newer = next((binary for binary in binaries() if binary.dialect != "2.6"), None)
-    assert newer is not None, "name a Tarantool 2.11 or newer in FLOWSTONE_TARANTOOL"
+    assert newer is not None, "specify a Tarantool 2.11 or newer in FLOWSTONE_TARANTOOL"
     return ElectionSeats(directory, newer)
 
 

@@ -61,7 +61,7 @@ def kept_inputs() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", kept_inputs(), ids=lambda path: path.stem)
-def test_what_broke_a_decoder_once_does_so_no_more(path: Path) -> None:
+def test_earlier_fuzz_findings_do_not_break_decoders(path: Path) -> None:
     name, _, _ = path.stem.rpartition("-")
     TARGETS[name].try_input(bytes.fromhex(path.read_text()))
 

@@ -194,7 +194,7 @@ def test_a_definition_that_was_rolled_back_never_held(tmp_path: Path) -> None:
     assert names_by_lsn(reading, 512) == {second: ("users", ("id",))}
 
 
-def test_what_waits_when_the_server_is_upgraded_is_not_lost(tmp_path: Path) -> None:
+def test_pending_transactions_survive_an_upgrade_of_the_server(tmp_path: Path) -> None:
     with Log(tmp_path, version="2.6.0") as old:
         old.create_space(512, "money", ("id", "unsigned"), is_sync=True)
         waiting = old.insert(512, 1)

@@ -36,7 +36,7 @@ def test_rows_come_as_the_transactions_they_were(tmp_path: Path) -> None:
     assert lsns(log) == [[1], [2, 3], [4, 5, 6]]
 
 
-def test_what_a_filter_leaves_stays_together_and_apart(tmp_path: Path) -> None:
+def test_filtered_rows_keep_their_transaction_boundaries(tmp_path: Path) -> None:
     log = Log(tmp_path)
     for spaces in ((512, 512, 513), (512, 513, 512), (513,), (512,)):
         write(log, *spaces)

@@ -64,7 +64,7 @@ def test_equals_the_tracker_alone(steps: list[str]) -> None:
     assert reading.report.rows_pending == sum(len(transaction.rows) for transaction in tracker.pending)
 
 
-def test_what_waits_before_a_gap_is_not_decided_by_what_comes_behind_it(tmp_path: Path) -> None:
+def test_verdict_after_a_gap_does_not_settle_transactions_before_it(tmp_path: Path) -> None:
     """It may have been rolled back in between."""
     log = Log(tmp_path)
     log.insert(512, 1, flags=SYNC_FLAGS)
@@ -80,7 +80,7 @@ def test_what_waits_before_a_gap_is_not_decided_by_what_comes_behind_it(tmp_path
     assert reading.report.rows_pending == 1
 
 
-def test_what_waits_before_damage_is_not_decided_by_what_comes_behind_it(tmp_path: Path) -> None:
+def test_verdict_after_damage_does_not_settle_transactions_before_it(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.insert(512, 1, flags=SYNC_FLAGS)
         log.insert(513, 2)  # waits for nothing

@@ -183,9 +183,7 @@ def test_term_and_vote_are_in_the_log_and_survive_a_crash(cluster: Cluster, kind
 
 @FIRST
 @has_elections
-def test_nobody_is_elected_without_a_quorum_and_a_term_that_was_tried_is_told_to_who_comes_back(
-    cluster: Cluster, kinds: tuple[str, ...]
-) -> None:
+def test_election_needs_a_quorum_and_returning_member_learns_the_term(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = Mesh(cluster, kinds)
     first, *others = mesh.members
     mesh.set_modes("manual", "off", "off")

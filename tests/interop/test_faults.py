@@ -82,7 +82,7 @@ class Pair:
 
 
 @pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
-def test_nothing_is_lost_doubled_split_or_reordered_whatever_happens_to_either_side(
+def test_rows_arrive_once_whole_and_in_order_under_faults_on_both_sides(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     random = Random(f"{SEED}/{master_kind}")

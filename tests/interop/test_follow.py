@@ -98,7 +98,7 @@ def master(cluster: Cluster) -> RealMember:
     return cluster.real("master", checkpoint_count=1)
 
 
-def test_it_follows_every_kind_of_change(cluster: Cluster, master: RealMember) -> None:
+def test_follower_receives_every_kind_of_change(cluster: Cluster, master: RealMember) -> None:
     is_synchronous = define(master, cluster.binary.dialect)
     change(master, FEW, seed=1, is_synchronous=is_synchronous)
     master.configure(replication_timeout=PATIENT_TIMEOUT)
@@ -120,7 +120,7 @@ def test_without_listeners_it_ends_with_the_same_data(cluster: Cluster, master: 
         assert_equal(master, replica)
 
 
-def test_it_goes_on_over_restarts_and_deaths_of_the_master(cluster: Cluster, master: RealMember) -> None:
+def test_follower_continues_after_restarts_and_kills_of_the_master(cluster: Cluster, master: RealMember) -> None:
     is_synchronous = define(master, cluster.binary.dialect)
     with flowstone.follow(master.uri, replication_timeout=0.5) as replica:
         copy = Copy(replica)
@@ -139,7 +139,7 @@ def test_it_goes_on_over_restarts_and_deaths_of_the_master(cluster: Cluster, mas
         assert resyncs == []
 
 
-def test_it_goes_on_over_cuts_of_the_connection(cluster: Cluster, master: RealMember) -> None:
+def test_follower_continues_after_lost_connections(cluster: Cluster, master: RealMember) -> None:
     define(master, cluster.binary.dialect)
     wire = cluster.proxy(master)
     with flowstone.follow(wire.uri, replication_timeout=0.5) as replica:
@@ -282,7 +282,7 @@ def test_a_master_that_lost_its_tail_is_refused_and_the_rows_are_named(cluster: 
 # --- bad input ---
 
 
-def test_what_keeps_us_out_is_one_clear_error(cluster: Cluster, master: RealMember) -> None:
+def test_follower_reports_a_rejection_as_one_error(cluster: Cluster, master: RealMember) -> None:
     workload.run(master, [["call", "box.schema.user.create", ["nobody", {"password": "secret"}]]])
     password = "Incorrect password supplied for user 'replicator'"
     if cluster.binary.dialect != "2.6":

@@ -68,7 +68,7 @@ def test_every_member_reads_what_was_committed_before(cluster: Cluster, kinds: t
 
 @fits(">=2.11")
 @KINDS
-def test_who_is_cut_off_reads_nothing_until_it_is_not(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_linearizable_read_waits_while_the_member_is_isolated(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = _start(cluster, kinds)
     owner, *others = mesh.members
     for reader in others:
@@ -85,7 +85,9 @@ def test_who_is_cut_off_reads_nothing_until_it_is_not(cluster: Cluster, kinds: t
 
 @fits(">=2.11")
 @KINDS
-def test_what_waits_for_its_quorum_is_waited_for(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_linearizable_read_waits_for_the_quorum_of_pending_transactions(
+    cluster: Cluster, kinds: tuple[str, ...]
+) -> None:
     mesh = _start(cluster, kinds)
     owner, *others = mesh.members
     mesh.configure(owner, replication_synchro_quorum=len(kinds) + 1, replication_synchro_timeout=100)

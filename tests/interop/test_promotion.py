@@ -75,7 +75,7 @@ def test_the_queue_is_claimed_taken_over_and_given_back(cluster: Cluster, kinds:
 
 @BOTH_WAYS
 @has_promotion
-def test_what_was_not_asked_for_changes_nothing(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_redundant_promote_and_demote_change_nothing(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = Mesh(cluster, kinds)
     one, two = mesh.members
     demote(one)

@@ -246,7 +246,7 @@ def test_many_writers_commit_in_the_order_of_the_log(pair: tuple[Member, Member]
 
 
 @fits("2.6")
-def test_who_writes_into_an_empty_queue_owns_it(pair: tuple[Member, Member]) -> None:
+def test_first_writer_to_an_empty_queue_becomes_its_owner(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     master.configure(replication=[replica.uri])
     master.wait_follow(replica)
@@ -443,7 +443,7 @@ def test_a_snapshot_of_what_is_rolled_back_is_not_made(pair: tuple[Member, Membe
 
 
 @fits("2.6")
-def test_what_was_rolled_back_is_not_there_after_a_restart(pair: tuple[Member, Member]) -> None:
+def test_rolled_back_transaction_is_absent_after_a_restart(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     assert UnderWay(master, insert(SYNC, 1, "old")).codes() == [0]
     master.configure(replication_synchro_quorum=3, **NOW)

@@ -168,7 +168,7 @@ def test_the_queue_of_a_lost_owner_is_confirmed_by_who_clears_it(cluster: Cluste
 
 
 @fits("2.6")
-def test_what_of_a_lost_owner_no_quorum_has_is_rolled_back(cluster: Cluster) -> None:
+def test_transactions_of_a_lost_owner_without_a_quorum_are_rolled_back(cluster: Cluster) -> None:
     owner, heir, third = _lose_the_owner(cluster, ("real", "ours", "real"), quorum=3)
     story = Story(third)
     heir.configure(replication_synchro_timeout=0.05)

@@ -53,7 +53,7 @@ def _with(first: bytes, salt: bytes = b"A" * 44) -> bytes:
         _with(b"Tarantool 2.6.0 (Binary)", b"AAAA"),
     ],
 )
-def test_what_is_no_binary_greeting_is_refused(data: bytes) -> None:
+def test_invalid_greeting_is_rejected(data: bytes) -> None:
     with pytest.raises(GreetingError):
         decode_greeting(data)
 

@@ -152,7 +152,7 @@ def test_claims_without_bytes_take_no_memory() -> None:
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, object(), {1, 2}])
-def test_what_messagepack_cannot_hold_is_not_written(value: object) -> None:
+def test_values_without_a_messagepack_form_are_rejected(value: object) -> None:
     with pytest.raises(LocalProtocolError):
         pack(value)
 

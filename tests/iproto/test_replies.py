@@ -103,7 +103,7 @@ def test_an_error_names_its_class() -> None:
         ),
     ],
 )
-def test_who_may_not_write_is_told_who_may(why: str, fields: dict[str, Any]) -> None:
+def test_readonly_error_has_the_fields_of_the_real_server(why: str, fields: dict[str, Any]) -> None:
     shown = record(errors.Readonly(f"Can't modify data on a read-only instance - {why}")).fields
     assert shown == fields
     assert list(shown) == list(fields), "in the order of the real server"

@@ -146,9 +146,9 @@ def test_login_is_added_to_an_address_without_a_user() -> None:
             "u:hidden@db1:3301,u:hidden@db2:3302",
             "2 addresses, but one is expected: .*user 'u', host 'db2', port 3302, and",
         ),
-        ("db1:3301,u:hidden@db2:3302,db3:1", "3 addresses, but one is expected; name one member"),
+        ("db1:3301,u:hidden@db2:3302,db3:1", "3 addresses, but one is expected; specify one member"),
         ("db1:3301,u:hidden@unix/:/a", "2 addresses, .*user 'db1', path '/a', and a password with a comma"),
-        ("db1:3301,db2:3302", "2 addresses, but one is expected; name one"),
+        ("db1:3301,db2:3302", "2 addresses, but one is expected; specify one"),
         ("db1:1?transport=ssl,db2:2", "2 addresses"),
     ],
 )

@@ -255,7 +255,7 @@ def test_a_new_primary_key_gives_rows_new_keys(tmp_path: Path) -> None:
     assert rows_of(table) == rows
 
 
-def test_what_no_column_shows_changes_only_the_note(tmp_path: Path) -> None:
+def test_alter_without_column_changes_writes_only_the_note(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({1: order(1)}), ORDERS, at(2), UUID)
     files = table.files()

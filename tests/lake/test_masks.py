@@ -118,7 +118,7 @@ def test_other_spaces_are_not_masked() -> None:
         ("users.email=zzz", "known kinds: sha256, null, redact"),
     ],
 )
-def test_what_is_no_mask(text: str, message: str) -> None:
+def test_invalid_masks_are_rejected(text: str, message: str) -> None:
     with pytest.raises(WrongMask, match="mask") as caught:
         Masking.parse([text])
     assert message in str(caught.value)
@@ -128,7 +128,7 @@ def test_what_is_no_mask(text: str, message: str) -> None:
     ("text", "message"),
     [("users.emial=null", "has no field 'emial' to mask"), ("users.id=sha256", "part of its primary key")],
 )
-def test_what_cannot_be_masked(text: str, message: str) -> None:
+def test_masks_that_cannot_be_applied_are_rejected(text: str, message: str) -> None:
     with pytest.raises(WrongMask, match=message):
         Masking.parse([text]).of(USERS)
 
@@ -162,7 +162,7 @@ def test_a_mask_stays_with_the_field_it_was_given_for(now: SpaceDefinition, mess
         masking.follow(now, USERS)
 
 
-def test_what_masks_do_not_hide_may_be_altered() -> None:
+def test_unmasked_fields_may_be_altered() -> None:
     now = renamed("id", "email", "years", "note", "more")
     Masking.parse(["users.email=sha256"]).follow(USERS, now)
     Masking.parse(["users.email=null", "users.age=null"]).follow(USERS, renamed("id", "age", "email", "note"))
@@ -174,7 +174,7 @@ def test_what_masks_do_not_hide_may_be_altered() -> None:
         Masking.parse(["users.email=null", "users.age=redact"]).follow(USERS, renamed("id", "age", "email", "note"))
 
 
-def test_one_field_has_one_mask() -> None:
+def test_second_mask_of_a_field_is_rejected() -> None:
     with pytest.raises(WrongMask, match="masked twice"):
         Masking.parse(["users.email=null", "users.email=sha256"])
 

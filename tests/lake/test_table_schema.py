@@ -49,7 +49,7 @@ def test_a_value_that_does_not_fit_is_named_by_its_key() -> None:
     problem = "space 'orders', tuple with _key x'6c': field 'name' is not of type string"
     with pytest.raises(LakeError, match=problem) as raised:
         LakeSchema(ORDERS).rows(pa.array([b"k", b"l"]), pa.array([packed(7, "x"), packed(8, 9)]))
-    assert raised.value.hint == "name the columns of the table"
+    assert raised.value.hint == "specify the columns of the table"
 
 
 def test_options_and_chosen_columns_are_kept_in_the_note() -> None:

@@ -7,7 +7,7 @@ from tests.simulation.simulation import Simulation, simulated
 
 
 @simulated(seeds=range(1))
-async def test_it_rings_when_the_first_deadline_has_come_and_can_be_set_again(sim: Simulation) -> None:
+async def test_alarm_fires_at_the_first_deadline_and_can_be_reset(sim: Simulation) -> None:
     clock = sim.outside.clock
     rings: list[float] = []
     began = clock.monotonic()

@@ -143,7 +143,7 @@ def test_refuses_what_2_11_refuses_of_quorum_and_elections(options: dict[str, An
         ("replicaset_uuid", ("a UUID such as",)),
     ],
 )
-def test_who_is_refused_is_told_what_is_allowed(name: str, allowed: tuple[str, ...]) -> None:
+def test_option_error_lists_the_allowed_values(name: str, allowed: tuple[str, ...]) -> None:
     with pytest.raises(errors.Cfg) as refused:
         configure({name: "sometimes"})
     assert refused.value.message.startswith(f"Incorrect value for option '{name}': ")

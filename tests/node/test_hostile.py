@@ -249,7 +249,7 @@ def test_valid_requests_of_every_type_are_answered_in_any_order(node: ServedNode
     ids=bytes.hex,
 )
 @pytest.mark.parametrize("as_clerk", [False, True], ids=["guest", "clerk"])
-def test_what_is_no_length_or_too_large_closes_that_connection(node: ServedNode, head: bytes, as_clerk: bool) -> None:
+def test_invalid_or_excessive_length_closes_only_its_connection(node: ServedNode, head: bytes, as_clerk: bool) -> None:
     with watched(node), Client(node, as_clerk=as_clerk) as attacker:
         attacker.socket.sendall(head)
         assert attacker.is_closed()

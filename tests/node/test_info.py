@@ -45,7 +45,7 @@ def test_elections_and_the_queue_are_shown_as_the_files_have_them() -> None:
     assert info["synchro"]["queue"].items() >= {"len": 0, "owner": 1, "term": 3, "busy": False}.items()
 
 
-def test_it_says_who_it_is_and_where() -> None:
+def test_info_has_identity_and_position() -> None:
     info = box_info(make_instance())
     assert info["uuid"] == str(UUID)
     assert info["cluster"] == {"uuid": str(REPLICASET_UUID)}

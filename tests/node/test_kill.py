@@ -386,7 +386,7 @@ def what_the_real_server_finds(directory: Path) -> tuple[dict[Place, Row], int]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["write", "fsync"])
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
-def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half_there(
+def test_acknowledged_transactions_survive_sigkill_whole(
     tmp_path: Path, dialect: str, mode: str, tarantool: object
 ) -> None:
     rng = random.Random(f"{dialect} {mode}")

@@ -90,7 +90,7 @@ async def test_data_of_another_name_or_dialect_is_refused(
             pass
 
 
-async def test_one_directory_is_for_one_node(tmp_path: Path) -> None:
+async def test_directory_cannot_be_used_by_two_nodes(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path):
         with pytest.raises(AlreadyLocked, match="another instance is running"):
             async with flowstone.Node(tmp_path):
@@ -154,7 +154,7 @@ async def test_a_damaged_log_is_refused_unless_forced(tmp_path: Path) -> None:
         assert 0 < len(node.space("numbers")) < 5
 
 
-async def test_nothing_can_be_asked_of_a_node_that_does_not_run(tmp_path: Path) -> None:
+async def test_calls_fail_when_the_node_is_not_running(tmp_path: Path) -> None:
     node = flowstone.Node(tmp_path)
     with pytest.raises(FlowstoneError, match="not running"):
         node.space("_space")

@@ -22,7 +22,7 @@ async def fill(fruit: flowstone.Space, *rows: Any) -> None:
         await fruit.insert(row)
 
 
-async def test_what_was_inserted_is_found_by_key_and_by_other_indexes(fruit: flowstone.Space) -> None:
+async def test_inserted_tuple_is_found_through_all_indexes(fruit: flowstone.Space) -> None:
     stored = await fruit.insert((1, "apple", 5))
     assert stored == (1, "apple", 5)
     found = fruit.get(1)

@@ -33,9 +33,7 @@ async def owner(path: Path, **options: Any) -> flowstone.Node:
     return node
 
 
-async def test_what_is_undecided_when_a_replica_joins_is_in_none_of_its_snapshots(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_join_snapshot_omits_pending_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real masters of 2.11 send such rows in the final stage."""
     port = free_port()
     master = await owner(tmp_path / "master", listen=f"127.0.0.1:{port}", user=("demo", "secret"))
@@ -66,7 +64,7 @@ async def test_what_is_undecided_when_a_replica_joins_is_in_none_of_its_snapshot
         assert replica.space("synced").get(1) is None
 
 
-async def test_who_is_about_to_be_removed_counts_until_a_quorum_has_agreed(tmp_path: Path) -> None:
+async def test_member_counts_for_the_quorum_until_its_expulsion_is_confirmed(tmp_path: Path) -> None:
     node = await owner(tmp_path)
     await node.space("_cluster").insert((2, str(uuid.uuid4())))
     limbo = node._instance.queue.limbo

@@ -95,7 +95,9 @@ async def test_a_handle_outlives_its_transaction_in_name_only(node: flowstone.No
         inside.get(1)
 
 
-async def test_what_nobody_else_touched_is_no_conflict(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_transaction_has_no_conflict_when_its_reads_are_unchanged(
+    node: flowstone.Node, fruit: flowstone.Space
+) -> None:
     await fruit.insert((1, "apple", 5))
     async with node.transaction() as transaction:
         transaction.space("fruit").update(1, [("+", "count", 1)])
@@ -129,7 +131,7 @@ async def test_definitions_that_make_no_sense_are_refused_at_the_end(node: flows
     assert len(node.space("fruit")) == 0
 
 
-async def test_one_that_takes_longer_than_txn_timeout_is_taken_back(tmp_path: Path) -> None:
+async def test_transaction_is_rolled_back_after_txn_timeout(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path, txn_timeout=1e-9) as node:
         space = await node.create_space("space")
         await space.create_index("primary")
@@ -139,7 +141,7 @@ async def test_one_that_takes_longer_than_txn_timeout_is_taken_back(tmp_path: Pa
         assert len(space) == 0
 
 
-async def test_one_may_have_less_time_than_others(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_transaction_may_have_a_shorter_timeout(node: flowstone.Node, fruit: flowstone.Space) -> None:
     with pytest.raises(errors.TransactionTimeout):
         async with node.transaction(timeout=1e-9) as transaction:
             transaction.space("fruit").insert((1, "apple", 5))

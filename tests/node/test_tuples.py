@@ -54,7 +54,7 @@ def test_get_gives_a_default() -> None:
     assert [tuple_.get(field, "?") for field in ("name", "price", "colour", 0, 5)] == ["tea", "?", "?", 1, "?"]
 
 
-def test_it_is_a_sequence_that_equals_its_values() -> None:
+def test_tuple_is_a_sequence_equal_to_its_values() -> None:
     tuple_ = made(1, "tea")
     assert isinstance(tuple_, Sequence)
     assert (len(tuple_), list(tuple_), "tea" in tuple_) == (2, [1, "tea"], True)

@@ -23,7 +23,7 @@ async def test_neither_a_snapshot_nor_a_join_is_taken() -> None:
             await taken
 
 
-def test_it_is_nobody_and_votes_for_nobody() -> None:
+def test_anonymous_sink_has_no_identity_and_no_vote() -> None:
     sink = AnonymousSink(NOBODY)
     sink.raft(1, Row(type=30, body=b""))
     assert (sink.instance_uuid, sink.replica_id, sink.is_anonymous, sink.term) == (NOBODY, 0, True, 1)

@@ -117,7 +117,7 @@ def test_a_split_brain_that_both_sides_see_is_one_finding() -> None:
     assert finding.what.startswith("db1:3301 and db2:3301 have diverged")
 
 
-def test_who_refuses_us_is_not_taken_for_dead() -> None:
+def test_explanation_does_not_report_a_server_that_rejects_us_as_dead() -> None:
     denied = "Execute access to function 'box.info' is denied for user 'guest'"
     finding = _one(Unreachable(address=address(1), reason=denied, is_denied=True, hint="grant it"))
     assert (finding.kind, finding.severity, finding.advice) == (Kind.NO_RIGHTS, Severity.WARNING, "grant it")
@@ -125,7 +125,7 @@ def test_who_refuses_us_is_not_taken_for_dead() -> None:
     assert _one(wrong).kind is Kind.WRONG_PASSWORD
 
 
-def test_who_does_not_answer_us_but_replicates_is_a_warning() -> None:
+def test_explanation_warns_about_a_silent_server_that_replicates() -> None:
     finding = _one(Unreachable(address=address(1), reason="no answer within 3 s"), pair({}, {1: 3}, {})[1])
     assert (finding.kind, finding.severity) == (Kind.UNREACHABLE, Severity.WARNING)
 
@@ -231,7 +231,7 @@ _sides = st.fixed_dictionaries(
         max_size=4,
     )
 )
-def test_whatever_servers_say_nothing_is_raised(
+def test_explanation_raises_nothing_for_any_report(
     told: list[tuple[int, dict[int, int], dict[int, dict[str, Any]], dict[str, Any]]],
 ) -> None:
     reports = [report(number, vclock, peers, **info) for number, vclock, peers, info in told]
@@ -240,7 +240,7 @@ def test_whatever_servers_say_nothing_is_raised(
         assert finding.advice
 
 
-def test_who_answers_that_it_is_not_ready_is_starting_and_not_away() -> None:
+def test_member_answering_er_loading_is_reported_as_starting() -> None:
     loading = Unreachable(address=address(1), reason="Instance bootstrap hasn't finished yet", hint="retry in a moment")
     (finding,) = explain(replica_sets([loading]))
     assert (finding.kind, finding.severity) == (Kind.STARTING, Severity.WARNING)

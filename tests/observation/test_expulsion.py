@@ -39,7 +39,7 @@ def test_a_member_is_named_by_id_uuid_address_or_name(wanted: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["4", "0", "storage", uuid(7)])
-def test_who_is_no_member_cannot_be_expelled(wanted: str) -> None:
+def test_expulsion_of_a_non_member_is_rejected(wanted: str) -> None:
     with pytest.raises(NoSuchMember, match=r"not a member of the replica set .*; its members are 1 \(db1:3301\), 2 "):
         planned(wanted, led(1), led(2))
 
@@ -106,7 +106,7 @@ def test_the_quorum_is_that_of_who_writes() -> None:
     assert (found.alive_left, found.quorum_left, list(found.objections())) == (2, 2, [])
 
 
-def test_who_may_not_be_asked_but_replicates_counts_as_alive() -> None:
+def test_expulsion_counts_a_replicating_member_as_alive_when_it_rejects_queries() -> None:
     denied = Unreachable(address=address(3), reason="access denied", is_denied=True)
     assert planned("1", led(1), led(2), denied).alive_left == 2
     cfg = {"replication_synchro_quorum": "N / 2 + 1"}

@@ -24,13 +24,13 @@ def test_a_set_in_which_everybody_follows_gives_no_reason_to_complain() -> None:
     assert of(*pair({1: 9}, {1: 5}, {"lag": 0.2})) == ()
 
 
-def test_who_does_not_answer_is_named_once_and_not_with_every_link() -> None:
+def test_health_names_an_unreachable_member_once() -> None:
     lost = Unreachable(address=address(2), reason=f"cannot connect to {address(2)}: connection refused")
     master = report(1, {1: 5}, {2: {"upstream": upstream(2, "disconnected"), "downstream": {"status": "stopped"}}})
     assert of(master, lost) == ("db2:3301 is unreachable: connection refused",)
 
 
-def test_who_may_not_look_is_told_so() -> None:
+def test_health_reports_denied_access() -> None:
     denied = Unreachable(address=address(1), reason="Execute access is denied", is_denied=True)
     assert of(denied) == ("db1:3301 denies access: Execute access is denied",)
 
@@ -44,7 +44,7 @@ def test_a_link_that_is_being_made_is_no_reason_to_complain() -> None:
     assert of(*pair({1: 9}, {}, {"status": "wait_snapshot", "lag": None})) == ()
 
 
-def test_who_is_far_behind_is_named_with_seconds_and_rows() -> None:
+def test_health_names_a_lagging_member_with_seconds_and_rows() -> None:
     assert of(*pair({1: 900}, {1: 5}, {"lag": 34.4})) == ("db2:3301 lags db1:3301 by 895 rows and 34 s",)
 
 

@@ -374,7 +374,9 @@ def test_a_dead_master_is_one_finding(cluster: Cluster, master_kind: str, replic
 
 
 @BOTH_WAYS
-def test_who_is_behind_is_told_how_fast_it_catches_up(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_investigation_measures_how_fast_a_lagging_member_catches_up(
+    cluster: Cluster, master_kind: str, replica_kind: str
+) -> None:
     master = make(cluster, master_kind, "master", replication_timeout=10)
     ledger.define(master)
     wire = cluster.proxy(master)
@@ -389,7 +391,7 @@ def test_who_is_behind_is_told_how_fast_it_catches_up(cluster: Cluster, master_k
     wire.heal()
 
 
-def test_one_that_is_slow_is_told_once_however_many_it_follows(nodes: Cluster) -> None:
+def test_slow_member_is_reported_once_for_all_its_upstreams(nodes: Cluster) -> None:
     mesh = Mesh(nodes, ("ours", "ours", "ours"), replication_timeout=10)
     master, quick, slow = mesh.members
     wires = [mesh.wire(slow, other) for other in mesh.others(slow)]
@@ -790,7 +792,7 @@ async def test_a_follower_that_goes_on_taking_rows_is_not_looked_at_for_ever(mon
     assert "keeps applying rows" in deeper.evidence[-1]
 
 
-def test_what_no_rule_knows_is_told_in_the_servers_own_words(cluster: Cluster) -> None:
+def test_unknown_error_is_reported_in_the_words_of_the_server(cluster: Cluster) -> None:
     master, replica = pair(cluster, "ours", "real")
     replica.call("interop.refuse", "ledger", "the fuse has blown")
     write(master, [1])

@@ -84,7 +84,7 @@ def test_a_body_that_is_none_is_told_by_its_size(schema: Schema) -> None:
     assert waiting_rows(make_transaction([broken]), schema)[0].key == "… 1 bytes"
 
 
-def test_what_waits_is_told_by_its_key(schema: Schema) -> None:
+def test_pending_rows_are_shown_by_their_keys(schema: Schema) -> None:
     rows = [
         row(RequestType.INSERT, 1, tuple=(1, "Ada")),
         row(RequestType.UPDATE, 2, key=("Ada", 1), tuple=(("=", 1, "x"),)),

@@ -17,7 +17,7 @@ KINDS = pytest.mark.parametrize("kind", ["real", "ours"])
 
 
 @KINDS
-def test_what_a_server_has_left_is_seen_whole(kind: str, tmp_path: Path) -> None:
+def test_inspection_covers_all_files_of_a_server(kind: str, tmp_path: Path) -> None:
     seen = look_into(production(), str(leave(kind, tmp_path / "data")))
     assert len(seen.listing.snapshots) == LOGS
     assert (seen.is_in_use, seen.foreign, seen.unreadable, seen.failure) == (False, (), (), None)

@@ -31,7 +31,7 @@ def _prepared(cluster: Cluster, kind: str) -> tuple[Member, VClock]:
 
 
 @pytest.mark.parametrize("kind", ["real", "ours"])
-def test_what_lies_between_two_positions_is_read(cluster: Cluster, kind: str) -> None:
+def test_log_section_reads_rows_between_two_positions(cluster: Cluster, kind: str) -> None:
     member, before = _prepared(cluster, kind)
     end = VClock(member.vclock())
     section = _read(member.uri, before, end)
@@ -43,7 +43,7 @@ def test_what_lies_between_two_positions_is_read(cluster: Cluster, kind: str) ->
     eventually("nobody is connected any more", lambda: not member.info()["replication_anon"]["count"])
 
 
-def test_who_may_not_read_is_told_so(cluster: Cluster) -> None:
+def test_log_section_reports_missing_rights(cluster: Cluster) -> None:
     member, before = _prepared(cluster, "real")
     member.client.call("box.schema.user.create", "nobody", {"password": "x"})
     with pytest.raises(SectionUnread, match="denied"):

@@ -19,7 +19,7 @@ from tests.interop.member import SECONDS
 from tests.node.hanging_disk import HangingDisk
 
 
-async def test_it_is_the_one_that_others_are_given(tmp_path: Path) -> None:
+async def test_own_report_equals_the_report_over_the_network(tmp_path: Path) -> None:
     logs = str(tmp_path)
     async with Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret"), wal_dir=logs) as node:
         asking = Asking(production(), parse_uri(f"app:secret@{node.address}"))

@@ -27,6 +27,6 @@ def test_the_loopback_that_another_machine_tells_of_is_its_own() -> None:
     assert seen_from("localhost:3301", "localhost:3302") == "127.0.0.1:3302"
 
 
-def test_who_is_asked_by_a_socket_is_on_this_machine() -> None:
+def test_loopback_address_is_kept_when_queried_through_a_socket() -> None:
     assert seen_from("unix/:/run/a.sock", "localhost:3302") == "127.0.0.1:3302"
     assert seen_from("db1:3301", "unix/:/run/b.sock") == "unix/:/run/b.sock"

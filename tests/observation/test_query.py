@@ -136,7 +136,7 @@ async def test_who_gave_no_user_is_told_to_and_guests_are_granted_nothing(tmp_pa
 
 
 @fits("2.6")
-async def test_who_may_call_nothing_but_box_info_sees_what_that_shows(cluster: Cluster) -> None:
+async def test_query_with_box_info_only_reports_what_it_shows(cluster: Cluster) -> None:
     for member in (cluster.real("real"), cluster.ours("ours")):
         member.call("box.schema.user.create", "viewer", {"password": "secret"})
         for _ in range(2):
@@ -149,7 +149,7 @@ async def test_who_may_call_nothing_but_box_info_sees_what_that_shows(cluster: C
 
 
 @pytest.mark.parametrize("body", [{}, {Key.DATA: 5}, {Key.DATA: ()}, {Key.DATA: ("x",)}, {Key.DATA: ((1, 2),)}])
-async def test_who_answers_something_else_is_no_server_of_ours(body: dict[int, Any]) -> None:
+async def test_query_rejects_a_server_with_unexpected_answers(body: dict[int, Any]) -> None:
     async with peer(answering(lambda request: (0, pack(body)), (2, 6, 0))) as address:
         found = await once(asking_at(address))
     assert isinstance(found, Unreachable)
@@ -175,7 +175,7 @@ async def test_where_nobody_listens_is_told() -> None:
     assert found == Unreachable(address=f"127.0.0.1:{port}", reason=reason)
 
 
-async def test_who_accepts_and_says_nothing_is_given_up_in_time() -> None:
+async def test_query_times_out_when_the_server_stays_silent() -> None:
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 

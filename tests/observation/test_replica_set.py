@@ -43,13 +43,13 @@ def test_members_are_in_the_order_of_their_ids_and_anonymous_ones_last() -> None
     assert [one.role(member) for member in one.members] == ["master", "replica", "unknown"]
 
 
-def test_who_did_not_answer_is_found_by_the_address_that_others_follow() -> None:
+def test_unreachable_member_is_identified_by_the_address_that_others_follow() -> None:
     one = only(report(1, {1: 5}, {2: {"upstream": upstream(2, "disconnected")}}), silent(2))
     assert labels(one) == [(1, "db1:3301", "rw"), (2, "db2:3301", "unknown")]
     assert one.members[1].unreachable == silent(2)
 
 
-def test_who_did_not_answer_is_found_where_it_is_followed_over_the_loopback_of_its_machine() -> None:
+def test_unreachable_member_is_identified_by_a_loopback_address_of_its_machine() -> None:
     told = upstream(2) | {"peer": "replicator@localhost:3302"}
     lost = Unreachable(address="db1:3302", reason="connection refused")
     one = only(report(1, {1: 5}, {2: {"upstream": told}}), lost)
@@ -167,14 +167,14 @@ def test_the_queue_is_shown_as_its_owner_has_it() -> None:
 # --- links ---
 
 
-def test_who_has_every_row_is_not_behind_however_long_ago_the_last_one_came() -> None:
+def test_lag_is_zero_when_no_row_is_missing_however_old_the_last_one_is() -> None:
     one = only(*pair({1: 5}, {1: 5}, {"lag": 30.0, "idle": 0.4}))
     assert link(one, 2, 1) == Link(
         follower=uuid(2), master=uuid(1), status="follow", downstream="follow", lag=0.0, lag_lsn=0, idle=0.4
     )
 
 
-def test_who_lacks_rows_is_behind_at_least_since_it_last_heard_anything() -> None:
+def test_lag_is_at_least_the_idle_time_when_rows_are_missing() -> None:
     one = only(*pair({1: 9}, {1: 5}, {"status": "disconnected", "lag": 0.0001, "idle": 12.0}))
     assert (link(one, 2, 1).lag, link(one, 2, 1).lag_lsn) == (12.0, 4)
 
@@ -194,14 +194,14 @@ def test_a_follower_that_cannot_be_asked_is_known_by_its_master() -> None:
     )
 
 
-def test_what_the_master_says_of_a_link_stands_beside_what_the_follower_says() -> None:
+def test_link_has_the_reports_of_both_ends() -> None:
     first = report(1, {1: 9}, {2: {"downstream": {"status": "stopped", "message": "log gap"}}})
     second = report(2, {1: 5}, {1: {"upstream": upstream(1)}})
     found = link(only(first, second), 2, 1)
     assert (found.status, found.downstream, found.is_following) == ("follow", "stopped", True)
 
 
-def test_who_answers_and_does_not_follow_is_not_taken_for_stopped() -> None:
+def test_member_that_does_not_follow_is_not_reported_as_stopped() -> None:
     gone = {"status": "stopped", "message": "unexpected EOF when reading from socket"}
     one = only(report(1, {1: 9}, {2: {"downstream": gone}}), report(2, {1: 5}, {}))
     assert one.links == ()

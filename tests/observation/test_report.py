@@ -118,7 +118,7 @@ def test_a_report_of_3_has_names_election_and_queue() -> None:
     assert report.replication[0].downstream.lag == 0.0001
 
 
-def test_who_has_got_no_row_yet_has_no_lag() -> None:
+def test_report_has_no_lag_before_the_first_row() -> None:
     stopped = report_of("db2:3301", INFO_3).replication[0].upstream
     assert stopped is not None
     assert (stopped.status, stopped.lag, stopped.idle) == ("stopped", None, 41.5)
@@ -226,9 +226,7 @@ def _damaged(table: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @given(info=_damaged(INFO_2_6) | _damaged(INFO_3), gc=values, anonymous=values, cfg=values)
-def test_whatever_a_server_answers_becomes_a_report_that_json_can_hold(
-    info: dict[str, Any], gc: Any, anonymous: Any, cfg: Any
-) -> None:
+def test_report_is_json_serializable_for_any_answer(info: dict[str, Any], gc: Any, anonymous: Any, cfg: Any) -> None:
     report = report_of("db1:3301", info, gc=gc, anonymous=anonymous, cfg=cfg)
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
 

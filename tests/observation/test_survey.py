@@ -129,7 +129,7 @@ async def test_a_member_that_comes_back_is_found_again(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(2))
-async def test_who_answers_in_the_place_of_a_member_is_not_taken_for_it(sim: Simulation) -> None:
+async def test_survey_does_not_mistake_another_server_at_the_address_for_the_member(sim: Simulation) -> None:
     await start_set(sim, ("a", "b"))
     await sim.until(lambda: all_follow_all(sim, ("a", "b")))
     meant = str(sim.node("b").info()["uuid"])
@@ -182,7 +182,7 @@ async def test_two_sets_are_seen_at_once(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(2))
-async def test_who_was_named_and_who_was_found_may_hang_at_the_same_time(sim: Simulation) -> None:
+async def test_survey_ends_when_given_and_found_servers_hang_together(sim: Simulation) -> None:
     await start_set(sim, ("a", "b"))
     await sim.until(lambda: all_follow_all(sim, ("a", "b")))
     survey = survey_of(sim, "a")

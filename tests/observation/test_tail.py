@@ -160,7 +160,7 @@ async def test_a_synchronous_transaction_of_2_6_waits_until_its_verdict(tarantoo
             assert [line for line in lines(tail) if line[0] == "CONFIRM"]
 
 
-async def test_what_is_rolled_back_is_shown_as_such(tarantool: object, tmp_path: Path) -> None:
+async def test_tail_marks_rolled_back_transactions(tarantool: object, tmp_path: Path) -> None:
     quorum = "replication_synchro_quorum = 2, replication_synchro_timeout = 0.2"
     with real_tarantool.serve(tmp_path, setup=ORDERS, cfg=quorum) as server:
         async with await Connection.open(production(), parse_uri(server.uri)) as client, tailing(server.uri) as tail:
@@ -207,7 +207,7 @@ async def test_when_a_member_is_gone_another_one_goes_on(tmp_path: Path) -> None
         await first.stop()
 
 
-async def test_nobody_to_follow_is_no_error(tmp_path: Path) -> None:
+async def test_tail_without_a_reachable_member_raises_nothing(tmp_path: Path) -> None:
     async with tailing(f"127.0.0.1:{real_tarantool.free_port()}") as tail:
         await until("the end of the attempt", lambda: tail.status is TailStatus.LOST)
         assert tail.message is not None
@@ -215,7 +215,7 @@ async def test_nobody_to_follow_is_no_error(tmp_path: Path) -> None:
     assert tail.status is TailStatus.OFF
 
 
-async def test_what_waited_before_the_tail_began_is_seen(tmp_path: Path) -> None:
+async def test_tail_shows_transactions_that_were_pending_before_it_began(tmp_path: Path) -> None:
     """Who opens a dashboard does so because something is stuck already."""
     upstream = Upstream(tmp_path / "upstream", dialect="2.11", replication_synchro_timeout=1000.0)
     await upstream.start()

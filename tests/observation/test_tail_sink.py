@@ -85,7 +85,7 @@ async def test_only_what_is_settled_is_acknowledged() -> None:
     assert {each.lsn: each.status for each in sink.ring} == dict.fromkeys((11, 12, 13, 14), TransactionStatus.SETTLED)
 
 
-async def test_what_a_second_server_sends_again_is_shown_and_counted_once() -> None:
+async def test_tail_shows_and_counts_repeated_transactions_once() -> None:
     told: list[LiveTransaction] = []
     sink = sink_at({1: 10}, StandingClock(), told)
     await sink.apply(slab([insert(11, flags=SYNCHRONOUS)]))
@@ -98,7 +98,7 @@ async def test_what_a_second_server_sends_again_is_shown_and_counted_once() -> N
     assert sink.ring[0].status is TransactionStatus.SETTLED
 
 
-async def test_what_a_new_leader_never_had_is_rolled_back() -> None:
+async def test_tail_rolls_back_transactions_that_a_new_leader_lacks() -> None:
     leaders: list[tuple[int, int]] = []
     sink = sink_at({1: 10}, StandingClock())
     sink._on_leader = lambda term, replica_id, at: leaders.append((term, replica_id))
@@ -119,7 +119,7 @@ async def test_a_snapshot_is_asked_for_its_position_only() -> None:
     assert sink.vclock == VClock({1: 10})
 
 
-async def test_what_was_written_before_is_shown_and_counts_for_no_rate() -> None:
+async def test_tail_shows_earlier_rows_without_counting_them_for_the_rate() -> None:
     sink = sink_at({}, StandingClock())
     sink.start_at(VClock({1: 10}), live_from=VClock({1: 500}))
     await sink.apply(slab(insert(lsn) for lsn in range(11, 502)))
@@ -127,7 +127,7 @@ async def test_what_was_written_before_is_shown_and_counts_for_no_rate() -> None
     assert len(sink.ring) == DECODED_PER_SECOND
 
 
-async def test_what_waits_is_not_remembered_without_end() -> None:
+async def test_tail_limits_the_pending_transactions_in_memory() -> None:
     sink = sink_at({}, StandingClock())
     await sink.apply(slab([insert(1, flags=SYNCHRONOUS)]))
     with pytest.raises(TooMuchWaits, match="too many pending transactions"):

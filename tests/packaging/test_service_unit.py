@@ -57,7 +57,7 @@ def test_the_example_of_a_configuration_is_accepted(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [example]
 
 
-def test_so_it_is_with_the_lines_that_are_commented_out(tmp_path: Path) -> None:
+def test_commented_out_options_are_valid(tmp_path: Path) -> None:
     example = copied_example(tmp_path)
     text, count = re.subn(r"^# (\w+ = )", r"\1", example.read_text(), flags=re.MULTILINE)
     assert count

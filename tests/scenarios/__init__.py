@@ -224,7 +224,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_synchronous.py::test_the_queue_moves_to_another_member_when_it_is_empty",
         "interop/test_synchronous.py::test_quorum_and_timeout_change_for_what_waits_already",
         "interop/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
-        "interop/test_synchronous.py::test_who_writes_into_an_empty_queue_owns_it",
+        "interop/test_synchronous.py::test_first_writer_to_an_empty_queue_becomes_its_owner",
     ),
     # Snapshots have what is confirmed.
     "H3": (
@@ -249,7 +249,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_synchronous.py::test_what_a_quorum_has_of_a_lost_owner_is_confirmed_by_the_next",
         "scenarios/test_synchronous.py::test_what_no_quorum_has_of_a_lost_owner_is_not_confirmed",
         "interop/test_synchronous_recovery.py::test_the_queue_of_a_lost_owner_is_confirmed_by_who_clears_it",
-        "interop/test_synchronous_recovery.py::test_what_of_a_lost_owner_no_quorum_has_is_rolled_back",
+        "interop/test_synchronous_recovery.py::test_transactions_of_a_lost_owner_without_a_quorum_are_rolled_back",
     ),
     # System spaces.
     "H13": ("scenarios/test_synchronous.py::test_system_spaces_stay_asynchronous_when_the_queue_is_claimed",),
@@ -296,10 +296,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # A term that was missed.
     "I6": (
         "scenarios/test_elections.py::test_a_term_that_was_missed_comes_with_the_subscription",
-        (
-            "interop/test_elections.py::"
-            "test_nobody_is_elected_without_a_quorum_and_a_term_that_was_tried_is_told_to_who_comes_back"
-        ),
+        ("interop/test_elections.py::test_election_needs_a_quorum_and_returning_member_learns_the_term"),
     ),
     # Rows that the new leader rolled back.
     "I8": ("scenarios/test_elections.py::test_rows_of_an_old_leader_that_were_rolled_back_do_not_come_back",),
@@ -329,7 +326,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_promotion.py::test_a_newer_term_while_a_promotion_waits_for_its_quorum",
         "scenarios/test_promotion.py::test_all_are_promoted_at_once",
         "node/synchro/test_promotion.py::test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next",
-        "interop/test_promotion.py::test_what_was_not_asked_for_changes_nothing",
+        "interop/test_promotion.py::test_redundant_promote_and_demote_change_nothing",
     ),
     # The term comes before the promotion.
     "J6": (

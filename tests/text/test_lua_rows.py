@@ -95,7 +95,7 @@ def test_fields_are_counted_as_lua_counts_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [(), ("=",), 5, "=", {"=": 1}])
-def test_what_is_no_operation_stays_as_it_is(tmp_path: Path, odd: Any) -> None:
+def test_lua_keeps_malformed_operations_unchanged(tmp_path: Path, odd: Any) -> None:
     (line,) = statements(tmp_path, (RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: (("=", 1, 2), odd)}))
     assert f"[2] = {lua_value(odd)}}})" in line
 

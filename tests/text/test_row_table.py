@@ -105,7 +105,7 @@ def test_a_bracket_goes_on_from_strip_to_strip(log: Log, monkeypatch: pytest.Mon
     assert "".join(line[0] for line in lines[1:]) == "┌│││└ "
 
 
-def test_what_has_no_column_stands_at_the_end(log: Log) -> None:
+def test_values_without_a_column_come_last(log: Log) -> None:
     log.insert(512, 1, "x", 7)
     log.write((RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: (("=", 1, "y"),)}))
     (lines,) = screens(log, fields=True)
@@ -131,5 +131,5 @@ def test_a_new_format_gets_a_new_head(log: Log) -> None:
     assert after[0].split()[-1] == "number"
 
 
-def test_nothing_is_no_table(log: Log) -> None:
+def test_no_rows_print_no_table(log: Log) -> None:
     assert screens(log) == []

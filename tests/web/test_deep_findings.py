@@ -151,7 +151,7 @@ async def test_looks_go_on_while_a_deeper_one_hangs(tmp_path: Path, monkeypatch:
     assert begun == 1
 
 
-async def test_who_has_taken_the_place_of_a_member_gets_no_login(tmp_path: Path) -> None:
+async def test_deep_findings_send_no_login_to_another_server_at_the_address(tmp_path: Path) -> None:
     stranger = Upstream(tmp_path / "stranger")
     await stranger.start()
     try:
@@ -167,7 +167,7 @@ async def test_who_has_taken_the_place_of_a_member_gets_no_login(tmp_path: Path)
 # --- when ---
 
 
-async def test_it_looks_when_other_things_are_wrong_and_else_seldom(looks: list[Investigate]) -> None:
+async def test_deep_findings_investigate_when_problems_change_and_otherwise_rarely(looks: list[Investigate]) -> None:
     outside, clock = clocked()
     found, count = DeepFindings(outside), 0
 
@@ -197,7 +197,7 @@ async def test_it_looks_when_other_things_are_wrong_and_else_seldom(looks: list[
 # --- what is shown ---
 
 
-async def test_what_is_found_deeper_stands_in_the_place_of_what_a_look_shows(looks: list[Investigate]) -> None:
+async def test_deep_findings_replace_the_findings_of_reports(looks: list[Investigate]) -> None:
     found = DeepFindings(production())
     found.see(STOPPED, way)
     (shallow,) = found.findings
@@ -313,7 +313,7 @@ async def test_a_member_without_a_way_to_it_is_no_error(caplog: pytest.LogCaptur
     assert caplog.records == []
 
 
-async def test_what_a_server_may_make_us_show_is_bounded(looks: list[Investigate]) -> None:
+async def test_deep_findings_limit_the_text_of_servers(looks: list[Investigate]) -> None:
     found = DeepFindings(production())
     found.see(WELL, way)
     looks.append(lambda sets, known: tuple(never_followed(f"db9:{port}") for port in range(10 * ALONE_MAX)))

@@ -33,7 +33,7 @@ def batch(number: int, size: int = 10) -> bytes:
     return msgspec.json.encode({"set": "s", "transactions": [number], "skipped": 0, "filler": "x" * size})
 
 
-async def test_who_comes_gets_the_newest_state_at_once_and_then_what_changes() -> None:
+async def test_new_listener_gets_the_newest_state_and_then_changes() -> None:
     stream = EventStream()
     stream.put_state(b'{"now":1}')
     stream.put_state(b'{"now":2}')
@@ -82,7 +82,7 @@ async def test_a_slow_listener_is_told_how_much_it_missed_and_delays_nobody() ->
             events.close()
 
 
-async def test_who_reads_nothing_for_too_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_listener_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "SEND_SECONDS", 0.2)
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.5)
     stream = EventStream()

@@ -312,7 +312,7 @@ async def test_a_lost_leader_and_its_successor_are_on_the_time_line(tmp_path: Pa
         await until_found(feed, 1, text="late")
 
 
-async def test_who_only_watches_is_not_shown_as_a_member(tmp_path: Path) -> None:
+async def test_watching_dashboard_is_not_listed_as_a_member(tmp_path: Path) -> None:
     async with pair(tmp_path) as (first, _), feeding(first.uri) as feed:
         await until("the log", lambda: tails_follow(feed))
         await until("the server's word of it", lambda: first.node.info()["replication_anon"]["count"] == 1)

@@ -148,7 +148,7 @@ def test_a_leader_that_comes_back_in_its_term_is_told_again() -> None:
     assert told == sorted((at, kind) for kind, moments in times.items() for at in moments)
 
 
-def test_nothing_grows_for_ever() -> None:
+def test_feed_set_bounds_its_memory() -> None:
     clock = StandingClock()
     one = watched(clock)
     links = tuple(link(2, 1, lag_lsn=lsn) for lsn in range(POINT_LINKS_MAX + 50))

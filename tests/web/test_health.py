@@ -101,7 +101,7 @@ def test_a_running_node_is_well_whoever_else_is_away() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_node_is_said(node: Report, is_ready: bool, reason: str) -> None:
+def test_health_lists_the_problems_of_a_node(node: Report, is_ready: bool, reason: str) -> None:
     found = node_health(node, statistics(), usage())
     assert not found.is_well
     assert found.is_ready is is_ready
@@ -121,7 +121,7 @@ def test_a_leader_is_one_who_is_heard(status: str) -> None:
     assert found.is_ready
 
 
-def test_who_is_left_alone_by_its_leader_says_so(tmp_path: Path) -> None:
+def test_health_reports_a_lost_connection_to_the_leader(tmp_path: Path) -> None:
     nodes = Cluster(tmp_path, NODES)
     try:
         mesh = Mesh(nodes, ("ours", "ours"), direct=True)

@@ -145,7 +145,7 @@ def test_a_replica_tells_its_lsns_as_a_replica() -> None:
     assert {labels["type"] for labels in found.labels("tnt_replication_lsn")} == {"replica"}
 
 
-def test_what_a_server_does_not_tell_is_left_out() -> None:
+def test_metrics_omit_values_that_a_server_does_not_report() -> None:
     bare = Report(address="a:1", package="Tarantool", version="2.6.0", id=1, uuid="u", status="running", ro=False)
     names = shown(bare).families
     assert not [name for name in names if name.startswith(NOT_BEFORE_2_6_1)]

@@ -80,7 +80,7 @@ async def test_requests_that_come_together_are_answered_together(path: str) -> N
     assert counted.asked <= 3
 
 
-async def test_nobody_gets_an_answer_from_before_the_question() -> None:
+async def test_monitoring_never_replies_with_an_older_result() -> None:
     told = OnDone()
     async with WebServer(monitoring(told), "127.0.0.1:0") as web:
         for is_ready in (True, False, True):
@@ -88,7 +88,7 @@ async def test_nobody_gets_an_answer_from_before_the_question() -> None:
             assert (await get(web, "/health/ready")).status == (200 if is_ready else 503)
 
 
-async def test_who_is_well_is_200_everywhere() -> None:
+async def test_healthy_process_answers_200_at_every_endpoint() -> None:
     async with WebServer(monitoring(OnDone()), "127.0.0.1:0") as web:
         assert (await get(web, "/health")).json() == {"status": "ok", "state": "running", "reasons": []}
         assert [(await get(web, path)).status for path in PROBES] == [200, 200]

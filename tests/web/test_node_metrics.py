@@ -69,7 +69,7 @@ async def test_a_node_shows_what_it_has_done(tmp_path: Path) -> None:
         assert (await NodeMetrics(node).health()).is_ready
 
 
-async def test_who_holds_logs_and_what_it_was_sent_is_shown(tmp_path: Path) -> None:
+async def test_metrics_show_held_logs_and_sent_bytes_per_replica(tmp_path: Path) -> None:
     async with (
         Node(tmp_path / "a", listen="127.0.0.1:0", user=("app", "secret")) as master,
         Node(tmp_path / "b", replication=[f"app:secret@{master.address}"]) as replica,

@@ -46,7 +46,7 @@ def test_of_a_set_that_is_not_watched_nobody_knows(lake: Lake) -> None:
     assert (shown.status, shown.age_seconds) == ("unknown", None)
 
 
-def test_what_is_written_later_is_seen_at_the_next_look(lake: Lake) -> None:
+def test_pipeline_sees_later_commits_at_the_next_poll(lake: Lake) -> None:
     pipeline = Pipeline([lake.path])
     assert pipeline.look(NOW, {}) == ()
     table = lake.create(ORDERS, UUID, at(5))

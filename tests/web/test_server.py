@@ -107,7 +107,7 @@ async def test_long_headers_are_refused() -> None:
     assert answer.startswith(b"HTTP/1.1 400")
 
 
-async def test_who_does_not_finish_asking_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_with_an_incomplete_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_SECONDS", 0.1)
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         assert await ask(web, b"") == b""

@@ -39,7 +39,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "words"), ERRORS, ids=lambda value: type(value).__name__)
-def test_it_says_what_where_and_what_to_do(error: XlogError, words: str) -> None:
+def test_xlog_error_has_problem_place_and_hint(error: XlogError, words: str) -> None:
     text = str(error)
     assert text.startswith(f"{PATH}: ")
     assert words in text

@@ -97,7 +97,7 @@ INSTANCE = f"Instance: {UUID}"
         (b"XLOG\n0.13\n" + b"Key: value\n" * 5000, DamagedLog, "does not end within"),
     ],
 )
-def test_what_is_wrong_is_named(data: bytes, kind: type[XlogError], word: str) -> None:
+def test_meta_error_has_path_problem_and_hint(data: bytes, kind: type[XlogError], word: str) -> None:
     with pytest.raises(kind, match=word) as caught:
         parse(data[:HEADER_READ_SIZE], "some/00000000000000000000.xlog")
     assert caught.value.path == "some/00000000000000000000.xlog"
@@ -135,7 +135,7 @@ def test_vclocks_survive_their_text_form(vclock: dict[int, int]) -> None:
     ["", "{", "{1}", "{1: }", "{1: 2,}", "{-1: 2}", "{1: -2}", "{32: 1}", "{1: 1, 1: 2}",
      "{1: 9223372036854775808}", "{1: 2} x", "{1: 2 3: 4}", "{" + "9" * 50 + ": 1}", "{١: ٢}"],
 )  # fmt: skip
-def test_what_is_no_vclock_is_refused(text: str) -> None:
+def test_invalid_vclock_text_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"vclock"):
         parse_vclock(text)
 

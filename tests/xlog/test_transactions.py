@@ -94,7 +94,7 @@ def test_rows_that_are_as_they_must_be_keep_their_bytes() -> None:
         ([insert(1), Row(RequestType.RAFT_CONFIRM, replica_id=1, lsn=2)], 0, "RAFT_CONFIRM .* cannot share"),
     ],
 )
-def test_what_no_server_would_write_is_refused(rows: Sequence[Row], flags: int, word: str) -> None:
+def test_invalid_transactions_are_rejected(rows: Sequence[Row], flags: int, word: str) -> None:
     with pytest.raises(LocalProtocolError, match=word):
         make_transaction(rows, flags)
 

@@ -105,7 +105,7 @@ def test_a_full_table_is_said_and_the_walk_goes_on_from_there() -> None:
     assert (len(rest), at, why) == (3, len(data), NEED)
 
 
-def test_what_is_no_block_stops_the_walk() -> None:
+def test_walk_stops_at_an_invalid_block() -> None:
     good = framed(b"x")
     for other in (EOF_MAGIC + bytes(20), bytes(30), good[:3] + b"\xac" + good[4:], good[:4] + b"\xa1" + good[5:]):
         assert walked(good + other)[1:] == (len(good), OTHER)

@@ -154,8 +154,8 @@ class Archive:
         An unreachable upstream is contacted again until it answers.
 
         Args:
-            once: Return when the archive has everything that the upstream had at the first subscription. An unreachable
-                upstream is an error then.
+            once: Return when the archive has everything that the upstream had at the first subscription. In that case,
+            an unreachable upstream is an error.
 
         Raises:
             AlreadyLocked: Another process writes to the directory.
@@ -214,7 +214,7 @@ class Archive:
                 outside.disk, self._directory, new_uuid, outside.clock.wall, wal_max_size=self._wal_max_size
             )
 
-        # Compiles kernels before the connection exists: a master would give up on a replica that is silent for so long.
+        # Compile kernels before connecting: a master disconnects a replica that is silent for so long.
         await by_worker(outside, warm_up)
         self._store = await by_worker(outside, open_store)
         self._intake = Intake(outside, self._store)
@@ -265,7 +265,7 @@ class Archive:
             await self._begin_from_snapshot(FIRST, "")
 
     async def _follow(self) -> None:
-        """Follow the upstream, also across gaps, until the target is reached or an error ends the archive."""
+        """Follow the upstream, even across gaps, until the target is reached or an error ends the archive."""
         assert self._applier is not None
         _, intake = self._open_store()
         while True:
@@ -287,7 +287,7 @@ class Archive:
                 await self._overcome(error)
 
     async def _overcome(self, error: FlowstoneError) -> None:
-        """Prepare to follow again after `error` ended the connection for good; raise it if a retry is useless."""
+        """Prepare to follow again after `error` ended the connection permanently; raise it if a retry is useless."""
         assert self._sink is not None
         await self._drain()
         if is_gap(error):
@@ -343,7 +343,7 @@ class Archive:
                 self._failed(applier.error)
 
     def _check_logs(self, applier: Applier) -> None:
-        """Fail if the oldest log of the upstream starts after our position: version 2.6 does not reject us then."""
+        """Fail if the oldest log of the upstream starts after our position: version 2.6 does not report this error."""
         store, intake = self._open_store()
         if store.log is None or applier.ballot is None:
             return
@@ -369,7 +369,7 @@ class Archive:
         self._failures = 0
         self._patience.reset()
         self._told = ""
-        # Of the first subscription only: a busy server would move the target of `--once` with each reconnect.
+        # Only the first subscription sets the target of `--once`: a busy server would move it with each reconnect.
         if self._target is None:
             self._target = theirs
         address, uuid, position = self._uri.address, str(applier.uuid), intake.vclock.to_mapping()
@@ -409,7 +409,7 @@ class Archive:
     def _check_target(self) -> None:
         if not self._is_once or self._target is None or not self._target <= self.position:
             return
-        # The archive stops before a heartbeat brings the upstream's time, so its own time of the request has to do.
+        # The archive stops before a heartbeat brings the upstream's time, so use the local time of the request.
         self._open_store()[0].know_until(self._asked_at)
         self._tell(events.CaughtUp(self.position.to_mapping(), self.settled.to_mapping()))
         # The end is reported once, even if rows arrive while the archive stops.
@@ -426,7 +426,8 @@ class Archive:
             store.know_until(self._applier.peer_time)
 
     def _is_registration_known(self, error: FlowstoneError) -> bool:
-        """Return True, and note it, if we are registered although a crash came before our row of `_cluster`."""
+        """Return True, and record it, if we are registered although a crash prevented us from receiving our row of
+        `_cluster`."""
         if code_of(error) != errors.ReplicaNotAnon.code or self._sink is None or self._sink.replica_id:
             return False
         self._sink.register_known()
@@ -469,12 +470,12 @@ class Archive:
         gap: Gap | None = None
         snapshot: IncomingSnapshot | None = None
         while snapshot is None:
-            # With the UUID that will subscribe: servers since 3.3 keep their logs for this UUID from now on.
+            # Use the UUID that will subscribe: servers since 3.3 keep their logs for this UUID from now on.
             sink = SnapshotSink(intake, UUID(store.manifest.replica_uuid), self._files_uuid)
             try:
                 await self._fetch(sink, reason)
                 assert sink.snapshot is not None
-                # Checked before the log is replaced: a lagging member must not cost rows that the archive has.
+                # Check before the log is replaced: the snapshot of a lagging member lacks rows that the archive has.
                 if not store.vclock <= sink.snapshot.vclock:
                     raise UpstreamLostTail(self._uri.address, sink.snapshot.vclock, store.vclock)
                 gap = await intake.alone(store.begin_from, sink.snapshot, why)
@@ -485,7 +486,7 @@ class Archive:
             finally:
                 await sink.abandon()  # no effect on a finished snapshot
         self._patience.reset()
-        # After `begin_from`, whose log starts at the snapshot: rows before it are known from now on.
+        # Must follow `begin_from`, whose log starts at the snapshot: rows before the snapshot are known from now on.
         intake.begin_anew()
         if reason == GAP:
             await self._load_images()
@@ -508,7 +509,7 @@ class Archive:
         holding: asyncio.Task[None] | None = None
         try:
             fetching.start(pause_at=(ApplierState.READY,))
-            # The login first: rows are held back below, which must not last longer than the request itself.
+            # Log in first: rows are held below, and must not be held longer than the request itself takes.
             await fetching.resume_to(ApplierState.READY, is_patient=False)
             if reason == INTERVAL:
                 # The log must not pass the snapshot's position, which is not known yet.
@@ -517,7 +518,7 @@ class Archive:
                 await intake.drain()
             await self._receive(fetching, sink)
         finally:
-            # In `finally`: rows must not be held after a failed snapshot.
+            # Release rows even after a failed snapshot.
             intake.is_free.set()
             if holding is not None:
                 holding.cancel()
@@ -540,7 +541,7 @@ class Archive:
             raise ConnectionLost(what) from error
 
     async def _let_go(self) -> None:
-        # The log must go on: a server that gets no ACKs for too long disconnects the archive.
+        # Keep writing the log: a server disconnects an archive that sends no ACKs for too long.
         await self._outside.clock.sleep(HOLD_SECONDS * self._replication_timeout)
         assert self._intake is not None
         self._intake.is_free.set()
@@ -583,7 +584,7 @@ class Archive:
             await intake.alone(store.cut, vclock)
             intake.is_free.set()
 
-        # Without a UUID: a server accepts one connection per instance, and need not keep logs for this one.
+        # Connect without a UUID: a server accepts one connection per instance, and need not keep logs for this one.
         sink = SnapshotSink(intake, UUID(int=0), self._files_uuid, cut)
         try:
             await self._fetch(sink, INTERVAL)

@@ -92,12 +92,12 @@ class ArchiveLog:
     def write(self, rows: bytes) -> None:
         """Write new rows of whole transactions, encoded as in the log; they are durable on return."""
         slab = slab_of_rows(rows, self._directory)
-        # Before anything is written: a server would not start from a log with a repeated LSN.
+        # Check before anything is written: a server does not start from a log with a repeated LSN.
         self._check_order(slab)
         first = 0
         if self.cut_at is not None:
             first = self._rows_before_cut(slab, self.cut_at)
-            # In two parts: the file must end at the position of the snapshot, inside this batch.
+            # Write two parts: the file must end at the position of the snapshot, inside this batch.
             self._append(slab, 0, first)
             self._end_at_cut()
         self._append(slab, first, len(slab))
@@ -126,7 +126,7 @@ class ArchiveLog:
                 opened.writer.close()
 
     def abandon(self) -> None:
-        """Close the files as they are, without end marker."""
+        """Close the files as they are, without an end marker."""
         if self._unindexed is not None:
             unindexed, self._unindexed = self._unindexed, None
             unindexed.abandon()
@@ -136,7 +136,7 @@ class ArchiveLog:
             opened.writer.abandon()
 
     def _check_order(self, slab: Slab) -> None:
-        """Raise BrokenOrder unless LSNs increase: no server recovers from another log."""
+        """Raise BrokenOrder unless LSNs increase: no server recovers from a log in any other order."""
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
         for number in np.unique(replica_ids).tolist():
             mine = lsns[replica_ids == number]
@@ -159,7 +159,7 @@ class ArchiveLog:
         # One sync for all blocks of the batch. ACKs follow it, so the server may delete its logs after this.
         writer.sync(since=before)
         for start, end, size in written:
-            # After the sync: the index must not refer to bytes that a crash can take away.
+            # Update the index after the sync: it must not refer to bytes that a crash could lose.
             opened.blocks.add(slab, start, end, size)
         self.vclock = vclock
         self.row_count += stop - first
@@ -225,7 +225,8 @@ class ArchiveLog:
         self.cut_at = None
         if self.was_cut and self._open is not None and self._open.writer.meta.vclock != self.vclock.to_mapping():
             self._end_file()
-            # At once, not with the next row: the snapshot is published only if the file that starts there exists.
+            # Create the file now, not with the next row: the snapshot is published only if a file starts at its
+            # position.
             self._create()
 
     # --- resuming ---

@@ -58,7 +58,8 @@ class Intake:
         self._queue: deque[Slab] = deque()
         self._queued = 0
         self._task: asyncio.Task[None] | None = None
-        # The writer, snapshots and the saving task use the files in turn; none of them is safe to run beside another.
+        # The writer, snapshots and the saving task use the files in turn; none of them may run concurrently with
+        # another.
         self._disk = asyncio.Lock()
         self.store = store
         self.submitted = store.vclock
@@ -77,7 +78,7 @@ class Intake:
 
     async def take(self, slab: Slab) -> None:
         """Queue the new rows of `slab`. Wait while the queue is full; raise the failure if the disk failed."""
-        # Here and not in `_work`: rows that are queued already are drained before the snapshot is requested.
+        # Wait here and not in `_work`: rows that are already queued are drained before the snapshot is requested.
         await self.is_free.wait()
         unknown = _unknown(slab, self.submitted)
         if unknown is not None:
@@ -134,7 +135,7 @@ class Intake:
             LOG.exception("cannot write to %s", self.store.directory)
             self.failure = FlowstoneError(f"cannot write to {self.store.directory}: {type(error).__name__}: {error}")
         finally:
-            # Before `_move`: a caller of `drain` is woken by it and must find no task.
+            # Must precede `_move`, which wakes the caller of `drain`: it must find no task.
             self._task = None
             self._move()
 
@@ -184,7 +185,7 @@ class SnapshotSink:
         return VClock()
 
     async def begin_snapshot(self, vclock: VClock, greeting_version: tuple[int, int, int]) -> None:
-        # A retry of the applier begins again; the incomplete file of the last attempt must not stay.
+        # The applier has started over; discard the incomplete file of the last attempt.
         await self.abandon()
         version = ".".join(map(str, greeting_version))
         position, uuid = vclock.without_zero(), str(self._files_uuid())
@@ -193,7 +194,7 @@ class SnapshotSink:
             self.snapshot = self._intake.store.receive_snapshot(position, version, uuid)
 
         await self._intake.alone(receive)
-        # After the file exists: an archive is reported as opened only when it can receive.
+        # Report it only now that the file exists: an archive counts as opened when it can receive rows.
         self._intake.on_snapshot()
         if self._on_begun is not None:
             await self._on_begun(position)
@@ -306,7 +307,7 @@ class LogSink:
         await self._intake.drain()
 
     async def apply(self, slab: Slab) -> None:
-        # Rows that were in transit when the refusal was set: they do not continue the log.
+        # These rows were in transit when the refusal was set, and do not continue the log.
         if self.refusal is not None:
             raise self.refusal
         self._learn_id(slab)

@@ -61,7 +61,7 @@ class LogsCollected(FlowstoneError):
 
 
 class RowsMissing(ArchiveRefused):
-    """The upstream no longer has the next rows, and the caller does not allow to continue without them."""
+    """The upstream no longer has the next rows, and the caller does not allow the archive to continue without them."""
 
     def __init__(self, address: str, why: str, ours: VClock, oldest: VClock | None) -> None:
         self.missing = missing_rows(ours, oldest) if oldest is not None else ()
@@ -74,7 +74,8 @@ class RowsMissing(ArchiveRefused):
 
 
 def explained(error: FlowstoneError, uri: str, replicaset_uuid: str | None) -> FlowstoneError:
-    """Return the error of the server at `uri` with advice for the operator; the archive is of `replicaset_uuid`."""
+    """Return the error of the server at `uri` with advice for the operator; the archive belongs to
+    `replicaset_uuid`."""
     if isinstance(error, WriteFailed):
         what = "free space" if error.errno in _FULL else "repair the disk"
         return ArchiveRefused(f"cannot archive: {error.message}", hint=f"{what} and start the archive again")

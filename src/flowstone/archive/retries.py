@@ -71,7 +71,7 @@ class Patience:
         now = self._outside.clock.monotonic()
         missing = [number for number, _, _ in error.missing]
         before = self._theirs
-        # The time limit starts again with each step forward: a lagging member may have much to catch up.
+        # Any progress restarts the time limit: a lagging member may have a long way to catch up.
         if before is None or any(error.theirs.get(number) > before.get(number) for number in missing):
             self._theirs, self._since = error.theirs, now
         return now - self._since < CATCH_UP_SECONDS

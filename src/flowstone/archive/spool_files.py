@@ -53,7 +53,7 @@ class SpoolStore(ArchiveStore):
     def write(self, slabs: Sequence[Slab]) -> None:
         super().write(slabs)
         assert self.log is not None
-        # With each write: readers of a spool follow the index, while an archive is read later.
+        # Update the index with each write: readers of a spool follow it, while an archive is read later.
         self.log.flush()
 
     # --- starting ---
@@ -63,7 +63,7 @@ class SpoolStore(ArchiveStore):
         if self.log is not None:
             self.log.close()
             self.log = None
-        # Before the manifest is saved: after a crash in between, `_recover` finds no start and drops the rest.
+        # Delete before the manifest is saved: after a crash in between, `_recover` finds no start and drops the rest.
         self._drop(scan_directory(self._disk, self.directory), None)
         manifest = self.manifest
         manifest.snapshots, manifest.gaps = [], []
@@ -100,7 +100,7 @@ class SpoolStore(ArchiveStore):
         newest = found.snapshots[-1].signature if found.snapshots else -1
         if not files or files[-1].signature < newest:
             if not found.snapshots:
-                self._drop(found, None)  # a crash came before the new start was written
+                self._drop(found, None)  # a crash prevented the write of the new start
             super()._recover(found)
             return
         definitions = read_definitions(self._disk, files[-1].path)
@@ -146,7 +146,7 @@ class SpoolStore(ArchiveStore):
         assert self.log is not None
         self.log.close()
         kept = self._cut_log(self.log.verdicts.settled)
-        # From the files, as after a crash: the tracker cannot go back.
+        # Recover from the files, as after a crash: the tracker cannot be rewound.
         self._recover(scan_directory(self._disk, self.directory))
         if kept:
             self.log.write(kept)
@@ -154,7 +154,7 @@ class SpoolStore(ArchiveStore):
 
     def _cut_log(self, settled: VClock) -> bytes:
         """Truncate the log before the first run with a row after `settled`. Return that run's rows up to `settled`."""
-        # The newest first: after a crash in the middle, the remaining files are a prefix of the log.
+        # Delete the newest first: after a crash in between, the remaining files are a prefix of the log.
         for listed in reversed(scan_directory(self._disk, self.directory).logs):
             blocks = read_blocks(self._disk, listed.path)
             runs = blocks.runs if blocks is not None else ()

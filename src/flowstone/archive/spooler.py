@@ -121,7 +121,7 @@ class Spooling(Archive):
             intake.gather_seconds = GATHER_SECONDS
         begin = self._beginning
         if isinstance(begin, VClock):
-            # Else the spool has the rows already, from an earlier run.
+            # Otherwise, the spool already has the rows, from an earlier run.
             if store.log is None or not store.earliest <= begin:
                 await self._begin_at(begin)
         elif begin == "latest" and (store.log is None or self._is_anew):
@@ -146,7 +146,7 @@ class Spooling(Archive):
                 break
             if verdict is not None:
                 raise verdict
-        # A member that can be followed ends the round: failures of others before it do not count any more.
+        # A member that can be followed ends the round: earlier failures of other members no longer count.
         self._members.accepted()
         definitions = self._definitions if self._definitions is not None else facts.definitions
         # The definitions are those at `start`: without a snapshot, nothing else tells which spaces exist.

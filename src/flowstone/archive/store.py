@@ -88,7 +88,7 @@ class ArchiveStore:
             manifest = archive_manifest.load(disk, directory)
             found = scan_directory(disk, directory)
             if manifest is None:
-                # Before the first write: an archive must never mix its files with those of a server.
+                # Check before the first write: an archive must never mix its files with those of a server.
                 _refuse_foreign_files(disk, directory)
             store = cls(
                 disk, directory, lock, manifest or ArchiveManifest(str(new_uuid)), wall, wal_max_size=wal_max_size
@@ -141,7 +141,7 @@ class ArchiveStore:
             return
         manifest = self.manifest
         if self.log is not None:
-            # Before the manifest, which says how far the index goes.
+            # Must precede the manifest, which records the end of the index.
             self.log.flush()
             manifest.pending_transactions = self.log.verdicts.pending_transactions
         manifest.position, manifest.settled = self.vclock.to_mapping(), self.settled.to_mapping()

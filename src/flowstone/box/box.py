@@ -1,7 +1,7 @@
-"""The box: all spaces of an instance, the rights on them, and the transactions that change them.
+"""The box: all spaces of an instance, their lookup by id or name, the rights on them, and their transactions.
 
-Pure: no file, no socket, no clock. All changes go through transactions, which collect the rows that the node has to
-write to the log.
+Pure: no file, no socket, no clock. `Box.space` raises the error for a space that does not exist, for all statements.
+All changes go through transactions, which collect the rows that the node has to write to the log.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Box:
 
     `schema_version` grows with every change of a definition; clients see it in each reply.
 
-    `is_recovering` is set while rows come from a log or from a peer that has already accepted them. Access rights are
-    not checked then, and definitions of features that we do not serve are kept.
+    `is_recovering` is set while rows come from a log or from a peer that has already accepted them. While it is set,
+    access rights are not checked, and definitions of features that we do not serve are kept.
     """
 
     def __init__(self, dialect: Dialect) -> None:

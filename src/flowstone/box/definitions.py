@@ -203,7 +203,7 @@ def _read_part(part: object, fields: tuple[FieldDefinition, ...]) -> IndexPart:
 
 def _field_number(number: object) -> int:
     if type(number) is not int or not 0 <= number <= FIELD_NUMBER_MAX:
-        raise DefinitionError(f"field number of an index part is {number!r}")
+        raise DefinitionError(f"invalid field number {number!r} in an index part")
     return number
 
 

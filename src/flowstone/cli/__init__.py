@@ -1,9 +1,9 @@
-"""The commands a person types, one module each, and what becomes of their errors.
+"""The command line: one module per command, and the exit code for each error.
 
-Here a command line turns into an exit code: 0 done; 1 a damaged or unreadable log, a refused row, a lost server; 2 the
-command line or a path on it is wrong; 3 done with --force, but something was skipped; 130 interrupted. An error is one
-line on stderr. What the commands do lives in the rooms below; each is imported when its command runs, so that none
-pays for another's libraries.
+Exit codes: 0 success; 1 a damaged or unreadable log, a rejected row, a lost server; 2 the command line or a path on it
+is wrong; 3 success with --force, but something was skipped; 130 interrupted. An error is one line on stderr. Other
+packages do the work of the commands; a command imports them when it runs, so that it never loads the libraries of
+another command.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command line and gives its exit code; nothing is raised."""
+    """Run one command line and return its exit code. Errors are reported, never raised."""
     serve.declare_options(every="serve" in arguments or "completion" in arguments)
     try:
         code = app(args=list(arguments), prog_name="flowstone", standalone_mode=False)

@@ -71,7 +71,7 @@ _CONTROLS: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7
     0x2028: "\\u2028",
     0x2029: "\\u2029",
 }
-"""Escapes of control characters and line separators; a tab stays."""
+"""Escapes of control characters and line separators; tabs are kept."""
 
 
 def escaped(text: str) -> str:

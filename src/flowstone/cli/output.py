@@ -41,7 +41,7 @@ def check_output(path: str) -> None:
     """Raise UsageError if `path` cannot be written, before any work is done."""
     if _mode(path) is not None and not _is_replaced(path):
         if os.path.isdir(path):
-            raise UsageError(f"{path}: is a directory", hint="name a file in it")
+            raise UsageError(f"{path}: is a directory", hint="specify a file in it")
         return
     directory = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(directory):

@@ -1,8 +1,9 @@
-"""Columnar decode: scanned rows straight into Arrow record batches, without a Python object per row.
+"""Columnar decode: scanned rows as Arrow record batches, and the Arrow type for each Tarantool field type.
 
 There are two shapes. The generic shape fits every row and keeps MessagePack as binary. The typed shape fits the rows
-of one space: its fields are columns, and the header of the row is in `_lsn`, `_type` and so on. This module does not
-know what a space is: the caller passes a list of `Column`s.
+of one space: its fields are columns, and the header of the row is in `_lsn`, `_type` and so on. Tables of a lake and
+Spark sources use the types of this module, for example for decimals. It does not know what a space is: the caller
+passes a list of `Column`s.
 """
 
 from __future__ import annotations

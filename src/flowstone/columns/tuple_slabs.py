@@ -14,7 +14,7 @@ from flowstone.iproto.slab import Slab
 def slab_of_tuples(tuples: pa.Array, space_id: int, path: str) -> Slab:
     """Return a slab of rows that insert the tuples, without copying them. Errors name `path`."""
     if tuples.type != pa.binary():
-        tuples = tuples.cast(pa.binary())  # delta-rs returns views, others large binaries; kernels know one layout
+        tuples = tuples.cast(pa.binary())  # delta-rs returns views, others large binaries; kernels take one layout
     count = len(tuples)
     _, offsets, data = tuples.buffers()
     edges: Cells = np.zeros(count + 1, np.int64)

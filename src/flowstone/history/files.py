@@ -1,6 +1,6 @@
 """Finds the log files for the paths of a command line, in the order in which to read them.
 
-A directory stands for its history, with each row once: all its logs, and the snapshot that they start from.
+A directory means its history, with each row once: all its logs, and the snapshot that they start from.
 """
 
 from __future__ import annotations

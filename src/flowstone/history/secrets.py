@@ -1,8 +1,8 @@
 """Hides password hashes in output: rewrites rows of `_user` before they are formatted.
 
 To a client of the protocol a hash is as good as the password. Works on pieces, so that it covers every format. For
-display only: rows that are replayed or archived are never rewritten. Only what is known to be harmless is kept of a
-user: numbers, its name, its type, and the key of the request.
+display only: rows that are replayed or archived are never rewritten. Only harmless data of a user is kept: numbers, its
+name, its type, and the key of the request.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A slab without synchronous or control rows passes as a whole if no transaction is pending. Any other slab goes through
 the tracker transaction by transaction; pending transactions keep their slab in memory. A transaction that is pending
-where rows are missing from the log is never settled: one of the missing rows may have rolled it back. Knows no schema:
-in logs whose rows have no flags, the caller says which rows are synchronous.
+where rows are missing from the log is never settled: one of the missing rows may have rolled it back. This module has
+no schema: in logs whose rows have no flags, the caller specifies which rows are synchronous.
 """
 
 from __future__ import annotations

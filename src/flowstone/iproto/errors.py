@@ -2,7 +2,7 @@
 
 Each class is an attribute of this module, named as in Tarantool without `ER_` (`ER_TUPLE_FOUND` is `TupleFound`), for
 use in `except TupleFound`. `error_of` turns an error received from a server into its exception, with a hint for the
-operator. Errors that this process raises itself have no hint from the table, whose hints speak about another server.
+operator. Errors that this process raises itself have no hint from the table, whose hints are about another server.
 """
 
 from __future__ import annotations

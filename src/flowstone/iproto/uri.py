@@ -82,7 +82,7 @@ def parse_members(uris: str | Iterable[str]) -> tuple[Uri, ...]:
             raise UriError(f"URI must be a string or a list of strings, not {type(uris).__name__}", hint=FORMS)
         found = tuple(map(parse_uri, uris))
         if not found:
-            raise UriError("list of URIs is empty", hint="name at least one member")
+            raise UriError("list of URIs is empty", hint="specify at least one member")
         return found
     parts = uris.split(",")
     wrong = [number for number, part in enumerate(parts, 1) if not _is_uri(part)]
@@ -117,7 +117,7 @@ def _refuse_list(text: str) -> None:
         uri = _parse(text)
         place = f"path {uri.host!r}" if uri.port is None else f"host {uri.host!r}, port {uri.port}"
         message += f": read as one, it means user {uri.user!r}, {place}, and a password with a comma"
-    raise UriError(message, hint="name one member; if it is one address, pass user and password separately")
+    raise UriError(message, hint="specify one member; if it is one address, pass user and password separately")
 
 
 def _parse(text: str) -> Uri:
@@ -139,7 +139,7 @@ def with_login(uri: Uri, username: str | None, password: str | None) -> Uri:
     if uri.user is not None:
         return uri
     if username is None and password is not None:
-        raise UriError("password given without a user", hint="name the user, too")
+        raise UriError("password given without a user", hint="specify the user, too")
     return replace(uri, user=username, password=password)
 
 

@@ -1,7 +1,8 @@
 """The embedded engine: tables of a lake through deltalake, without a JVM.
 
-A merge reads the files that may contain changed keys, rewrites them, and commits all at once. Files stay sorted, of one
-size, and no more than the rows need. A few threads work file by file, which bounds the memory.
+A merge reads the files that may contain changed keys, rewrites them, and commits all at once. Files are kept sorted and
+of about equal size, and their number is as small as the rows allow. A few threads work file by file, which bounds the
+memory.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class EmbeddedTable:
 
     @classmethod
     def open(cls, path: str, storage_options: Mapping[str, str], *, threads: int | None = None) -> Self | None:
-        """Open the table at a path; None if there is none. Raises LakeError for a Delta table that no mirror made."""
+        """Open the table at a path; None if there is none. Raises LakeError for a Delta table that was not created by a
+        mirror."""
         try:
             delta = DeltaTable(path, storage_options=dict(storage_options) or None)
         except TableNotFoundError:
@@ -328,7 +330,7 @@ class EmbeddedTable:
     def take_in(
         self, schema: LakeSchema, written: Sequence[WrittenFile], position: VClock, uuid: str, moment: Moment | None
     ) -> Merged:
-        """Replace the rows of one replica set by those of these files; rows of other sets stay.
+        """Replace the rows of one replica set by those of these files; rows of other sets are kept.
 
         In a history, the former states of the set end at `moment`; without a moment they are removed.
         """

@@ -1,7 +1,8 @@
 """The layout of a space's table: its columns, their names, and how tuples fill them.
 
 Pure: definitions, keys and tuples in, Arrow out. A table has the space's fields as typed columns for queries, and
-`_key` and `_tuple` as the exact data, from which all other columns can be rebuilt.
+`_key` and `_tuple` as the exact data, from which all other columns can be rebuilt. The types of the columns are those
+of `columns/arrow_columns.py`.
 """
 
 from __future__ import annotations
@@ -249,4 +250,4 @@ def _with_key(
 
 def _hint(error: ColumnError) -> str | None:
     """Return a hint; unless the error offers a choice, the remedy is to leave the column out of the table."""
-    return error.hint if error.hint and "choose" in error.hint else "name the columns of the table"
+    return error.hint if error.hint and "choose" in error.hint else "specify the columns of the table"

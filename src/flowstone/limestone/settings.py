@@ -102,15 +102,13 @@ class Settings:
         if self.quorum is not None and not 0 <= self.quorum <= len(self.replicas):
             raise _refused("quorum", self.quorum, f"use 0 to {len(self.replicas)}, the number of replicas")
         if len(set(self.replicas)) < len(self.replicas):
-            raise LocalProtocolError("duplicate replica", hint="name each replica once")
+            raise LocalProtocolError("duplicate replica", hint="specify each replica once")
         if self.compatible and len(self.replicas) > 1:
             raise LocalProtocolError(
-                "compatible mode supports one replica only", hint="unset compatible, or name one replica"
+                "compatible mode supports one replica only", hint="unset compatible, or specify one replica"
             )
         if self.compatible and self.secret is not None:
-            raise LocalProtocolError(
-                "compatible mode does not support a secret", hint="unset compatible, or the secret"
-            )
+            raise LocalProtocolError("compatible mode does not support a secret", hint="unset compatible or the secret")
         for name in ("spill", "send_buffer", "receive_buffer"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -127,7 +127,7 @@ class SettledChange(Change):
 
     @property
     def key(self) -> tuple[Any, ...] | None:
-        """The primary key of the tuple, also if the statement used another index; None for TRUNCATE and DROP."""
+        """The primary key of the tuple, even if the statement used another index; None for TRUNCATE and DROP."""
         space, found = self._statement.space, self.new or self.old
         if space is None or space.primary is None or found is None:
             return None

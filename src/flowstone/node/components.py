@@ -241,7 +241,7 @@ class Components:
 
     async def _recover(self, files: LogDirectory) -> None:
         if self._hooks.user is not None:
-            LOG.warning("user %s not created: a user is created with new data only", self._hooks.user[0])
+            LOG.warning("user %s not created: the data directory is already initialized", self._hooks.user[0])
         force = self._configuration.force_recovery
         recovered = await recover(self._outside, files, self.instance.box, force=force)
         await self._outside.blocking(make_durable, self._outside.disk, files, recovered.last)
@@ -304,7 +304,7 @@ class Components:
         pending: list[Pending[Revocable]] = [
             Pending(each.effect, each.lsn, each.is_synchronous) for each in synchro.pending
         ]
-        # The queue decides nothing before peers acknowledge, or a promotion; then the quorum of the members counts.
+        # The queue decides nothing before ACKs of peers or a promotion; from then on the quorum of the members counts.
         instance.queue.start(instance.id, synchro.promote(), synchro.tenures, pending)
         self.replication.replica_set.set_members(_members(instance))
         self.decide_anew()
@@ -373,7 +373,7 @@ class Components:
         self.stack.push_async_callback(self.relays.close)
         self.relays.on_ack.append(self.replication.peer_acknowledged)
         self.relays.on_ack.append(instance.queue.ack)
-        # The data of a lost member may be deleted before it reconnects; it acknowledges its rows again then.
+        # A lost member may lose its data before it reconnects; after that it acknowledges its rows again.
         self.relays.on_lost.append(instance.queue.forget)
         instance.peers = _Peers(self.replication, self.relays)
         instance.followers = self.relays
@@ -439,7 +439,7 @@ class Components:
     async def listen(self, configuration: Configuration) -> None:
         """Listen on the configured address, then close the previous listener. Connections stay open.
 
-        Raise CannotListen if the address cannot be used; the previous listener stays open then.
+        Raise CannotListen if the address cannot be used; in that case the previous listener stays open.
         """
         server, instance = self.server, self.instance
         if configuration.listen is None:

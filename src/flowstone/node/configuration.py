@@ -182,7 +182,7 @@ class Configuration:
     wal_mode: str = _option(
         "string",
         "write",
-        "When a write is acknowledged: none (no log), write (survives a process crash), fsync (survives power loss).",
+        "When a write is acknowledged: none (no log), write (survives a process crash), fsync (survives a power loss).",
         not_among(WAL_MODES),
         allowed=f"one of {', '.join(WAL_MODES)}",
     )
@@ -329,9 +329,7 @@ class Configuration:
         "Password of the private key. Prefer FLOWSTONE_SSL_PASSWORD: command lines can be seen by others.",
         secret=True,
     )
-    ssl_ca_file: str | None = _option(
-        "string", None, "Authorities that must have signed the certificates of clients (PEM)."
-    )
+    ssl_ca_file: str | None = _option("string", None, "CA certificates to verify clients with (PEM).")
     ssl_ciphers: str | None = _option("string", None, "Ciphers for TLS up to 1.2, in the syntax of OpenSSL.")
     replication: tuple[str, ...] = _option(
         "string, number, table",

@@ -16,7 +16,7 @@ PACKAGE = "Flowstone"
 
 
 def box_info(instance: Instance) -> dict[str, Any]:
-    """Return the whole map. Fields that are functions in Tarantool (`gc`, `memory`, …) are empty, as they are there."""
+    """Return the whole map. Fields that are functions in Tarantool (`gc`, `memory`, …) are empty, as in Tarantool."""
     own_lsn = instance.vclock.get(instance.id)
     vclock = instance.vclock.to_mapping()
     info: dict[str, Any] = {
@@ -42,7 +42,7 @@ def box_info(instance: Instance) -> dict[str, Any]:
     }
     if instance.box.dialect is not Dialect.V2_6:
         info["ro_reason"] = instance.read_only_reason
-        info["replicaset"] = {"uuid": str(instance.replicaset_uuid)}  # 3.x: instead of cluster.uuid
+        info["replicaset"] = {"uuid": str(instance.replicaset_uuid)}  # 3.x has this instead of cluster.uuid
         info["schema_version"] = instance.box.schema_version
         info["election"] = _election(instance)
         info["synchro"] = _synchro(instance)

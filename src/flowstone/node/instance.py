@@ -240,7 +240,8 @@ class Instance:
 
     @property
     def read_only_reason(self) -> str | None:
-        """The value of `box.info.ro_reason`. Real servers have no `expelled`: they still accept writes then."""
+        """The value of `box.info.ro_reason`. Real servers have no `expelled`: an expelled server still accepts
+        writes."""
         if self.is_expelled:
             return "expelled"
         if self.elections.is_read_only:

@@ -468,7 +468,7 @@ class Node:
                 changed then.
         """
         parts = self._parts
-        async with self._reconfiguring:  # opening an address takes time; another call may come meanwhile
+        async with self._reconfiguring:  # opening an address takes time, in which another call may start
             before = self._configuration
             wanted = before.changed(self._without_identity(options))
             wanted.check_dialect(parts.instance.box.dialect)

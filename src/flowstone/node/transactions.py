@@ -30,8 +30,8 @@ class Transaction:
 
     The statements see the data as of the first statement, and their own changes. The end of the block waits until the
     transaction is in the log and, if it is synchronous, confirmed by a quorum. It raises TransactionConflict if another
-    transaction has changed data that this one read, and TransactionTimeout if the transaction took too long; nothing is
-    changed then. An exception in the block rolls the transaction back.
+    transaction has changed data that this one read, and TransactionTimeout if the transaction took too long; in both
+    cases nothing is changed. An exception in the block rolls the transaction back.
 
     Example:
         async with node.transaction() as transaction:
@@ -46,7 +46,8 @@ class Transaction:
         if isolation not in ISOLATIONS:
             raise errors.IllegalParams(f"Illegal parameters, txn_isolation must be one of {', '.join(ISOLATIONS)}")
         if is_sync and instance.box.dialect is Dialect.V2_6:
-            # A 2.6 replica takes a transaction for synchronous only by its space, and would stop at the CONFIRM.
+            # A 2.6 replica treats a transaction as synchronous only because of its space, and would stop at the
+            # CONFIRM.
             raise errors.Unsupported("Dialect 2.6 does not support synchronous transactions on asynchronous spaces")
         if timeout is not None and not timeout > 0:
             raise errors.IllegalParams("Illegal parameters, timeout must be a number greater than 0")

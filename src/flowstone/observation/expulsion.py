@@ -1,6 +1,6 @@
 """Plans the expulsion of a member: by which other member, which rows are lost with it, and whether a quorum remains.
 
-Pure. A writable member deletes the row from `_cluster`; replication brings the deletion to all others.
+Pure. A writable member deletes the row from `_cluster`; replication applies the deletion on all others.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from flowstone.node.option_checks import UPSTREAMS_MAX
 from flowstone.observation.explanation import between_of, explain, in_order
 from flowstone.observation.findings.conflict import Conflict, find_conflict
 from flowstone.observation.findings.finding import Finding, Kind, Severity
-from flowstone.observation.findings.fork import Alone, Fork, behind, common_point, digests
+from flowstone.observation.findings.fork import Alone, Fork, common_point, digests, transactions_after
 from flowstone.observation.findings.link_causes import conflict_advice, conflict_in, quoted
 from flowstone.observation.findings.wording import capital, for_command, make, position, rows_text, seconds_text
 from flowstone.observation.log_section import LogSection, read_section
@@ -139,7 +139,7 @@ class Investigation:
         first, second = await self._section(follower, begin, ours), await self._section(master, begin, theirs)
         point = common_point(ours, theirs, digests(first.transactions), digests(second.transactions))
         sides = [
-            Alone(member.label, behind(section.transactions, point), section.schema, section.is_whole)
+            Alone(member.label, transactions_after(section.transactions, point), section.schema, section.is_whole)
             for member, section in ((follower, first), (master, second))
         ]
         fork = Fork(point, (sides[0], sides[1]))

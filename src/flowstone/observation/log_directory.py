@@ -254,7 +254,7 @@ def _learn(disk: Disk, snapshot: ListedFile, tracker: SchemaTracker) -> None:
                 for row in slab.rows(defining):
                     tracker.apply(row.type, row.body)
     except XlogError:
-        return  # rows are shown without names then
+        return  # rows are then shown without names
 
 
 # --- headers ---

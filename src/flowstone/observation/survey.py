@@ -45,7 +45,7 @@ class Survey:
         """Query all servers and return the current replica sets."""
         named, found = await asyncio.gather(ask_all(self._named), ask_all(list(self._found.values())))
         known = dict(zip(self._found, found, strict=True))
-        # A member that does not answer where it was before may have moved: query it where others follow it, too.
+        # A member that does not answer at its old address may have moved: also query the addresses that others follow.
         places = [msgspec.structs.replace(one, uuid=None) if isinstance(one, Unreachable) else one for one in named]
         sets = _sets(places, known)
         for _ in range(ROUNDS_MAX):

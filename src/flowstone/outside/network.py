@@ -2,7 +2,7 @@
 
 `connect` returns a `Stream` with awaitable reads. `listen` creates a `Client` per connection and calls a `Receiver` on
 its events: a server handles many connections per iteration of the loop, and a task for each would cost more than the
-requests themselves. Built on asyncio's transports. Knows nothing about the content of streams.
+requests themselves. Built on asyncio's transports. Does not interpret the content of streams.
 """
 
 from __future__ import annotations

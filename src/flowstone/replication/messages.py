@@ -35,7 +35,7 @@ _OF_ACK: Final = frozenset((_VCLOCK, _TERM, _VCLOCK_SYNC))
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """JOIN. `version` is 0 if it was not sent; the reply has no JOIN_META then."""
+    """JOIN. `version` is 0 if it was not sent, and the reply then has no JOIN_META."""
 
     instance_uuid: UUID
     version: int = 0

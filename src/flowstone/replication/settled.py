@@ -308,10 +308,10 @@ class SettledTracker(Generic[T]):
             self._enqueue_synchronous(transaction)
             return []
         if self._queue:
-            # Even if it is decided: decisions leave in log order, so it follows the pending one.
+            # Queue it even if it is decided: verdicts are reported in log order, so it follows the pending one.
             self._queue.append(_Entry(transaction, verdict=None if self._waits(transaction) else True))
             return []
-        # Also with WAIT_SYNC: the transaction was submitted while the CONFIRM was being written, and logged after it.
+        # Even with WAIT_SYNC: the transaction was submitted while the CONFIRM was being written, and logged after it.
         self._follow(transaction)
         return [Decision(transaction, True)]
 
@@ -398,7 +398,7 @@ class SettledTracker(Generic[T]):
             return
         # A PROMOTE that does not name the owner comes from a leader whose quorum lacks the owner's transactions.
         border = body.lsn if body.owner_id == self.owner_id else 0
-        # As in `Limbo._change_owner`: what is not confirmed by the row is rolled back by it.
+        # As in `Limbo._change_owner`: the row rolls back everything that it does not confirm.
         self._confirm(border)
         self._tenure.follow(row, has_voids=self._withdraw(border + 1))
 

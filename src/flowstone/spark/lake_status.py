@@ -45,7 +45,7 @@ def lake_tables(
             print(name, table.row_count, table.positions)
     """
     found = Lake.open(fspath(lake), storage_options=storage_options)
-    # Not `Lake.tables`, which has to be told whether the lake holds several replica sets.
+    # Not `Lake.tables`, whose caller must know whether the lake holds several replica sets.
     tables = [EmbeddedTable.open(f"{found.path}/{name}", found.storage_options) for name in found.directories()]
     return {
         table.schema.space.name: LakeTableStatus(table.path, table.version, table.row_count, table.positions)

@@ -1,1 +1,1 @@
-"""Rows and values as text: JSON, YAML, Lua and tables. Knows nothing of what rows mean."""
+"""Rows and values as text: JSON, YAML, Lua and tables. This package does not interpret rows."""

@@ -1,4 +1,5 @@
-"""MessagePack values as JSON text in plain Python: the model for the kernels, and the values that have no kernel.
+"""MessagePack values as JSON text in plain Python: the model for the kernels (`json_text.py`, `json_extension.py`), and
+values without a kernel.
 
 `json_text` states the rules; its kernels write the same text for all values that they support, and tests compare the
 two. Only this module writes intervals, errors (as objects), containers as map keys and years of more than four digits.

@@ -111,7 +111,7 @@ class DeepFindings:
         self._failing = {one.uuid for one, answer in zip(sets, answers, strict=True) if answer is None}
         found = [one for answer in answers for one in answer or () if one not in shallow]
         self._deeper = {_key(one): one for one in found if _key(one) in wrong}
-        # If an investigation fails, keep its previous findings: they may still hold.
+        # If an investigation fails, keep its previous findings: they may still be true.
         alone = [one for one in self._alone if one.replicaset in self._failing]
         self._alone = (*alone, *(one for one in found if _key(one) not in wrong))[:ALONE_MAX]
 

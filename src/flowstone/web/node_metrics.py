@@ -73,7 +73,8 @@ class NodeMetrics:
         return ballot.is_booted and not ballot.is_loading
 
     async def _look(self) -> tuple[Report, Statistics, DiskUsage | OSError]:
-        """Return report, statistics and disk usage; an OSError in place of the usage, as the rest matters most then."""
+        """Return report, statistics and disk usage; if the disk cannot be queried, the usage is the OSError, because
+        the rest is still needed."""
         usage: DiskUsage | OSError
         try:
             usage = await self._node.disk_usage()

@@ -50,7 +50,7 @@ class PeerComplaints(logging.Handler):
             elif peer == address:
                 self._note(address, text, is_final=level >= logging.ERROR)
             elif peer is None and level >= logging.WARNING and not self._is_final(address) and _names(text, address):
-                # About several peers or the node: does not replace a final complaint about this peer alone.
+                # A complaint about several peers or the node does not replace a final one about this peer alone.
                 self._note(address, text)
 
     def _note(self, address: str, text: str, *, is_final: bool = False) -> None:

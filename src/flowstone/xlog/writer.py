@@ -57,7 +57,7 @@ class LogWriter:
 
     @classmethod
     def create(cls, disk: Disk, directory: str, meta: Meta) -> LogWriter:
-        """Create a file that has only its header. File and name survive a power loss from here on."""
+        """Create a file that has only its header. From here on, the file and its name survive a power loss."""
         if meta.file_type is not FileType.XLOG:
             raise LocalProtocolError(f"log must be of type XLOG, not {meta.file_type.value}")
         file, path, size = _begin(disk, directory, meta)
@@ -251,7 +251,7 @@ class LogWriter:
             self._cut(self.size)
             raise WriteFailed(self.path, self.size, error, is_usable=self._is_usable) from error
         except BaseException:
-            # An interrupt: any part of the data may be written, and this is not the time to clean up.
+            # After an interrupt any part of the data may be written, and this is not the time to clean up.
             self._is_usable = False
             raise
         self.size += sum(map(len, parts))

@@ -31,7 +31,7 @@ PROGRESS = MirrorProgress(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["/nowhere/archive", "LAKE"], "/nowhere/archive: no such directory; name an archive"),
+        (["/nowhere/archive", "LAKE"], "/nowhere/archive: no such directory; specify an archive"),
         (["nosuch", "LAKE"], "'nosuch' is neither an existing directory nor an address (host:port)"),
         (["user:secret@nosuch", "LAKE"], "'nosuch' is not a valid address"),
         (["db1?transport=ssl&ssl_ca_file=/etc/ca.pem&ssl_password=secret", "LAKE"], "'db1' is not a valid address"),

@@ -74,7 +74,7 @@ def test_a_directory_without_logs_is_refused(flowstone: Command, tmp_path: Path)
 def test_a_directory_that_is_not_there_is_a_wrong_command_line(flowstone: Command, tmp_path: Path) -> None:
     done = flowstone("restore", tmp_path / "nosuch", "--to", "5", "--out", tmp_path / "out")
     assert done.code == 2
-    assert "no such directory; name an archive" in done.complaints[-1]
+    assert "no such directory; specify an archive" in done.complaints[-1]
 
 
 def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--to", "now"), "give an epoch (a whole number)"),
+        (("--to", "now"), "specify an epoch (a whole number)"),
         (("--to", "7"), "epoch 7 is not durable; the durable epoch is 6"),
         (("--format", "snap"), "limestone, delta, parquet"),
     ],

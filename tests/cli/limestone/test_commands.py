@@ -47,7 +47,7 @@ def test_a_wrong_command_line_or_directory_is_64_and_one_line(flowstone: Command
         ([tmp_path, tmp_path], "unexpected extra argument"),
         (["--epoch", "x", tmp_path], "--epoch"),
         ([tmp_path / "nosuch"], "nosuch: no such directory"),
-        ([newer / names.MANIFEST], "is a file; name the data directory that it is in"),
+        ([newer / names.MANIFEST], "is a file; specify its data directory"),
         ([tmp_path / "empty"], "limestone-manifest.json is missing"),
         ([damaged], "content is not JSON"),
         ([newer], "persistent_format_version 8 is not supported"),

@@ -350,7 +350,7 @@ def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path
         (
             ["--format=parquet", "shop"],
             2,
-            "flowstone: parquet cannot be written to stdout; name a file with --output FILE",
+            "flowstone: parquet cannot be written to stdout; specify a file with --output FILE",
         ),
         (["--columns=a", "shop"], 2, "flowstone: --columns does not apply to yaml; "),
         (["--format=csv", "--columns=a", "shop"], 2, "flowstone: no column 'a'; known columns: replica_id, "),
@@ -365,7 +365,7 @@ def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path
         (["--replica=32", "shop"], 2, "flowstone cat: Invalid value for '--replica': "),
         (["--format=lua", "--names", "shop"], 2, "flowstone: --names does not apply to lua; "),
         (["--output", "no/such/file", "nowhere"], 2, "flowstone: no/such/file: no such directory: "),
-        (["--output", "empty", "nowhere"], 2, "flowstone: empty: is a directory; name a file in it"),
+        (["--output", "empty", "nowhere"], 2, "flowstone: empty: is a directory; specify a file in it"),
     ],
 )  # fmt: skip
 def test_a_wrong_command_line_is_answered_with_one_line(

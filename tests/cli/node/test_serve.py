@@ -181,7 +181,7 @@ def test_the_data_of_a_killed_process_is_there_after_the_next_start(serve: Serve
     second.wait_for("ready")
     with connected(second) as connection:
         assert list(connection.select("kept")) == [[1, "one"]]
-    assert any("user app not created: a user is created with new data only" in line for line in second.lines)
+    assert any("user app not created: the data directory is already initialized" in line for line in second.lines)
     assert not any("secret" in line or "other" in line for line in second.lines)
 
 

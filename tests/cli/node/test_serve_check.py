@@ -73,7 +73,7 @@ def test_data_is_looked_at_and_left_alone(flowstone: Command, tmp_path: Path) ->
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--user=app:secret")
     assert (answer.code, answer.complaints) == (0, [])
     assert re.search(r"^# data in data belongs to instance \S+ \(snapshots: 1, logs: 0\)$", answer.text, re.MULTILINE)
-    assert "# user not created: a user is created with new data only" in answer.text
+    assert "# user not created: the data directory is already initialized" in answer.text
     assert state(tmp_path) == before
 
 

@@ -126,7 +126,7 @@ def test_a_file_is_told_to_be_one_with_its_directory(
     monkeypatch.chdir(tmp_path)
     for where, directory in ((str(tmp_path / name), str(tmp_path)), (name, ".")):
         assert run(["explain", where]) == 2
-        told = f"flowstone: {where} is a file; name its directory, {directory};"
+        told = f"flowstone: {where} is a file; specify its directory, {directory};"
         assert capsys.readouterr().err.startswith(told)
 
 

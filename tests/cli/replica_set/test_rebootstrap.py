@@ -203,7 +203,7 @@ def test_a_directory_of_another_set_or_of_no_member_is_refused(
     archive = flowstone("rebootstrap", "--yes", empty, master.address)
     assert (archive.code, archive.complaints) == (
         2,
-        [f"flowstone: {empty}: is an archive; name the data directory of a stopped member"],
+        [f"flowstone: {empty}: is an archive; specify the data directory of a stopped member"],
     )
     master.stop()
     alone = flowstone("rebootstrap", "--yes", stranger.directory, master.address)

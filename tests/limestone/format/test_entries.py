@@ -146,7 +146,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
         encode(put(2**64, b"", b"", WriteVersion(0, 0)))
     with pytest.raises(LocalProtocolError, match="MARKER_BEGIN"):
         encode(Marker(EntryType.MARKER_BEGIN, -1))
-    with pytest.raises(LocalProtocolError, match="is not a marker"):
+    with pytest.raises(LocalProtocolError, match="cannot encode NORMAL as a marker"):
         encode(Marker(EntryType.NORMAL, 1))
     with pytest.raises(LocalProtocolError, match="is a marker"):
         encode(Entry(EntryType.MARKER_END, 1, WriteVersion(0, 0)))

@@ -97,7 +97,7 @@ async def test_spaces_come_by_id_without_what_is_local_or_temporary(master: Mast
     assert {"own", "gone"} <= {row[2] for row in tuples(rows, 280)}
 
 
-async def test_who_says_a_version_is_told_of_elections_and_the_queue(newer: Master) -> None:
+async def test_join_sends_raft_and_promote_when_the_replica_sends_its_version(newer: Master) -> None:
     rows = (await newer.join(version=VERSION_2_11)).take()
     assert kinds(rows[:5]) == ["OK", "JOIN_META", "RAFT", "RAFT_PROMOTE", "JOIN_SNAPSHOT"]
     assert (values(rows[2]), rows[2].group_id) == ({0: 1}, 0)
@@ -280,7 +280,7 @@ async def test_a_snapshot_alone_ends_with_its_position(newer: Master) -> None:
     assert newer.collector.consumers == []
 
 
-async def test_what_waited_when_a_snapshot_was_begun_is_confirmed_by_its_own_word(newer: Master) -> None:
+async def test_join_snapshot_marks_transactions_pending_at_its_start_as_confirmed(newer: Master) -> None:
     """Else the next PROMOTE, which is about these rows, would come to who follows from there as from the future."""
     queue = newer.instance.queue
     await queue.promote(2)
@@ -317,7 +317,7 @@ async def test_logs_that_the_one_who_registers_needs_may_be_gone(newer: Master, 
     assert newer.collector.consumers == []
 
 
-async def test_who_leaves_in_the_middle_keeps_no_logs(master: Master) -> None:
+async def test_join_keeps_no_logs_after_the_replica_disconnects(master: Master) -> None:
     class Gone(Connection):
         async def flushed(self) -> None:
             await asyncio.Event().wait()

@@ -111,7 +111,7 @@ async def test_rows_that_are_there_come_before_the_first_heartbeat(newer: Master
     assert rows[-1].timestamp == 0.0, "the replica takes its lag from the rows"
 
 
-async def test_who_is_ahead_of_us_gets_nothing_that_it_has(master: Master) -> None:
+async def test_relay_skips_rows_that_the_replica_has(master: Master) -> None:
     last = lsn_of(master)
     connection = await master.subscribe(VClock({1: last + 2}))
     assert kinds(connection.take()) == ["OK", "OK"]
@@ -282,7 +282,7 @@ async def test_a_term_in_an_ack_is_heard_before_the_ack_counts(newer: Master) ->
     await newer.instance.journal.drain()
 
 
-async def test_nothing_is_sent_that_the_log_has_not_taken(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_relay_sends_only_written_rows(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = await master.subscribe(master.instance.vclock)
     connection.take()
 
@@ -314,7 +314,7 @@ async def test_rows_wait_for_the_disk_where_it_has_to_sync(tmp_path: Path) -> No
 # --- behind ---
 
 
-async def test_what_is_only_in_files_comes_from_there_and_then_from_memory(master: Master) -> None:
+async def test_relay_reads_files_first_and_then_the_tail_in_memory(master: Master) -> None:
     for number in range(50):
         await master.put(number)
         if number % 20 == 0:
@@ -491,7 +491,7 @@ async def test_a_timeout_that_is_changed_counts_at_once(master: Master) -> None:
     assert connection.is_closed
 
 
-async def test_what_is_no_ack_ends_the_connection(master: Master) -> None:
+async def test_relay_closes_the_connection_at_anything_but_an_ack(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock)
     assert connection.receiver is not None
     connection.receiver.received(b"\xc1")

@@ -161,7 +161,7 @@ async def test_log_lines_about_refusals_are_limited(master: Master, caplog: pyte
     assert 10 <= sum("rejected" in record.message for record in caplog.records) < 50
 
 
-async def test_who_says_no_version_is_too_old_for_a_newer_schema(
+async def test_relay_rejects_a_replica_without_version_when_the_schema_is_newer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cases = ((Dialect.V2_11, 0, True), (Dialect.V2_11, VERSION_2_11, False), (Dialect.V2_6, 0, False))
@@ -176,7 +176,7 @@ async def test_who_says_no_version_is_too_old_for_a_newer_schema(
 
 
 @pytest.mark.parametrize("is_anonymous", [True, False])
-async def test_that_a_follower_goes_is_worth_a_warning_if_it_is_a_member(
+async def test_relay_warns_about_a_disconnected_replica_only_if_it_is_a_member(
     master: Master, is_anonymous: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     if not is_anonymous:
@@ -210,7 +210,7 @@ async def test_a_follower_is_shown_with_what_it_has(tmp_path: Path, dialect: Dia
     await master.close()
 
 
-async def test_one_that_is_gone_is_shown_with_the_reason(master: Master) -> None:
+async def test_disconnected_replica_is_shown_with_the_reason(master: Master) -> None:
     await master.join()
     connection = await master.subscribe(master.instance.vclock)
     assert connection.receiver is not None
@@ -441,7 +441,7 @@ async def test_there_is_no_pause_without_a_delay(tmp_path: Path) -> None:
 # --- the tail ---
 
 
-async def test_nothing_is_kept_in_memory_when_nobody_follows(master: Master) -> None:
+async def test_relays_keep_no_rows_in_memory_without_replicas(master: Master) -> None:
     await master.join()
     assert master.instance.journal.on_written == []
     connection = await master.subscribe(master.instance.vclock)

@@ -41,7 +41,7 @@ def test_silent_guest_is_closed_after_auth_timeout() -> None:
     assert not deadline().has_passed(session(), NOW - 59)
 
 
-def test_nobody_is_closed_without_a_timeout_or_where_guests_have_rights() -> None:
+def test_auth_deadline_closes_no_connection_without_timeout_or_when_guests_have_rights() -> None:
     assert not deadline(ServerLimits(auth_seconds=None)).has_passed(session(), NOW - 1000)
     assert not deadline(trusts_guests=True).has_passed(session(), NOW - 1000)
 

@@ -11,7 +11,7 @@ from flowstone.node.server.mode_waiters import wait_read_only
 from tests.node.instances import make_instance
 
 
-async def test_what_is_so_already_is_not_waited_for() -> None:
+async def test_wait_returns_at_once_when_the_mode_is_reached() -> None:
     await wait_read_only(make_instance(), False, 0.0)
     await wait_read_only(make_instance(read_only=True), True, 0.0)
 

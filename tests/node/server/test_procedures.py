@@ -35,7 +35,9 @@ def client() -> Conversation:
         ({"t": Tuple(pack((1, 2)), {})}, ({"t": (1, 2)},)),
     ],
 )
-async def test_what_a_function_returns_are_its_results(client: Conversation, returned: Any, results: tuple) -> None:
+async def test_call_replies_with_the_results_of_the_function(
+    client: Conversation, returned: Any, results: tuple
+) -> None:
     client.instance.functions["f"] = lambda: returned
     assert await client.call("f") == results
 

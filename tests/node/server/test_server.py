@@ -172,7 +172,7 @@ async def test_a_large_packet_is_put_together_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"\x90\x01", b"\xc1", b"\x00", b"\xce\x7f\xff\xff\xff", b"\xcf" + b"\xff" * 8, b"\xa5hello"]
 )
-async def test_what_is_no_packet_is_told_so_and_ends_that_connection_only(data: bytes) -> None:
+async def test_invalid_packet_gets_an_error_and_closes_only_its_connection(data: bytes) -> None:
     async with serving() as server:
         good, bad = await Raw.open(server), await Raw.open(server)
         bad.send(replace(1, 5) + data)
@@ -204,7 +204,7 @@ async def test_strangers_may_send_small_packets_only() -> None:
         await stranger.close()
 
 
-async def test_who_has_authenticated_may_send_large_ones() -> None:
+async def test_authenticated_client_may_send_large_packets() -> None:
     instance = make_instance()
     transaction = instance.box.begin()
     ddl_access.create_user(transaction, "u", password="secret")
@@ -587,7 +587,7 @@ async def test_a_refused_request_is_logged_where_somebody_looks_for_bugs(caplog:
     assert record.__dict__["request_id"].startswith("1-")
 
 
-async def test_who_loses_its_connection_is_named_with_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_packet_is_logged_with_connection_and_peer(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "flowstone.node")
     async with serving() as server:
         reader, writer = await asyncio.open_connection(HOST, server.port)
@@ -600,7 +600,7 @@ async def test_who_loses_its_connection_is_named_with_it(caplog: pytest.LogCaptu
     assert record.__dict__["peer"].startswith(HOST)
 
 
-async def test_what_has_just_begun_when_a_server_closes_runs_its_first_step() -> None:
+async def test_task_started_before_close_runs_its_first_step() -> None:
     """Else its parts would never be awaited."""
     begun: list[str] = []
 

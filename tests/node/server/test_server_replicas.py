@@ -75,7 +75,7 @@ async def test_after_a_join_the_connection_is_an_ordinary_one_again(tmp_path: Pa
         await raw.close()
 
 
-async def test_what_is_sent_behind_a_request_of_a_replica_waits_for_it(tmp_path: Path) -> None:
+async def test_requests_after_a_replica_request_wait_for_it(tmp_path: Path) -> None:
     async with master(tmp_path) as server:
         raw = await Raw.open(server)
         raw.send(encode_fetch_snapshot(FetchSnapshot(), 1, is_2_6=True) + PING)

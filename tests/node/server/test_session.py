@@ -306,7 +306,7 @@ async def test_a_linearizable_transaction_that_takes_too_long_does_not_begin(cli
     assert await client.select() == ((1, "one"),)
 
 
-async def test_nothing_begins_for_a_client_that_has_gone_meanwhile(client: Conversation) -> None:
+async def test_begin_has_no_effect_when_its_client_has_disconnected(client: Conversation) -> None:
     followers = Answering(client.instance, members=3)
     begin = asyncio.ensure_future(client.response(RequestType.BEGIN, {0x59: 4}, stream=1))
     await asyncio.sleep(0)
@@ -422,7 +422,7 @@ async def test_a_conflict_in_a_call_leaves_nothing_to_commit(client: Conversatio
     assert await client.call("box.space.first:replace", (3, "next"), stream=1) == ((3, "next"),)
 
 
-async def test_what_waits_in_a_stream_is_not_executed_once_the_client_is_gone(client: Conversation) -> None:
+async def test_queued_requests_of_a_stream_are_dropped_when_the_client_disconnects(client: Conversation) -> None:
     gate = asyncio.Event()
     client.instance.functions["slow"] = gate.wait
     await client.request(RequestType.BEGIN, stream=1)
@@ -465,7 +465,7 @@ def known(instance: Instance) -> Conversation:
     return Conversation(instance, user=GUEST)
 
 
-async def test_who_knows_the_password_gets_the_rights_of_the_user(known: Conversation) -> None:
+async def test_authentication_grants_the_rights_of_the_user(known: Conversation) -> None:
     await known.log_in("known", "secret")
     assert known.session.is_authenticated
     assert await known.insert(1, "one") == ((1, "one"),)

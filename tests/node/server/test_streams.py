@@ -8,7 +8,7 @@ from flowstone.iproto import errors
 from flowstone.node.server.streams import OpenTransactions, RequestStream
 
 
-def test_those_of_strangers_are_counted_apart() -> None:
+def test_open_transactions_of_unauthenticated_clients_are_counted_separately() -> None:
     transactions = OpenTransactions(2, 1, lambda: False)
     assert not transactions.add(False)
     with pytest.raises(errors.Unsupported, match="more than 1 open transactions before authentication"):

@@ -83,7 +83,7 @@ def test_an_answer_to_the_present_value_waits_for_a_change() -> None:
     assert numbers.screen.events[1:] == [(9, "number", 5)]
 
 
-def test_who_stops_watching_or_is_gone_hears_nothing() -> None:
+def test_watcher_gets_no_events_after_unwatch_or_disconnect() -> None:
     numbers, others = Numbers(), Screen()
     numbers.watch()
     numbers.watchers.watch(others, others, "number", 1)

@@ -118,7 +118,7 @@ async def test_a_term_that_the_log_refuses_is_written_later_and_not_shown_before
 
 
 @simulated()
-async def test_it_takes_no_part_before_there_is_data(sim: Simulation) -> None:
+async def test_elections_start_only_with_data(sim: Simulation) -> None:
     them = Electorate(sim)
     member = them.members[1]
     assert (member.mode, member.is_read_only, member.term, member.replica_id) == (ElectionMode.OFF, False, 1, 0)
@@ -135,7 +135,7 @@ async def test_it_takes_no_part_before_there_is_data(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_it_begins_in_the_term_of_its_queue_if_that_is_newer(sim: Simulation) -> None:
+async def test_elections_start_in_the_term_of_the_queue_when_it_is_newer(sim: Simulation) -> None:
     them = Electorate(sim)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 9)
@@ -269,7 +269,7 @@ async def test_a_leader_waits_for_its_queue_until_it_leads_no_more(sim: Simulati
 
 
 @simulated()
-async def test_who_cannot_get_the_queue_does_not_go_on_leading(sim: Simulation) -> None:
+async def test_leader_resigns_when_it_cannot_take_over_the_queue(sim: Simulation) -> None:
     them = Electorate(sim)
     for queue in them.queues.values():
         queue.error = errors.OldTerm("The term is outdated: old - 2, new - 2")
@@ -335,7 +335,7 @@ async def test_triggers_hear_of_every_news_and_their_mistakes_are_logged(sim: Si
 
 
 @simulated()
-async def test_whoever_waits_for_an_election_hears_when_the_node_stops(sim: Simulation) -> None:
+async def test_waiters_for_an_election_get_an_error_when_the_node_stops(sim: Simulation) -> None:
     them = Electorate(sim, mode=ElectionMode.MANUAL)
     them.start()
     them.cut(1)

@@ -150,7 +150,7 @@ async def test_a_verdict_that_cannot_be_written_is_given_later() -> None:
     assert (again.pending, again.confirmed) == ((), {1: lsn - 1})
 
 
-async def test_what_the_log_refuses_leaves_the_queue_the_newest_first() -> None:
+async def test_limbo_removes_unwritten_transactions_newest_first() -> None:
     disk = FaultDisk()
     small = await start(disk.outside(), "data")
     await small.create_space("synced", 512, is_sync=True)
@@ -175,7 +175,7 @@ async def test_what_the_log_refuses_leaves_the_queue_the_newest_first() -> None:
     await small.close()
 
 
-async def test_nobody_waits_for_ever_for_a_node_that_is_stopped() -> None:
+async def test_limbo_releases_waiters_when_the_node_stops() -> None:
     small = await start(FaultDisk().outside(), "data")
     await small.create_space("synced", 512, is_sync=True)
     small.commits.queue.configure(quorum=2)

@@ -54,9 +54,7 @@ async def test_an_instance_alone_has_nobody_to_ask() -> None:
 @pytest.mark.parametrize(
     ("members", "quorum", "others"), [(2, 2, 1), (3, 2, 1), (5, 3, 2), (5, 4, 2), (3, 1, 2), (3, 3, 1)]
 )
-async def test_so_many_members_are_asked_that_any_quorum_has_one_of_them(
-    members: int, quorum: int, others: int
-) -> None:
+async def test_linearizable_read_queries_a_member_of_every_quorum(members: int, quorum: int, others: int) -> None:
     instance = make_instance()
     followers = Answering(instance, members=members, quorum=quorum)
     point = Point(instance)
@@ -101,7 +99,7 @@ async def test_a_member_that_comes_while_it_is_waited_for_counts_from_its_first_
     await point.reached()
 
 
-async def test_whoever_waits_no_longer_is_not_told() -> None:
+async def test_linearizable_read_removes_its_callback_after_a_timeout() -> None:
     instance = make_instance()
     followers = Answering(instance, members=3)
     with pytest.raises(errors.System, match="timed out") as raised:
@@ -111,7 +109,7 @@ async def test_whoever_waits_no_longer_is_not_told() -> None:
     assert followers.on_answer == []
 
 
-async def test_what_a_member_has_and_we_have_not_is_waited_for(instance: Instance) -> None:
+async def test_linearizable_read_waits_for_rows_of_other_members(instance: Instance) -> None:
     followers = Answering(instance, members=3)
     point = Point(instance)
     assert not await point.is_there()
@@ -127,7 +125,7 @@ async def test_what_a_member_has_and_we_have_not_is_waited_for(instance: Instanc
     assert instance.journal.on_written == []
 
 
-async def test_what_waits_in_the_queue_then_is_decided_first(instance: Instance) -> None:
+async def test_linearizable_read_waits_for_verdicts_on_pending_transactions(instance: Instance) -> None:
     followers = Answering(instance, members=3)
     transaction = instance.box.begin()
     statements.insert(transaction, instance.box.space("safe"), pack((1,)))
@@ -141,7 +139,7 @@ async def test_what_waits_in_the_queue_then_is_decided_first(instance: Instance)
     await commit
 
 
-async def test_what_was_in_the_queue_may_as_well_be_undone(instance: Instance) -> None:
+async def test_linearizable_read_succeeds_when_the_queue_is_rolled_back(instance: Instance) -> None:
     followers = Answering(instance, members=3)
     instance.queue.configure(timeout=0.02)
     transaction = instance.box.begin()

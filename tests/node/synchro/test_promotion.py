@@ -181,7 +181,7 @@ async def test_a_manual_leader_is_not_replaced_by_itself(sim: Simulation) -> Non
 
 
 @simulated()
-async def test_who_is_promoted_without_a_quorum_learns_that(sim: Simulation) -> None:
+async def test_promotion_without_a_quorum_fails(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.MANUAL)
     them.cut(1)
     with pytest.raises(
@@ -193,7 +193,7 @@ async def test_who_is_promoted_without_a_quorum_learns_that(sim: Simulation) -> 
 
 
 @simulated()
-async def test_who_gets_no_answer_from_peers_that_are_there_is_timed_out(sim: Simulation) -> None:
+async def test_promotion_times_out_when_connected_peers_do_not_answer(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.MANUAL)
     them.cut_off.add(1)
     with pytest.raises(errors.System, match=r"^timed out \(ER_"):

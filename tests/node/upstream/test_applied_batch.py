@@ -25,7 +25,7 @@ def test_rows_that_became_nops_take_the_places_of_those_that_came() -> None:
     assert (batch.effects, batch.first, batch.stop, batch.has_facts) == ([], 3, 3, False)
 
 
-def test_what_was_done_together_is_taken_back_the_newest_first() -> None:
+def test_batch_is_rolled_back_newest_first() -> None:
     index = Replica().box.space(PLAIN).primary
     assert index is not None
     together = Together([SingleWrite(index, 1, b"\x92\x01\x01"), SingleWrite(index, 1, b"\x92\x01\x02")])  # type: ignore[list-item]

@@ -132,7 +132,7 @@ def error_packet(code: int, message: str) -> bytes:
     return encode_error(0, 0, error_of(code, message))
 
 
-async def test_it_pauses_where_it_is_told_to_and_goes_on_when_it_is_told_to() -> None:
+async def test_applier_pauses_in_a_given_state_until_resumed() -> None:
     master = ScriptedMaster()
     async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
         it.start(pause_at={State.CONNECTED})
@@ -351,7 +351,7 @@ async def test_ourselves_we_do_not_follow() -> None:
         assert [row.type for row in master.heard] == [RequestType.VOTE]
 
 
-async def test_what_cannot_be_applied_stops_it_for_good_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+async def test_applier_stops_permanently_at_a_row_that_cannot_be_applied(caplog: pytest.LogCaptureFixture) -> None:
     master = ScriptedMaster()
     sink = member()
     sink.failure = errors.TupleFound("Duplicate key exists", hint="failed at row 1 of replica 1")
@@ -385,7 +385,7 @@ async def test_a_mistake_of_ours_stops_it_too() -> None:
 
 
 @pytest.mark.parametrize("state", [State.SYNC, State.DISCONNECTED])
-async def test_it_can_be_stopped_with_a_reason_whatever_it_does(state: State) -> None:
+async def test_applier_can_be_failed_with_an_error_in_any_state(state: State) -> None:
     master = ScriptedMaster()
     async with peer(master.talk) as uri, applier(uri, member(), pause=1e3) as (it, _):
         it.start()
@@ -415,7 +415,7 @@ async def test_a_repeated_error_is_logged_once(caplog: pytest.LogCaptureFixture)
         assert it.error is None
 
 
-async def test_nobody_there_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_applier_logs_an_unreachable_peer_once_and_retries(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     async with applier(f"127.0.0.1:{port}", member()) as (it, states):
         it.start()
@@ -675,7 +675,9 @@ async def test_a_registration_whose_answer_was_not_heard_is_taken_as_done() -> N
         (59, "Incorrect value for option 'replication': duplicate connection with the same replica UUID"),
     ],
 )
-async def test_what_passes_by_itself_is_no_warning(code: int, text: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_applier_logs_temporary_errors_without_a_warning(
+    code: int, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     master = ScriptedMaster(SUBSCRIBE=[error_packet(code, text)])
     async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
@@ -702,7 +704,7 @@ async def test_behind_rows_of_a_registration_that_are_left_out_all_are() -> None
         assert sink.rows == []
 
 
-async def test_who_is_cancelled_while_it_stops_an_applier_is_cancelled() -> None:
+async def test_stop_of_an_applier_propagates_cancellation() -> None:
     master = ScriptedMaster()
     sink = member()
     closing, may_close = asyncio.Event(), asyncio.Event()
@@ -791,7 +793,7 @@ def complaints(server: Any) -> list[str]:
     return [line for line in lines if "unexpected EOF" not in line and "Broken pipe" not in line]
 
 
-async def test_it_joins_and_follows_a_real_master(tarantool: ModuleType, tmp_path: Path) -> None:
+async def test_applier_joins_and_follows_a_real_master(tarantool: ModuleType, tmp_path: Path) -> None:
     with tarantool.serve(tmp_path, setup=SPACE, cfg=TIMEOUT) as server:
         sink = MemorySink(US)
         async with applier(server.uri, sink, **PATIENT) as (it, states):
@@ -818,7 +820,7 @@ async def test_it_joins_and_follows_a_real_master(tarantool: ModuleType, tmp_pat
         assert complaints(server) == []
 
 
-async def test_it_follows_anonymously_and_registers_later(tarantool: ModuleType, tmp_path: Path) -> None:
+async def test_applier_follows_anonymously_and_registers_later(tarantool: ModuleType, tmp_path: Path) -> None:
     with tarantool.serve(tmp_path, setup=SPACE, cfg=TIMEOUT) as server:
         sink = MemorySink(US, is_anonymous=True)
         async with applier(server.uri, sink, **PATIENT) as (it, states):
@@ -839,7 +841,7 @@ async def test_it_follows_anonymously_and_registers_later(tarantool: ModuleType,
         assert complaints(server) == []
 
 
-async def test_it_comes_back_to_a_master_that_was_restarted(tarantool: ModuleType, tmp_path: Path) -> None:
+async def test_applier_reconnects_to_a_restarted_master(tarantool: ModuleType, tmp_path: Path) -> None:
     port = free_port()
     cfg = f"{TIMEOUT}listen='127.0.0.1:{port}'"
     sink = MemorySink(US)
@@ -855,7 +857,7 @@ async def test_it_comes_back_to_a_master_that_was_restarted(tarantool: ModuleTyp
             assert complaints(server) == []
 
 
-async def test_it_catches_up_after_it_was_away(tarantool: ModuleType, tmp_path: Path) -> None:
+async def test_applier_catches_up_after_an_interruption(tarantool: ModuleType, tmp_path: Path) -> None:
     with tarantool.serve(tmp_path, setup=SPACE, cfg=TIMEOUT) as server:
         sink = MemorySink(US)
         async with applier(server.uri, sink, **PATIENT) as (it, _):

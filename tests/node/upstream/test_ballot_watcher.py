@@ -73,7 +73,7 @@ async def test_the_first_ballot_is_given_and_later_ones_are_told() -> None:
     await watch.end()
 
 
-async def test_no_more_is_read_from_who_reads_no_answers() -> None:
+async def test_ballot_watcher_stops_reading_from_a_peer_that_does_not_read() -> None:
     told: list[Ballot] = []
     peer = Peer(10**9, reads_answers=5)
     watch = watching(peer, told)
@@ -96,7 +96,7 @@ async def test_a_peer_that_tells_no_ballot_is_waited_for_only_so_long() -> None:
     await watch.end()
 
 
-async def test_who_is_cancelled_while_it_ends_a_watch_is_cancelled() -> None:
+async def test_stop_of_a_ballot_watcher_propagates_cancellation() -> None:
     peer = Peer(10**9, reads_answers=0)
     peer.may_close.clear()
     watch = watching(peer, [])

@@ -21,7 +21,7 @@ def behind(lsn: int) -> UpstreamLostTail:
     return UpstreamLostTail(f"at{lsn}:1", VClock({1: lsn}), VClock({1: 100}))
 
 
-def test_whoever_fails_is_passed_over_for_the_next() -> None:
+def test_members_skip_a_failed_member() -> None:
     found = members(3)
     seen = []
     for _ in range(4):
@@ -62,7 +62,7 @@ def test_collected_rows_may_be_at_a_member_that_is_away() -> None:
     assert found.verdict(LAG_SECONDS) is None
 
 
-def test_what_all_refuse_is_told_at_once() -> None:
+def test_verdict_is_the_first_error_when_all_members_reject() -> None:
     found = members(2)
     refusal = FlowstoneError("no")
     found.failed(refusal, 0.0, is_final=True)

@@ -79,7 +79,7 @@ async def test_peers_hear_of_rows_of_others_and_not_of_each_of_our_own(tmp_path:
     await instance.journal.close()
 
 
-async def test_who_brings_rows_behind_a_verdict_that_is_being_written_waits_for_it(tmp_path: Path) -> None:
+async def test_rows_wait_for_a_verdict_that_is_being_written(tmp_path: Path) -> None:
     instance = make_instance(tmp_path, mode=WalMode.FSYNC)
     member, journal = member_of(instance), instance.journal
     member.applying = Applying(instance.box, journal, instance.commits, instance.outside.clock)

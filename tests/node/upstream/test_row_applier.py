@@ -110,7 +110,7 @@ async def test_with_verdicts_and_parts_that_are_known_the_end_is_the_same_too(se
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_what_two_peers_bring_is_applied_once(seed: int) -> None:
+async def test_rows_received_from_two_peers_are_applied_once(seed: int) -> None:
     rng = Random(seed)
     transactions = random_transactions(rng, 200)
     once, twice = Replica(), Replica()
@@ -268,7 +268,7 @@ async def test_a_failed_write_takes_everything_in_flight_back_and_tells_all(mode
 
 
 @pytest.mark.parametrize("count", [1, 20])
-async def test_nothing_is_applied_behind_a_gap_though_the_disk_has_room_again_at_once(count: int) -> None:
+async def test_rows_after_a_failed_write_are_not_applied_when_the_disk_recovers(count: int) -> None:
     replica, master = Replica(), Master()
     replica.applying.apply(slab(master.does(put(REPLACE, 1, "before"))))
     await settled(replica)
@@ -297,7 +297,7 @@ async def test_a_large_slab_s_transactions_are_submitted_each_for_itself(monkeyp
     assert len(replica.content()) == len(replica.rows()) == 21
 
 
-async def test_what_the_log_refuses_at_once_does_not_wait_in_the_limbo(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_transaction_rejected_by_the_log_does_not_enter_the_limbo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.node.wal.journal.TRANSACTION_SIZE_MAX", 100)
     replica, master = Replica(), Master()
     with pytest.raises(errors.WalIo):
@@ -305,7 +305,7 @@ async def test_what_the_log_refuses_at_once_does_not_wait_in_the_limbo(monkeypat
     assert (replica.limbo.pending, replica.content(SYNC)) == ((), {})
 
 
-async def test_who_listens_hears_of_each_transaction() -> None:
+async def test_listeners_are_notified_of_each_transaction() -> None:
     replica, master = Replica(), Master()
     heard: list[tuple[Statement, ...]] = []
     replica.commits.on_commit.append(heard.append)
@@ -388,7 +388,7 @@ async def test_in_2_6_all_behind_a_waiting_transaction_shares_its_fate_in_one_sl
     ("wrong", "told"),
     [(MemoryError("no room"), "MemoryError: no room"), (errors.TupleFound("Duplicate"), "Duplicate")],
 )
-async def test_what_goes_wrong_with_held_rows_is_told_and_none_follow(
+async def test_error_of_held_rows_is_reported_and_stops_later_rows(
     monkeypatch: pytest.MonkeyPatch, wrong: Exception, told: str
 ) -> None:
     replica, master = Replica(WalMode.FSYNC), Master()
@@ -425,7 +425,7 @@ async def test_held_rows_count_and_can_be_waited_for() -> None:
     assert replica.applying.in_flight_bytes == 0
 
 
-async def test_who_waits_for_held_rows_hears_that_they_are_lost() -> None:
+async def test_waiters_for_held_rows_get_the_error_when_the_rows_are_lost() -> None:
     replica, master = Replica(WalMode.FSYNC), Master()
     replica.applying.apply(slab(master.does(put(REPLACE, 1, space=SYNC)), master.says(Confirm(2, 1))))
     replica.applying.apply(slab(master.does(put(REPLACE, 7))))

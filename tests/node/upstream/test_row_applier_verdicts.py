@@ -81,7 +81,7 @@ async def test_a_promote_that_had_to_wait_and_is_refused_then_stops_who_brought_
     assert replica.applying.in_flight_bytes == 0
 
 
-async def test_what_waits_stays_hidden_whatever_is_written_behind_it() -> None:
+async def test_pending_transaction_is_not_confirmed_by_later_rows() -> None:
     replica, old, new = Replica(WalMode.WRITE, Dialect.V2_11), Master(2), Master(3)
     for rows in (
         old.says(Promote(0, 0, 2)),

@@ -387,7 +387,7 @@ async def test_a_node_that_stops_while_its_peers_are_changed_leaves_nothing_behi
 
 
 @simulated()
-async def test_who_has_joined_anew_with_local_rows_of_its_own_can_be_started_again(sim: Simulation) -> None:
+async def test_rejoined_member_with_local_rows_can_be_restarted(sim: Simulation) -> None:
     await sim.start("a", dialect="2.6", checkpoint_count=1)
     await make_space(sim, "a")
 
@@ -437,7 +437,7 @@ async def test_a_login_that_is_refused_ends_a_birth_when_it_was_tried_long_enoug
 
 
 @simulated()
-async def test_nobody_waits_for_a_peer_that_refuses_the_login(sim: Simulation) -> None:
+async def test_start_does_not_wait_for_a_peer_that_rejects_the_login(sim: Simulation) -> None:
     await sim.start("a")
     await sim.start("b", replication=uris(sim, "a"))
     wrong = sim.uri("a").replace("secret", "wrong")
@@ -471,7 +471,7 @@ async def test_a_peer_with_other_rows_in_place_of_lost_ones_is_followed_when_som
 
 
 @simulated()
-async def test_who_has_no_data_waits_for_a_leader_that_can_write(sim: Simulation) -> None:
+async def test_instance_without_data_waits_for_a_writable_leader(sim: Simulation) -> None:
     await sim.start("a")
     await make_space(sim, "a")
     await sim.on("a", sim.node("a").reconfigure(election_mode="voter"))
@@ -484,7 +484,7 @@ async def test_who_has_no_data_waits_for_a_leader_that_can_write(sim: Simulation
 
 
 @simulated()
-async def test_who_has_no_data_does_not_wait_for_ever_for_one_that_can_write(sim: Simulation) -> None:
+async def test_instance_without_data_times_out_waiting_for_a_writable_peer(sim: Simulation) -> None:
     await sim.start("a", read_only=False)
     await sim.on("a", sim.node("a").reconfigure(read_only=True))
     with pytest.raises(errors.Readonly):
@@ -492,7 +492,7 @@ async def test_who_has_no_data_does_not_wait_for_ever_for_one_that_can_write(sim
 
 
 @simulated()
-async def test_whoever_begins_a_set_that_elects_serves_nobody_before_it_leads(sim: Simulation) -> None:
+async def test_bootstrapping_member_with_elections_serves_no_peers_before_it_leads(sim: Simulation) -> None:
     """Real instances that join give up when they are told that nobody can write."""
     sim.build("a")
     sim.machine("a").blocking_seconds = (0.1, 0.2)  # its disk is slow: to write down a vote takes a while

@@ -168,7 +168,7 @@ async def test_a_failed_write_takes_back_all_that_waited_and_the_next_one_may_su
     ]
 
 
-async def test_what_waits_is_taken_back_newest_first() -> None:
+async def test_pending_commits_are_rolled_back_newest_first() -> None:
     node, told = Node(), []
     for note in ("a", "b", "c"):
         transaction = node.box.begin()
@@ -196,7 +196,7 @@ async def test_a_transaction_too_large_for_the_log_is_refused_and_taken_back(mon
     assert [row.lsn for row in node.rows()] == [1]
 
 
-async def test_who_stops_waiting_undoes_nothing() -> None:
+async def test_cancelled_commit_is_not_rolled_back() -> None:
     node = Node()
     task = asyncio.ensure_future(node.commits.commit(node.transaction((PLAIN, 1))))
     await asyncio.sleep(0)

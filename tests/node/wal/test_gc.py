@@ -37,7 +37,7 @@ def left(disk: FaultDisk) -> tuple[list[int], list[int]]:
     return snapshots, [int(name[:20]) for name in names if name.endswith(".xlog")]
 
 
-async def test_as_many_checkpoints_stay_as_asked_for_with_all_logs_behind_them() -> None:
+async def test_gc_keeps_checkpoint_count_snapshots_and_the_logs_after_them() -> None:
     disk = directory([0, 10, 20, 30], [0, 5, 10, 15, 20, 25, 30])
     gc = collector(disk)
     assert gc.vclock == VClock()
@@ -162,7 +162,7 @@ async def test_logs_that_a_consumer_alone_has_kept_go_when_it_advances() -> None
     assert left(disk)[1] == [15, 20, 25, 30]
 
 
-async def test_nothing_goes_while_members_are_awaited() -> None:
+async def test_gc_deletes_nothing_while_waiting_for_members() -> None:
     disk = directory([10, 20, 30], [10, 20, 30])
     gc = collector(disk, count=1)
     members = [uuid.UUID(int=1), uuid.UUID(int=2)]

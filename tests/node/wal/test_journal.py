@@ -83,7 +83,7 @@ def names(disk: FaultDisk) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_what_was_submitted_together_is_one_append(mode: WalMode) -> None:
+async def test_journal_writes_submissions_of_one_turn_in_one_append(mode: WalMode) -> None:
     disk = FaultDisk()
     log = journal(disk, mode)
     writer = Writer(log)
@@ -347,7 +347,7 @@ async def test_a_file_that_cannot_be_made_fails_the_write() -> None:
     assert found(disk) == [(1, "b")]
 
 
-async def test_one_submitters_mistake_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+async def test_journal_calls_other_callbacks_when_one_raises(caplog: pytest.LogCaptureFixture) -> None:
     log = journal(FaultDisk())
 
     def mistaken(error: FlowstoneError | None) -> None:
@@ -362,7 +362,7 @@ async def test_one_submitters_mistake_does_not_hold_up_the_others(caplog: pytest
 
 
 @pytest.mark.parametrize("mode", list(WalMode))
-async def test_who_is_told_may_submit_and_flush_and_everybody_is_told_in_order(mode: WalMode) -> None:
+async def test_journal_callbacks_may_submit_and_are_called_in_order(mode: WalMode) -> None:
     log = journal(FaultDisk(), mode)
     told: list[str] = []
 
@@ -385,7 +385,7 @@ async def test_who_is_told_may_submit_and_flush_and_everybody_is_told_in_order(m
     await log.close()
 
 
-async def test_what_no_block_can_hold_is_refused_at_once_and_harms_nobody_else() -> None:
+async def test_journal_rejects_an_oversized_transaction_without_affecting_others() -> None:
     disk = FaultDisk()
     log = journal(disk)
     writer = Writer(log)

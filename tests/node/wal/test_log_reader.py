@@ -110,7 +110,7 @@ def test_many_rows_are_given_out_in_pieces_of_whole_blocks(monkeypatch: pytest.M
     assert pieces == [[1, 2, 3], [4, 5], [6]]
 
 
-def test_nothing_is_given_out_that_is_not_reported_yet() -> None:
+def test_log_reader_returns_only_reported_rows() -> None:
     log = Log()
     log.write(1, 2, 3)
     reader = log.reader(0)
@@ -208,7 +208,7 @@ def fresh(logs: tuple[ListedFile, ...]) -> tuple[ListedFile, ...]:
     return tuple(replace(each) for each in logs)
 
 
-def test_what_came_by_a_new_join_is_missed_by_who_was_behind() -> None:
+def test_log_reader_raises_logs_gone_for_rows_received_by_a_rejoin() -> None:
     """The log before the JOIN is still there, and the one behind it names none (seed 2212)."""
     log = Log()
     log.write(1, 2)

@@ -31,7 +31,7 @@ def tail_of(count: int, **options: int) -> LogTail:
     return tail
 
 
-def test_what_gathers_before_a_seal_is_one_chunk_and_told_once() -> None:
+def test_log_tail_seals_gathered_rows_as_one_chunk_and_notifies_once() -> None:
     told: list[None] = []
     tail = LogTail(VClock({1: 10}), lambda: told.append(None))
     tail.append(rows((1, 11)), VClock({1: 11}))
@@ -46,13 +46,13 @@ def test_what_gathers_before_a_seal_is_one_chunk_and_told_once() -> None:
     assert tail.end == 1, "nothing has gathered"
 
 
-def test_whoever_takes_all_shares_the_packets() -> None:
+def test_log_tail_shares_packets_between_relays_that_take_all_rows() -> None:
     chunk = TailChunk(0, rows((1, 11), (1, 12)), VClock({1: 10}), VClock({1: 12}))
     first, second = RowFilter(VClock({1: 10})), RowFilter(VClock({1: 3}), left_out=(2,))
     assert chunk.packets_for(first, 0) is chunk.packets_for(second, 0)
 
 
-def test_whoever_knows_or_refuses_some_rows_gets_the_others() -> None:
+def test_log_tail_sends_the_remaining_rows_to_a_relay_that_skips_some() -> None:
     chunk = TailChunk(0, rows((1, 11), (2, 1), (1, 12)), VClock({1: 10}), VClock({1: 12, 2: 1}))
     assert lsns(chunk.packets_for(RowFilter(VClock({1: 11})), 0)) == [(2, 1), (1, 12)]
     assert lsns(chunk.packets_for(RowFilter(VClock({1: 10}), left_out=(2,)), 0)) == [(1, 11), (1, 12)]

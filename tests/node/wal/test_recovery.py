@@ -91,7 +91,7 @@ class TestRealDirectories:
         assert found.synchro.confirmed == {1: 13, 2: 2}
 
     @pytest.mark.real
-    async def test_what_a_real_server_wrote_is_what_is_recovered(self, tarantool: Any, tmp_path: Path) -> None:
+    async def test_recovery_restores_the_data_of_a_real_server(self, tarantool: Any, tmp_path: Path) -> None:
         shown = tarantool.run(MIXED_WORKLOAD, tmp_path)
         box, found = await recovered(tmp_path)
         assert found.replica_id == 1
@@ -367,7 +367,7 @@ class TestOurOwn:
         with pytest.raises(NothingToRecover, match="no snapshot in"):
             await recovered(tmp_path)
 
-    async def test_what_a_crash_left_half_made_is_removed(self, tmp_path: Path) -> None:
+    async def test_recovery_removes_incomplete_files_of_a_crash(self, tmp_path: Path) -> None:
         node = await start(OUTSIDE, str(tmp_path))
         await node.close()
         (tmp_path / f"{5:020}.snap.inprogress").write_bytes(b"SNAP")

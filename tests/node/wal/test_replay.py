@@ -106,7 +106,7 @@ class TestTransactions:
         assert tuples(box) == [(1, "x"), (2,)]
         assert replay.vclock == VClock({1: 3})
 
-    def test_what_the_state_already_has_is_passed_over(self) -> None:
+    def test_replay_skips_rows_up_to_its_start(self) -> None:
         rows = [alone(replace(lsn, [lsn])) for lsn in range(1, 30)]
         box, replay = replayed(*rows, start=20)
         assert tuples(box) == [(lsn,) for lsn in range(21, 30)]
@@ -157,7 +157,7 @@ class TestTransactions:
         with pytest.raises(LsnUsedTwice, match="LSN 2 of replica 1 is used twice"):
             replayed(alone(replace(1, [1])), alone(replace(2, [2])), alone(replace(2, [3])))
 
-    def test_nothing_of_a_transaction_stays_of_which_one_row_cannot_be_applied(self) -> None:
+    def test_replay_rolls_back_a_transaction_with_a_row_that_cannot_be_applied(self) -> None:
         rows = together(replace(1, [1]), replace(2, [2], 777))
         with pytest.raises(RecoveryError, match=r"Space '#?777' does not exist"):
             replayed(rows)
@@ -207,7 +207,7 @@ class TestSynchronous:
         assert replay.pending == ()
         assert replay.synchro.confirmed == {1: 1}
 
-    def test_what_has_no_verdict_stays_applied_and_is_listed(self) -> None:
+    def test_replay_keeps_and_lists_pending_transactions(self) -> None:
         box, replay = replayed(
             alone(replace(1, [1], 513), SYNC),
             together(replace(2, [2], 513), replace(3, [3], 513), flags=SYNC),
@@ -222,7 +222,7 @@ class TestSynchronous:
         assert tuples(box, 513) == [(1,)]
         assert tuples(box) == []
 
-    def test_what_a_former_owner_wrote_and_was_made_nops_waits_for_nothing(self) -> None:
+    def test_replay_does_not_queue_nops_of_a_former_owner(self) -> None:
         """It came while transactions of the present owner waited; that it was synchronous is all that is left of it."""
         nop = Row(RequestType.NOP, 3, lsn=17, timestamp=1.0)
         _, replay = replayed(alone(replace(1, [1], 513), SYNC), alone(nop, SYNC), alone(replace(2, [2]), QUEUED))

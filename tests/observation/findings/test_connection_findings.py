@@ -201,7 +201,7 @@ def test_voter_that_is_loading_is_not_said_to_miss_votes() -> None:
     assert Kind.NOT_FOLLOWED not in kinds
 
 
-def test_one_way_replication_without_elections_is_well() -> None:
+def test_one_way_replication_without_elections_has_no_findings() -> None:
     assert found(*four(election_mode="off")[1:1]) == ()
     master = report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}}, cfg={"election_mode": "off"})
     replica = report(2, {1: 5}, {1: {"upstream": upstream(1)}}, ro=True, cfg={"election_mode": "off"})

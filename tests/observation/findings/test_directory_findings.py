@@ -57,7 +57,7 @@ def _damage(path: Path, at: int) -> None:
 
 
 @KINDS
-def test_what_is_well_has_no_findings(kind: str, tmp_path: Path) -> None:
+def test_healthy_directory_has_no_findings(kind: str, tmp_path: Path) -> None:
     assert _found(leave(kind, tmp_path / "data")) == []
 
 
@@ -134,7 +134,7 @@ def test_a_gap_is_as_bad_as_a_server_takes_it(kind: str, is_covered: bool, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["real", "ours"])
-def test_who_has_joined_anew_by_itself_is_well(cluster: Cluster, kind: str) -> None:
+def test_directory_of_a_rejoined_member_has_no_findings(cluster: Cluster, kind: str) -> None:
     """What it has missed is in no log of it, and never was."""
     master, replica = pair(cluster, kind, kind, checkpoint_count=1)
     write(master, [1])
@@ -293,7 +293,7 @@ def test_two_histories_that_part_are_told_with_the_point_and_what_each_has_alone
     assert "fork point {1: " in told
 
 
-def test_who_is_only_behind_has_not_parted(tmp_path: Path) -> None:
+def test_lagging_directory_is_not_reported_as_forked(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     asyncio.run(_life(ours, ("promote", None), ("create", None), ("write", 1)))
     shutil.copytree(ours, theirs)
@@ -378,7 +378,7 @@ def test_members_that_each_have_rows_alone_are_forked_and_nothing_contradicts(cl
 
 
 @pytest.mark.parametrize("kind", ["real", "ours"])
-def test_what_only_a_snapshot_has_is_counted_and_nobody_is_told_to_follow_it(cluster: Cluster, kind: str) -> None:
+def test_rows_only_in_a_snapshot_are_counted_without_advice_to_follow(cluster: Cluster, kind: str) -> None:
     one, other = pair(cluster, kind, kind)
     other.configure(replication=[])
     write(one, range(1, 4))

@@ -11,10 +11,10 @@ from flowstone.observation.findings.fork import (
     Alone,
     Fork,
     are_used_twice,
-    behind,
     common_point,
     digests,
     transaction_text,
+    transactions_after,
 )
 from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.vclock import VClock
@@ -66,7 +66,10 @@ def test_a_row_that_was_dropped_moves_the_point_and_is_no_second_row() -> None:
 def test_both_sides_are_told() -> None:
     ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _promote(2, 1), _insert(2, 2, 50)]
     point = VClock({1: 2})
-    fork = Fork(point, (Alone("a", behind(ours, point), SCHEMA), Alone("b", behind(theirs, point), SCHEMA)))
+    fork = Fork(
+        point,
+        (Alone("a", transactions_after(ours, point), SCHEMA), Alone("b", transactions_after(theirs, point), SCHEMA)),
+    )
     assert fork.is_fork
     assert fork.sentence() == (
         "both histories are the same up to {1: 2}; only a has 1 row, beginning with 1:3 INSERT 512 [30]; only b has "
@@ -75,9 +78,9 @@ def test_both_sides_are_told() -> None:
     assert fork.evidence()[-1] == "b: 2:2 INSERT 512 [50]"
 
 
-def test_who_has_nothing_alone_has_not_parted() -> None:
+def test_side_without_own_rows_is_not_a_fork() -> None:
     point = VClock({1: 2})
-    fork = Fork(point, (Alone("a", (), SCHEMA), Alone("b", behind([_insert(1, 3, 1)], point), SCHEMA)))
+    fork = Fork(point, (Alone("a", (), SCHEMA), Alone("b", transactions_after([_insert(1, 3, 1)], point), SCHEMA)))
     assert not fork.is_fork
 
 

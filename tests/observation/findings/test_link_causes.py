@@ -68,20 +68,20 @@ WORDS = [
 
 
 @pytest.mark.parametrize(("message", "kind"), WORDS, ids=lambda value: str(value)[:40])
-def test_what_a_server_says_is_understood(message: str, kind: Kind) -> None:
+def test_link_cause_is_found_for_each_server_message(message: str, kind: Kind) -> None:
     cause = cause_of(message, BETWEEN)
     assert cause.kind is kind
     assert cause.why
     assert cause.advice
 
 
-def test_who_is_not_registered_with_another_set_is_at_the_wrong_address() -> None:
+def test_link_cause_is_a_wrong_address_when_the_peer_is_in_another_set() -> None:
     words = f"Replica {OURS} is not registered with replica set {THEIRS}"
     assert cause_of(words, BETWEEN._replace(replicaset=OURS)).kind is Kind.WRONG_CLUSTER
     assert cause_of(words, BETWEEN._replace(replicaset=THEIRS)).kind is Kind.NOT_REGISTERED
 
 
-def test_what_the_operating_system_said_counts_too() -> None:
+def test_link_cause_considers_the_errors_of_the_operating_system() -> None:
     cause = cause_of("connect, called on fd 12, aka 127.0.0.1:40000", BETWEEN, "Connection refused")
     assert cause.kind is Kind.UNREACHABLE
     assert cause.why.startswith("b cannot reach a: connect, ")

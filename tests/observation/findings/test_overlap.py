@@ -32,7 +32,7 @@ def compared(stopped: Member, *members: Member | str) -> Overlap:
     return asyncio.run(look())
 
 
-def test_what_a_follower_has_got_is_the_same(cluster: Cluster) -> None:
+def test_overlap_of_a_follower_with_its_master_is_equal(cluster: Cluster) -> None:
     for kinds in (("real", "ours"), ("ours", "real")):
         master = make(cluster, kinds[0], f"master-{kinds[0]}")
         master.client.insert(272, "first")

@@ -51,7 +51,7 @@ def test_of_a_quorum_that_is_lost_to_who_has_stopped_following_nobody_is_expelle
     assert first.advice == "let db2:3301 follow db1:3301 again: another finding says why replication stopped"
 
 
-def test_who_has_lost_the_lead_and_may_not_write_is_no_second_owner() -> None:
+def test_read_only_former_leader_is_not_reported_as_second_owner() -> None:
     follower, leader = ({"state": state, "term": 10, "leader": 2} for state in ("follower", "leader"))
     stale = report(1, {1: 9}, {2: {}}, ro=True, election=follower, **_synchro(1, term=9))
     assert _of(Kind.TWO_OWNERS, stale, report(2, {1: 9}, {1: {}}, election=leader, **_synchro(2, term=10))) == []
@@ -93,7 +93,7 @@ def test_a_minority_that_elects_nobody_has_lost_its_quorum() -> None:
     assert "and wait until it is elected; then expel the missing members" in finding.advice
 
 
-def test_who_may_lead_is_advised_to_whoever_has_most() -> None:
+def test_quorum_lost_advice_names_a_member_that_may_lead() -> None:
     lost = [Unreachable(address=address(number), reason="connection refused") for number in (2, 3)]
     for mode, member, how in (
         ("candidate", 1, "wait until it is elected"),

@@ -50,7 +50,7 @@ def test_an_address_is_put_into_a_command_as_it_is(address: str) -> None:
         *("--force:1", "/etc/passwd", "unix/:", "unix/:/a b", "unix/:/$(evil)"),
     ],
 )
-def test_what_a_shell_would_not_take_for_one_address_is_not_put_into_a_command(address: str | None) -> None:
+def test_command_omits_addresses_that_a_shell_would_split(address: str | None) -> None:
     assert for_command(address) == "URI"
 
 
@@ -66,6 +66,6 @@ def test_commands_name_no_address_that_does_more_than_say_where() -> None:
     assert expel_command(ReplicaSet(uuid=None, members=(answers, member)), member) == "`flowstone expel URI 2`"
 
 
-def test_nobody_is_to_be_expelled_before_somebody_takes_writes() -> None:
+def test_expel_advice_requires_a_writable_member_first() -> None:
     (one,) = replica_sets([report(1, {1: 3}, {2: {}}, ro=True)])
     assert expel(one, one.member(uuid(2))) == "expel it as soon as a member is writable: `flowstone expel db1:3301 2`"

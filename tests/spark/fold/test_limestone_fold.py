@@ -48,7 +48,7 @@ class Tables:
 
     def batch(self, start: int, end: int) -> int:
         storages = tuple(self.index.storages(end))
-        clears = self.index.clears(end, behind=start)
+        clears = self.index.clears(end, after=start)
         work = batch_work(self.index, start, end, storages, 1000)
         folded = fold_batch(rows_here(DISK, work), start, frozenset(map(space_id_of, clears)))
         for storage in clears:

@@ -268,7 +268,7 @@ def test_clearings_count_from_their_epoch_on(tmp_path: Path) -> None:
     index = opened(directory)
     assert index.clears(2) == {1: (5, 7), 2: (1, 0)}
     assert index.clears(3) == {1: (6, 0), 2: (1, 0)}
-    assert index.clears(3, behind=1) == {1: (6, 0)}
+    assert index.clears(3, after=1) == {1: (6, 0)}
 
 
 def test_damage_is_no_tail(tmp_path: Path) -> None:

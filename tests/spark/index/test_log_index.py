@@ -36,7 +36,7 @@ def opened(archive: WrittenArchive) -> ArchiveIndex:
 def test_a_directory_without_a_manifest_is_no_archive() -> None:
     disk = new_disk()
     disk.make_directory(DIRECTORY)
-    with pytest.raises(NotAnArchive, match="neither an archive nor logs of a server; name a directory"):
+    with pytest.raises(NotAnArchive, match="neither an archive nor logs of a server; specify a directory"):
         ArchiveIndex.open(disk, DIRECTORY)
 
 
@@ -398,7 +398,7 @@ def test_a_space_that_is_made_anew_under_its_name_is_another(archive: WrittenArc
     assert change.before == VClock({1: 10})  # before it gets its key nothing can be written
     assert change.space is not None
     assert change.space.id == 600
-    ids = {lsn: index.definition_behind(VClock({1: lsn}), "orders") for lsn in (0, 6, 9, 10, 12)}
+    ids = {lsn: index.definition_after(VClock({1: lsn}), "orders") for lsn in (0, 6, 9, 10, 12)}
     assert {lsn: space.id if space is not None else None for lsn, space in ids.items()} == {
         0: 512,
         6: 512,

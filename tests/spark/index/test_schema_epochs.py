@@ -46,7 +46,7 @@ def test_each_change_begins_an_epoch(epochs: SchemaEpochs) -> None:
     ]
     names = [[space.name for space in epochs.at(VClock({1: lsn})).schema if space.id >= 512] for lsn in range(9)]
     assert names == [[], [], ["orders"], ["orders"], *[["renamed"]] * 2, *[["renamed", "late"]] * 3]
-    assert [epoch.start.get(1) for epoch in epochs.behind(VClock({1: 4}))] == [6, 8]
+    assert [epoch.start.get(1) for epoch in epochs.after(VClock({1: 4}))] == [6, 8]
     assert epochs.at(VClock({1: 8})) is epochs.at(VClock({1: 7}))  # a truncation defines nothing
 
 

@@ -1,1 +1,1 @@
-"""Changes of the schema: the functions of box.schema, and what rows of system spaces do to the box."""
+"""Changes of the schema: the functions of box.schema, and the effects of rows of system spaces on the box."""

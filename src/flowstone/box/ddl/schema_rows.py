@@ -24,7 +24,7 @@ BY_NAME: Final = 2
 
 BY_OWNER: Final = 1
 _LUA_BASE: Final = 1
-"""Field numbers in operations of the Lua API count from 1, also in the log."""
+"""Field numbers in operations of the Lua API count from 1, even in the log."""
 
 
 def get(txn: BoxTransaction, space: str, *key: Any, index: int = 0) -> Row | None:

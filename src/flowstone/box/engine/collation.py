@@ -2,7 +2,7 @@
 
 A collation is a row of `_collation`. Its sort keys compare bytewise as the server, which uses the same library,
 compares the strings. ICU is loaded for the first sort key, so that a node without such indexes does not need it. The
-types `binary` and none compare the bytes of the strings and need no library.
+types `binary` and none compare the bytes of the strings and need no library; `key_encoding.py` encodes these.
 """
 
 from __future__ import annotations

@@ -110,10 +110,10 @@ class EngineIndex:
             self._bound_debt()
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
-        """Return the entries of `span` in order (unordered index: see `behind`). A write invalidates the iterator."""
+        """Return the entries of `span` in order, or those of `unordered_span`. A write invalidates the iterator."""
         entries = self.map
         if not self.is_ordered:
-            return behind(span, iter(entries.items()))
+            return unordered_span(span, iter(entries.items()))
         low, high, reverse = span
         if self._make_readable():
             return ((key, entries[key]) for key in self._order.span(low, high, reverse))
@@ -210,11 +210,11 @@ class EngineIndex:
 
 
 def _part(run: list[Key], low: Key | None, high: Key | None) -> range:
-    """Return the positions in the sorted list `run` of the keys from `low` up to but without `high`."""
+    """Return the positions of the keys from `low` (inclusive) to `high` (exclusive) in the sorted list `run`."""
     return range(0 if low is None else bisect_left(run, low), len(run) if high is None else bisect_left(run, high))
 
 
-def behind(span: Span, entries: Iterator[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
+def unordered_span(span: Span, entries: Iterator[tuple[Key, bytes]]) -> Iterator[tuple[Key, bytes]]:
     """Return the `entries` of an unordered index that `span` selects.
 
     Those are all entries, or for the iterator GT the entries after its key; none if the key does not exist.

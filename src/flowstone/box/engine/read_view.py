@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import islice
 from typing import Any, Final, Protocol, Self
 
-from flowstone.box.engine.index import WHOLE, EngineIndex, behind
+from flowstone.box.engine.index import WHOLE, EngineIndex, unordered_span
 from flowstone.box.engine.keys import Key, Span
 from flowstone.box.engine.space import EngineSpace
 from flowstone.errors import FlowstoneError
@@ -88,7 +88,7 @@ class Layer:
 
     def scan(self, span: Span = WHOLE) -> Iterator[tuple[Key, bytes]]:
         if self._order is None:
-            return behind(span, self._unordered())
+            return unordered_span(span, self._unordered())
         return self._merged(span, self._order.within(span))
 
     def _merged(self, span: Span, changed: Iterator[Key]) -> Iterator[tuple[Key, bytes]]:

@@ -47,7 +47,7 @@ class Typed(Protocol):
 
 
 class Untyped:
-    """Stands for an unknown format: a double stays a double."""
+    """Placeholder for an unknown format: a double stays a double."""
 
     type: Final = "?"
 
@@ -250,7 +250,7 @@ class Array(TreeNode):
 
     def __init__(self, raw: bytes) -> None:
         super().__init__(raw)
-        # Bytes stand for an unchanged node: most fields of a tuple stay unchanged.
+        # Bytes represent an unchanged node, as most fields of a tuple are.
         self.items: list[bytes | TreeNode] = list(elements_of(raw))
 
     def apply(self, operation: Operation, steps: Steps) -> TreeNode:
@@ -396,7 +396,7 @@ def _branch(node: Bar | Route, operation: Operation, steps: Steps) -> TreeNode:
     end = end_of(raw, at)
     container = _container(operation, raw[at:end], step)
     if old is None or (isinstance(container, Map) and not isinstance(old, str)):
-        # Inside of a value that another operation has written, or next to a numeric key: not defined either.
+        # A path into a value that another operation has written, or beside a numeric key, is not defined either.
         raise changed_twice(operation)
     _put_child(container, node, at, node.path[common:])
     return Route(raw, steps[:common], container, at, end) if common else container

@@ -64,7 +64,7 @@ class Shop:
             await self._all(connection, [_replace("products", each) for each in goods])
 
     async def sell(self) -> None:
-        """Sell until cancelled, or until `is_open` is False. If the leader is lost, go on with the next one."""
+        """Sell until cancelled, or until `is_open` is False. If the leader is lost, continue with the next one."""
         self.is_open = True
         while self.is_open:
             try:

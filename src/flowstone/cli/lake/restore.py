@@ -83,9 +83,9 @@ def restore(
 
     note_compilation()
     if not os.path.isdir(archive):
-        raise UsageError(f"{archive}: no such directory", hint="name an archive or a log directory")
+        raise UsageError(f"{archive}: no such directory", hint="specify an archive or a log directory")
     if to is None and not is_limestone(archive):
-        raise UsageError("--to is missing", hint=f"give a time, a vclock, an LSN or {NEWEST}")
+        raise UsageError("--to is missing", hint=f"specify a time, a vclock, an LSN or {NEWEST}")
     line = Line()
     try:
         with tasks_shown(line):

@@ -128,10 +128,10 @@ def _place(path: str, files: list[str]) -> tuple[str, list[str]]:
     """Return the directory, and the names of the files in it that were selected."""
     if os.path.isfile(path):
         if files:
-            raise UsageError(f"{path} is a file", hint="omit --file, or name its directory")
+            raise UsageError(f"{path} is a file", hint="omit --file, or specify its directory")
         return os.path.dirname(path) or ".", [os.path.basename(path)]
     if not os.path.isdir(path):
-        raise UsageError(f"{path}: no such file or directory", hint="name a data directory, or a file in one")
+        raise UsageError(f"{path}: no such file or directory", hint="specify a data directory, or a file in one")
     place = options.plain(path)
     for name in files:
         if not os.path.isfile(f"{place}/{name}"):
@@ -199,7 +199,7 @@ def _row_lines(disk: Disk, place: str, wanted: EntryOptions) -> Iterator[str]:
     from flowstone.limestone.format import epoch_file
     from flowstone.limestone.store.recovery import recover_live
 
-    # Read the epoch first: entries that are written meanwhile have later epochs, so file sizes need not be known.
+    # Read the epoch first: entries that are written later have later epochs, so file sizes need not be known.
     durable_epoch = epoch_file.read(disk, place).durable
     snapshot = recover_live(disk, place, durable_epoch, dict).snapshot
     try:

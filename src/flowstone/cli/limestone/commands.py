@@ -43,7 +43,7 @@ class Tool(Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except Exception as error:
-            if not hasattr(error, "format_message"):  # all errors about the command line have it
+            if not hasattr(error, "format_message"):  # every usage error has this attribute
                 raise
             console.fail(error)
             raise typer.Exit(CANNOT) from None

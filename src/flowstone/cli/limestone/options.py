@@ -60,7 +60,7 @@ def plain(directory: str) -> str:
 def data_directory(directory: str) -> str:
     """Return the directory as `plain` does; raise UsageError if it is a file."""
     if os.path.isfile(directory):
-        raise UsageError(f"{directory} is a file", hint="name the data directory that it is in")
+        raise UsageError(f"{directory} is a file", hint="specify its data directory")
     return plain(directory)
 
 

@@ -30,8 +30,8 @@ def repair(
 ) -> int:
     """Mark sessions that never became durable as void, and detach all log files, so that the directory can be opened.
 
-    A torn or damaged epoch file is rewritten with the largest epoch known to be durable; if none is known, give it with
-    --epoch. If durable entries are lost, nothing is changed.
+    A torn or damaged epoch file is rewritten with the largest epoch known to be durable; if none is known, specify it
+    with --epoch. If durable entries are lost, nothing is changed.
     """
     from flowstone.limestone.store import offline_directory as offline
     from flowstone.limestone.tools import inspection

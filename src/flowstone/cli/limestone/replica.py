@@ -60,7 +60,7 @@ def replica(
             "--secret-file",
             metavar="FILE",
             help="File whose first line is a secret shared with the masters; a master without it is rejected. Default: "
-            f"{SECRET_VARIABLE}. The original does not support secrets.",
+            f"{SECRET_VARIABLE}. Masters of the original Limestone do not support secrets.",
         ),
     ] = None,
     ssl_cert_file: Annotated[
@@ -70,7 +70,7 @@ def replica(
         str | None, typer.Option("--ssl-key-file", metavar="FILE", help="Private key of the certificate (PEM).")
     ] = None,
     ssl_ca_file: Annotated[
-        str | None, typer.Option("--ssl-ca-file", metavar="FILE", help="Authorities whose masters are accepted (PEM).")
+        str | None, typer.Option("--ssl-ca-file", metavar="FILE", help="CA certificates to verify masters with (PEM).")
     ] = None,
     ssl_ciphers: Annotated[
         str | None,
@@ -112,7 +112,7 @@ def replica(
     from flowstone.outside.network import SocketOptions
 
     if os.path.exists(directory) and not os.path.isdir(directory):
-        raise UsageError(f"{directory} is not a directory", hint="name a directory, which is created if missing")
+        raise UsageError(f"{directory} is not a directory", hint="specify a directory, which is created if missing")
     note_compilation()
     open_files.raise_limit()  # each log channel of a master needs two open files
     set_format(log_format)
@@ -185,7 +185,7 @@ def _log_json(event: Event) -> None:
 def _tell_json(event: Event) -> None:
     import msgspec
 
-    with suppress(OSError, ValueError):  # stdout may be closed; the replica goes on
+    with suppress(OSError, ValueError):  # stdout may be closed; the replica continues
         print(msgspec.json.encode(event).decode(), flush=True)
 
 

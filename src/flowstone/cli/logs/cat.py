@@ -133,7 +133,7 @@ def cat(
 
 def _check(style: Style) -> None:
     if style.format is Format.parquet and style.output is None:
-        raise UsageError("parquet cannot be written to stdout", hint="name a file with --output FILE")
+        raise UsageError("parquet cannot be written to stdout", hint="specify a file with --output FILE")
     if style.columns is not None and style.format not in (Format.table, *COLUMNAR):
         raise UsageError(f"--columns does not apply to {style.format.value}", hint="use it with table, csv or parquet")
     types = (style.unsigned_as, style.decimal_scale, style.strings_as)

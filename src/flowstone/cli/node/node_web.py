@@ -1,7 +1,7 @@
 """The HTTP server of a served node: metrics, health and, if enabled, the dashboard.
 
-It runs as long as the process, and answers while the node is still starting or waiting for peers: probes need the
-answer then.
+It runs as long as the process, and answers even while the node is starting or waiting for peers, when probes need an
+answer.
 """
 
 from __future__ import annotations

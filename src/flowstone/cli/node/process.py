@@ -83,7 +83,7 @@ class Process:
         return OK
 
     async def _start_node(self, node: Node) -> None:
-        """Start the node, and return when it runs or is told to stop: waiting for peers may never end."""
+        """Start the node, and return when it runs or must stop: waiting for peers may never end."""
         if self._stopping.is_set():  # a signal came while HTTP was starting
             return
         self._starting = asyncio.get_running_loop().create_task(node.start())

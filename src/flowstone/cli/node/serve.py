@@ -98,7 +98,7 @@ def _first_parameters() -> list[inspect.Parameter]:
     user = typer.Option(
         "--user",
         metavar="NAME:PASSWORD",
-        help="First user, with all privileges; created only with new data. Prefer FLOWSTONE_USER: command lines can be "
+        help="First user, with all privileges; created with the data. Prefer FLOWSTONE_USER: command lines can be "
         "seen by others.",
     )
     check = typer.Option(

@@ -2,7 +2,8 @@
 
 Checks all that can be checked without starting: values, directories and their data, certificates, addresses. Writes
 nothing, and never shows passwords or tokens. If a node is running in the directory, the options are checked for a
-reload: its lock and its addresses are no problems then, and the report names the options that need a restart.
+reload: the lock and the addresses of that node are not reported as problems, and the report names the options that need
+a restart.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class StartCheck:
             f"{len(files.snapshots)}, logs: {len(files.logs)}{f' starting at {starts[0]}' if starts else ''})"
         )
         if self._settings.user is not None:
-            yield "user not created: a user is created with new data only"
+            yield "user not created: the data directory is already initialized"
         wanted = self._configuration
         note_compilation()
         event_loop.run(

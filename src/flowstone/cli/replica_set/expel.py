@@ -80,7 +80,7 @@ async def _expel(uri: Uri, wanted: str, force: bool, yes: bool, as_json: bool) -
             wanted = await _identified(survey, one, place, wanted)
             one, asked = member_at(await survey.look(), uri)
         planned = plan(one, asked, wanted)
-        if planned.alone:  # members answer one after another: rows written meanwhile may be replicated by now
+        if planned.alone:  # members answer one after another: rows written in between may be replicated by now
             one, asked = member_at(await survey.look(), uri)
             planned = plan(one, asked, planned.member.uuid, before=planned.member.vclock)
         objections = list(planned.objections())

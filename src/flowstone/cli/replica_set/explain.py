@@ -72,7 +72,7 @@ def is_path(text: str) -> bool:
 
     if os.path.isfile(text) and (means_a_path(text) or text.endswith((".xlog", ".snap"))):
         directory = os.path.dirname(text) or "."
-        hint = f"name its directory, {directory}; to see the rows of the file, use flowstone cat"
+        hint = f"specify its directory, {directory}; to see the rows of the file, use flowstone cat"
         raise UsageError(f"{text} is a file", hint=hint)
     return os.path.isdir(text) or means_a_path(text)
 

@@ -130,7 +130,7 @@ def _check(path: str) -> None:
     if not os.path.isdir(path):
         raise UsageError(f"{path}: no such directory")
     if os.path.exists(os.path.join(path, MANIFEST)):
-        raise UsageError(f"{path}: is an archive", hint="name the data directory of a stopped member")
+        raise UsageError(f"{path}: is an archive", hint="specify the data directory of a stopped member")
 
 
 def _locked(outside: Outside, path: str) -> Lock:
@@ -191,7 +191,7 @@ def _home(sets: Sequence[ReplicaSet], found: Found, force: bool) -> ReplicaSet:
         names = ", ".join(one.label for one in answered)
         raise FlowstoneError(
             f"{found.places[0]} belongs to replica set {found.replicaset_uuid}, not to {names}",
-            hint="name members of its own replica set, or use --force to join another one",
+            hint="specify members of its own replica set, or use --force to join another one",
         )
     return (home or answered)[0]
 
@@ -204,7 +204,7 @@ def _refuse_loss(found: Found, known: Known, delete: bool) -> None:
     if known.lost:
         raise FlowstoneError(
             f"{found.places[0]} has rows that are missing at {asked}: {alone_text(known.lost)}",
-            hint=f"{_shown(found, known.lost)}; name members that have them, or use --force to lose them",
+            hint=f"{_shown(found, known.lost)}; specify members that have them, or use --force to lose them",
         )
     unlike = known.overlap.unlike
     if unlike:

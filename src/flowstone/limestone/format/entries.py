@@ -2,8 +2,8 @@
 
 Pure functions over bytes (`docs/spec/limestone.md#log-entries-on-disk`). All persistent formats share this encoding.
 Before format 6 sessions had no end marker, which matters only to code that follows snippets. A length is checked
-against the available bytes before memory is allocated for it. Never decides what an entry means in its place:
-`scan.py` does.
+against the available bytes before memory is allocated for it. Never decides whether an entry counts: `log_scan.py`
+does.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _encode(token: Entry | Marker) -> bytes:
         if token.type is EntryType.MARKER_END:
             return _END.pack(token.type, token.epoch, NO_CRC)
         if token.type not in MARKER_TYPES:
-            raise LocalProtocolError(f"{token.type.name} is not a marker")
+            raise LocalProtocolError(f"cannot encode {token.type.name} as a marker")
         return _MARKER.pack(token.type, token.epoch)
     kind, storage_id, version, key, value, blob_ids = token
     if kind is EntryType.NORMAL:
@@ -158,7 +158,7 @@ def _encode(token: Entry | Marker) -> bytes:
         return b"".join((head, key, _VERSION.pack(*version), value, blobs))
     if kind in STORAGE_TYPES:
         return _STORAGE.pack(kind, storage_id, *version)
-    raise LocalProtocolError(f"{kind.name} is a marker")
+    raise LocalProtocolError(f"cannot encode {kind.name} as an entry: it is a marker")
 
 
 def extent(data: bytes, offset: int) -> int:

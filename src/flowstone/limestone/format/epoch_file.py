@@ -111,7 +111,7 @@ class EpochWriter:
         with disk.append_to(writer._path) as file:
             if found.is_torn:
                 file.truncate(found.sound_size)
-            # What a killed process wrote may not be on disk yet, and everything from here on relies on it.
+            # Data that a killed process wrote may not be on disk yet, and all later records rely on it.
             file.sync()
         disk.sync_directory(directory)
         return writer

@@ -3,7 +3,7 @@
 Pure; the only state is the bytes of an incomplete message (`docs/spec/limestone.md#wire-protocol`). Messages have no
 frames: only the type tells the length, so after an invalid message the connection must be closed. No length is trusted:
 it counts against `size_max` before its bytes are awaited, and memory is allocated only for bytes that have arrived.
-Never knows which message is allowed when: master and replica do.
+Never decides when a message is allowed: master and replica do.
 """
 
 from __future__ import annotations

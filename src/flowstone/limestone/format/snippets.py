@@ -1,7 +1,7 @@
 """The sessions of a log file: a fast pass that returns their offsets and their entries with blobs.
 
 Uses the compiled walk of `entry_table.py` and the Disk that is passed in. For code that copies sessions or counts blobs
-in files of millions of entries. It stops where no entry begins; `scan.py` tells what that means.
+in files of millions of entries. It stops where no entry begins; `log_scan.py` decides what that means.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class LogChannel:
         self._channel = channel
         self._store = store
         self._calls = calls
-        # These are the channel's own: they are called a million times a second.
+        # The channel's own methods, without a wrapper: they are called a million times a second.
         self.add_entry = channel.add_entry
         self.add_entries = channel.add_entries
         self.remove_entry = channel.remove_entry
@@ -99,7 +99,7 @@ class LogChannel:
             self._calls.result(recording)
 
     def _write(self) -> None:
-        """Write and sync here, while the loop waits for the replicas. Who shuts the store down waits for the first."""
+        """Write and sync here, while the loop waits for the replicas. A shutdown waits for the local write."""
         with self._store.writing():
             file, replicated = self._channel.write_end()
             if replicated is None:
@@ -341,7 +341,7 @@ class Datastore:
     def compact(self) -> Compacted:
         """Compact all sessions up to the current epoch, once that epoch is durable.
 
-        Another thread must begin a later epoch meanwhile. Sessions go on, and replicas are not notified."""
+        Another thread must begin a later epoch meanwhile. Sessions continue, and replicas are not notified."""
         return self._calls.run(self._store.compact())
 
     def switch_available_boundary_version(self, version: WriteVersion) -> None:
@@ -353,7 +353,7 @@ class Datastore:
 
         Args:
             rotates: Rotate all files first, so that none of them changes; another thread must begin a later epoch
-                meanwhile. Otherwise the active files are listed, and the copy may contain what is written meanwhile.
+                meanwhile. Otherwise the active files are listed, and the copy may contain later writes.
 
         Example:
             with store.begin_backup() as backup:

@@ -1,10 +1,10 @@
 """A log channel: sessions of entries, encoded as they are added, written and synced when they end.
 
 `add_*` only touch the buffer of the channel, and append it to the log file when it is full, so a thread of its own may
-call them. The non-blocking steps of beginning and ending a session are plain calls, too, and the state that they share
-with the store is guarded: `blocking.py` makes them in the thread of the caller; the rest belongs to the event loop of
-the store. Nothing of a session is sent before its end. An aborted session is cut off the file, before any reader has
-seen it.
+call them. The non-blocking steps of beginning and ending a session are plain calls, too, and a lock guards the state
+that they share with the store: `blocking.py` makes these calls in the thread of the caller. All other steps run in the
+event loop of the store. Nothing of a session is sent before its end. An aborted session is cut off the file, before any
+reader has seen it.
 
 Relies on its store for epochs and replicas (`ChannelHost`). One session at a time, and one caller.
 """
@@ -103,27 +103,27 @@ class AsyncLogChannel:
         self._spill_size = spill
         self._file: File | None = None
         self._aside: WeakSet[File] = WeakSet()
-        """Those that were put aside, and that somebody may read."""
+        """Rotated files that replicas may still read."""
         self._epoch: int | None = None
         self._is_open = False
         self.ending: asyncio.Task[None] | None = None
-        """What ends or takes back the last session."""
+        """The task that ends or aborts the last session."""
         self._start = 0
         self._spilled: list[tuple[int, int]] = []
-        """Where in the file the parts of this session are that left the buffer, and how long."""
+        """Offset and length, in the file, of each part of this session that was moved from the buffer."""
         self._buffer = bytearray()
         self._blob_ids: set[int] = set()
-        """Those that entries of the open session name."""
+        """The blobs that entries of the open session name."""
         self._at_end: list[Callable[[], None]] = []
 
     @property
     def has_file(self) -> bool:
-        """Whether a session has begun since its file was put aside, or since the store is ready."""
+        """True if a session has begun since the last rotation, or since the store became ready."""
         return self._file is not None
 
     @property
     def epoch(self) -> int | None:
-        """That of the open session."""
+        """The epoch of the open session, or None."""
         return self._epoch
 
     # --- sessions ---
@@ -165,7 +165,7 @@ class AsyncLogChannel:
         await self._shielded(self._abort())
 
     def close_for_entries(self) -> None:
-        """Nothing more can be added: the session is going to end."""
+        """Accept no more entries, because the session is about to end."""
         self._host.check()
         if not self._is_open:
             raise self._wrong_time()
@@ -177,7 +177,7 @@ class AsyncLogChannel:
         return WrongTime(f"log channel {self.id} has no open session", hint="begin one first")
 
     async def _shielded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Shield a transition from cancellation: a session that is neither open nor closed ends the store."""
+        """Shield a transition from cancellation: a session that is neither open nor closed would stop the store."""
         self.ending = asyncio.ensure_future(work)
         self.ending.add_done_callback(self._ended)
         await asyncio.shield(self.ending)
@@ -188,12 +188,12 @@ class AsyncLogChannel:
             self._host.fail(error)
 
     def _open_file(self) -> None:
-        """Not in a worker: it is done once, and nobody can be cancelled in the middle of it."""
+        """Open the log file, in the calling thread: it is done once, and a cancellation cannot interrupt it."""
         try:
             with self._host.writing(), descriptors.explained():
                 file = _opened(self._outside, self._directory, self.path)
             size = file.size()
-            with self._host.guard:  # who asks in another thread sees both, or neither
+            with self._host.guard:  # other threads see both values, or neither
                 self.finished_size, self._file = size, file
         except BaseException as error:
             self._host.fail(error)
@@ -208,16 +208,16 @@ class AsyncLogChannel:
         await self._host.done(self.finish())
 
     def write_end(self) -> tuple[File, Coroutine[Any, Any, None] | None]:
-        """Put all of the session into the file. What is left: to sync it, and to wait for its replication."""
+        """Write the rest of the session to the file. Return the file to sync and, with replicas, the wait for them."""
         file, epoch, tail = self._open_session()
         tail += encode(Marker(EntryType.MARKER_END, epoch))
         file.append(tail)
-        # From here on who reads the file up to its finished size has this session; who comes later gets it sent.
+        # From here on, a reader of the file up to its finished size has this session; later links are sent it.
         self.finished_size = self._start + self._spilled_size() + len(tail)
         return file, self._host.replicated(self.id, epoch, self._parts(file, tail))
 
     def finish(self) -> Due:
-        """The session is on disk wherever that counts."""
+        """Note that the session is durable, here and on the quorum; return the work that this makes due."""
         with self._host.guard:
             due = self._closed(self._host.finish)
             if self._blob_ids:
@@ -228,7 +228,7 @@ class AsyncLogChannel:
     async def _abort(self) -> None:
         file, _, _ = self._open_session()
         if self._spilled:
-            # Durably: when the epoch is durable, a crash must not bring half of this back.
+            # The cut must be durable: once the epoch is durable, a crash must not restore half of this session.
             await self._outside.blocking(_cut, file, self._start)
         if self._blob_ids:
             await self._host.takes_blobs_back(self._blob_ids)
@@ -266,7 +266,7 @@ class AsyncLogChannel:
         return sum(size for _, size in self._spilled)
 
     def let_go(self) -> None:
-        """Close its files: the store is shut down, and there are no readers or writers."""
+        """Close all files. The store is shut down, so there are no readers or writers."""
         for file in (self._file, *self._aside):
             if file is not None:
                 file.close()
@@ -275,7 +275,7 @@ class AsyncLogChannel:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether something is to be done in the loop when this session ends."""
+        """True if hooks must run in the event loop when this session ends."""
         return bool(self._at_end)
 
     def when_closed(self, hook: Callable[[], None]) -> None:
@@ -286,7 +286,7 @@ class AsyncLogChannel:
             self._at_end.append(hook)
 
     def put_aside(self, name: str) -> str | None:
-        """Give the log file another name, if there is anything in it; the next session begins a new one.
+        """Rename the log file, unless it is empty or missing; the next session begins a new file.
 
         Between sessions only. Durable when the directory is synced."""
         assert self._epoch is None
@@ -294,7 +294,8 @@ class AsyncLogChannel:
         if disk.kind(self.path) != "file" or not disk.size(self.path):
             return None
         disk.rename(self.path, f"{self._directory}/{name}")
-        # Not closed: a replica that is behind may still read it. Whoever drops it last closes it, or the store's end.
+        # The file stays open: a lagging replica may still read it. Its last user closes it, or the shutdown of the
+        # store.
         if self._file is not None:
             self._aside.add(self._file)
         self._file = None
@@ -436,8 +437,8 @@ class AsyncLogChannel:
 
 
 async def both(local: Coroutine[Any, Any, None], remote: Coroutine[Any, Any, None]) -> None:
-    """Wait for what is done here and there at once. What a worker does here is done, however this ends; who waits for
-    replicas, perhaps for ever, waits no longer when it has failed here."""
+    """Run `local` and `remote` concurrently, and wait for both. If `local` fails, cancel `remote`, which may wait for
+    replicas for ever."""
     away = asyncio.ensure_future(remote)
     try:
         await local
@@ -454,7 +455,7 @@ def _version(version: Version) -> WriteVersion:
 
 
 def _complaint(storage_id: object, version: object, *texts: object) -> str | None:
-    """What an entry of these is refused for, if for anything that can be said in words."""
+    """Return why an entry with these arguments is rejected; None if no known reason applies."""
     if not _is_number(storage_id):
         return f"storage id must be a 64-bit number, not {storage_id!r:.50}"
     if not (isinstance(version, Sequence) and len(version) == 2 and all(map(_is_number, version))):

@@ -1,7 +1,7 @@
 """The rows of a data directory: all in key order, in partitions, by key or by key range, read lazily from its files.
 
-Uses the Disk that is passed in, and blocks. `columns.py` has determined the rows. Memory holds 64 bytes and the key of
-each row. Entries are read in windows of GATHER_SIZE, with one pass over the files per window. A directory that is
+Uses the Disk that is passed in, and blocks. `latest_entries.py` determines the rows. Memory holds 64 bytes and the key
+of each row. Entries are read in windows of GATHER_SIZE, with one pass over the files per window. A directory that is
 opened for writing has a sorted copy of them in `data/snapshot`: one pass over it suffices, and log files may be moved
 or removed meanwhile.
 """
@@ -69,7 +69,7 @@ class RowSource:
 
 
 NO_SOURCE: Final = RowSource(None, "")
-"""Stands for a missing compacted file. It contains no row."""
+"""Placeholder for a missing compacted file. It contains no row."""
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ class AsyncDatastore:
         ready = await self._outside.blocking(_made_ready, self._outside.disk, directory, found)
         self._snapshot = (found.last_epoch, ready)
         self._blobs = Blobs(self._outside, directory.path, found.max_blob_id + 1, self.guard)
-        # A crash may have come before the replicas were told of it; the original never tells them.
+        # A crash may have prevented the notification of the replicas; the original never notifies them again.
         is_pending = bool(self.settings.replicas) and not self.settings.compatible
         self._rules = EpochRules(found.last_epoch, is_pending=is_pending)
         self._told = found.last_epoch
@@ -177,7 +177,7 @@ class AsyncDatastore:
         if self._propagation is not None:
             await self._propagation.start(found.last_epoch)
         if self._state is not State.NEW:
-            raise self._refusal()  # it was shut down meanwhile
+            raise self._refusal()  # the store was shut down during the start
         self._upkeep = Upkeep(self._outside, directory.path, self._blobs, self)
         self._state = State.READY
 
@@ -225,7 +225,7 @@ class AsyncDatastore:
             await self._upkeep.close()
         if self._propagation is not None:
             await self._propagation.close()
-        # Threads and workers that still write must be done before the lock is let go.
+        # Threads and workers that still write must finish before the lock is released.
         for task in (*(channel.ending for channel in self._channels), self._recording):
             if task is not None:
                 with suppress(Exception, asyncio.CancelledError):
@@ -322,13 +322,13 @@ class AsyncDatastore:
         await told
 
     async def done(self, due: Due) -> None:
-        """Wait for what this has made due, and for nothing that others make due meanwhile."""
-        self.check()  # whoever comes from another thread may come when nothing may be written any more
+        """Do the work in `due` and wait for it, but not for work that becomes due meanwhile."""
+        self.check()  # the store may have failed since another thread scheduled this call
         if (recording := self._act(due)) is not None:
             await asyncio.shield(recording)
 
     def _act(self, due: Due) -> asyncio.Task[None] | None:
-        """Tell, and begin to record."""
+        """Report the epoch that is durable, and start to record the next one; return the task that records it."""
         if due.inform is not None:
             self._inform(due.inform)
         if due.record is None:
@@ -350,10 +350,10 @@ class AsyncDatastore:
         self._act(due)
 
     async def _group_commit(self, epoch: int) -> None:
-        """Record an epoch here and there. Every session of it is on both sides already, so any order is safe."""
+        """Record an epoch here and on the replicas. Both sides have all its sessions already, so any order is safe."""
         assert self._directory is not None
         if epoch == self._rules.durable and self._propagation is not None:
-            await self._propagation.group_commit(epoch)  # after a restart: here it is recorded already
+            await self._propagation.group_commit(epoch)  # after a restart: it is already recorded here
             return
         write = partial(self._write_epoch_file, self._directory.epochs.write, epoch)
         if self._propagation is None:
@@ -368,13 +368,13 @@ class AsyncDatastore:
             await self._propagation.group_commit(epoch)
 
     async def _write_epoch_file(self, change: Callable[..., object], *arguments: object) -> None:
-        """One at a time: recording is one, and putting the file aside is another."""
+        """Change the epoch file in a worker, one change at a time: a record and a rotation must not overlap."""
         async with self._epoch_file:
             await self._outside.blocking(change, *arguments)
 
     def _inform(self, epoch: int) -> None:
         if epoch <= self._told:
-            return  # a thread that has less to tell has come later
+            return  # another thread has already reported a later epoch
         self._told = epoch
         waiting, self._waiting = self._waiting, []
         for wanted, told in waiting:
@@ -444,7 +444,7 @@ class AsyncDatastore:
     async def compact(self) -> Compacted:
         """Compact all sessions up to the current epoch, once that epoch is durable.
 
-        A later epoch must begin meanwhile. Sessions go on, and replicas are not notified."""
+        A later epoch must begin meanwhile. Sessions continue, and replicas are not notified."""
         self.check()
         assert self._upkeep is not None
         return await self._upkeep.compact()
@@ -454,7 +454,7 @@ class AsyncDatastore:
 
         Args:
             rotates: Rotate all files first, so that none of them changes; a later epoch must begin meanwhile. Otherwise
-                the active files are listed, and the copy may contain what is written meanwhile.
+                the active files are listed, and the copy may contain later writes.
         """
         self.check()
         assert self._directory is not None
@@ -469,7 +469,7 @@ class AsyncDatastore:
         )
 
     async def _rotate_all(self) -> None:
-        """The epoch file first: it then says no more than the log files hold that are put aside."""
+        """Rotate the epoch file, then the logs: the rotated epoch file names no epoch that the rotated logs lack."""
         assert self._directory is not None
         disk, path = self._outside.disk, self._directory.path
         milliseconds = int(self._outside.clock.wall() * 1000)
@@ -628,20 +628,20 @@ def _alone(work: Callable[[Outside, str, str], None], outside: Outside, source: 
     try:
         lock: AbstractContextManager[object] = manifest.lock(outside.disk, target)
     except FileNotFoundError:
-        lock = nullcontext()  # it is none yet
+        lock = nullcontext()  # there is no data directory yet
     with lock:
         work(outside, source, target)
 
 
 def _made_ready(disk: Disk, directory: DataDirectory, found: RecoveredDirectory) -> StoreSnapshot:
-    """What follows recovery, in the original's order; all of it may be cut short, and is done again."""
+    """Complete the start after recovery, in the original's order. After a crash, the next start repeats all steps."""
     path = directory.path
     packing.compile_kernels()
     stored = found.snapshot.stored(disk, path, with_removes=bool(found.catalog.compacted))
     blobs.collect_at_start(disk, path, stored.blob_ids(), found.max_blob_id)
     disk.make_directory(f"{path}/{CONTROL}")
     if found.last_epoch:
-        # What was not durable has been marked, so its number may be said to be now.
+        # Sessions that were not durable are invalidated, so their epoch may be recorded as durable.
         directory.epochs.write(found.last_epoch)
     for name in disk.list_directory(path):
         if names.is_epoch_file(name) and name != names.EPOCH:
@@ -650,6 +650,6 @@ def _made_ready(disk: Disk, directory: DataDirectory, found: RecoveredDirectory)
 
 
 def _read_snapshot(disk: Disk, directory: str, epoch: int, finished_sizes: FinishedSizes) -> StoreSnapshot:
-    """The rows at an epoch of a directory that is written to meanwhile."""
+    """Return the rows at `epoch` of a directory that is being written."""
     found = recover_live(disk, directory, epoch, finished_sizes)
     return found.snapshot.stored(disk, directory, with_removes=bool(found.catalog.compacted))

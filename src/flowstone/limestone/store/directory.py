@@ -62,7 +62,7 @@ class DataDirectory:
     def _promote(self) -> tuple[Manifest, EpochWriter]:
         disk = self._outside.disk
         if replica_seeding.read(disk, self.path).follows is not None:
-            # Peers that know its identity know it from a time when it was a store with other epochs.
+            # Peers that know this identity associate it with other epochs.
             offline.rename_instance(self._outside, self.path)
         replica_seeding.promote(disk, self.path)
         return manifest.read(disk, self.path) or self.manifest, EpochWriter.open(disk, self.path)
@@ -72,7 +72,7 @@ class DataDirectory:
         return await by_worker(self._outside, recover, self._outside.disk, self.path)
 
     def release(self) -> None:
-        """Release the lock; twice is harmless."""
+        """Release the lock; calling it twice is harmless."""
         self._lock.release()
 
 
@@ -155,7 +155,7 @@ class _Opening:
         if found.is_current:
             return found
         if not found.has_end_markers:
-            # Before the manifest, so that it is repeated after a crash.
+            # Done before the manifest is written, so that it is repeated after a crash.
             self._detach()
         ours = found.migrated(self._fresh_uuid)
         manifest.migrate(disk, path, ours)

@@ -59,7 +59,7 @@ def no_directory(directory: str) -> LimestoneError:
     """Return the error for a directory that is not a data directory."""
     return LimestoneError(
         f"{directory} is not a data directory: {names.MANIFEST} is missing",
-        hint="name the directory that contains it (log_location in tsurugi.ini)",
+        hint="specify the directory that contains it (log_location in tsurugi.ini)",
     )
 
 

@@ -1,6 +1,6 @@
 """Recovery of a data directory: its durable epoch, the files that count, their damage, and its snapshot.
 
-Uses the Disk that is passed in, and blocks. The rules are in `scan.py` and `columns.py`
+Uses the Disk that is passed in, and blocks. The rules are in `format/log_scan.py` and `latest_entries.py`
 (`docs/spec/limestone.md#opening-a-directory`). Only `apply` changes a directory: `recover` calls it unless
 `repairs=False`. Never takes the lock: the caller holds it if the directory is changed.
 """
@@ -193,7 +193,7 @@ def recover(
 
 
 def _sync(disk: Disk, path: str) -> None:
-    """Sync a file. What a killed process wrote may not be on disk yet, and everything from here on relies on it."""
+    """Sync a file: data that a killed process wrote may not be on disk yet, and all later steps rely on it."""
     with disk.append_to(path) as file:
         file.sync()
 

@@ -23,7 +23,7 @@ class Writers:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Around every write and sync, in any thread."""
+        """Return a context for a write or sync, in any thread."""
         with self._guard:
             self._check()
             self._count += 1

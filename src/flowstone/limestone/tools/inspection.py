@@ -1,7 +1,7 @@
 """Inspection of a data directory, file by file, without changing anything.
 
 Uses the Disk that is passed in, and blocks (`docs/spec/limestone.md#tools`). Like the original, it reads every log
-file, even those that a compaction has replaced. `scan.py` returns the verdicts; this module derives one status from
+file, even those that a compaction has replaced. `log_scan.py` returns the verdicts; this module derives one status from
 them.
 """
 

@@ -60,7 +60,7 @@ class OfflineCompacted:
 def refuse_link(disk: Disk, directory: str) -> None:
     if disk.is_link(directory.rstrip("/")):
         raise LimestoneError(
-            f"{directory} is a symbolic link, which cannot be compacted", hint="name the target of the link"
+            f"{directory} is a symbolic link, which cannot be compacted", hint="specify the target of the link"
         )
 
 

@@ -94,7 +94,8 @@ def _without_made_up_epochs(disk: Disk, directory: str, file: InspectedFile) -> 
     """Cut a file at a damaged byte that the plan would mark.
 
     The original marks a byte that begins no entry, which turns it and the following bytes into a begin marker. The next
-    start would read an epoch from it, and go on after it. If there are enough bytes for a marker, cut instead."""
+    start would read an epoch from this marker and continue after it. If there are enough bytes for a marker, cut
+    instead."""
     if not file.changes.marks:
         return file
     last = file.changes.marks[-1]

@@ -58,7 +58,7 @@ LEAVE_SECONDS: Final = 30.0
 servers never disconnect it."""
 
 LOOK_INTERVAL_MAX: Final = 1.0
-"""Maximum sleep of a relay, because `replication_timeout` may be lowered meanwhile."""
+"""Maximum sleep of a relay, because `replication_timeout` may be lowered during the sleep."""
 
 FIRST_VERSION_WITH_RAFT: Final = 2 << 16 | 6 << 8
 _CLOSED: Final = "Broken pipe"

@@ -139,7 +139,8 @@ class LoginAttempts:
         """Raise CredsMismatch if too many attempts of `pair` wait."""
         if pair.waiting >= WAITING_MAX:
             self._counters.auth_delays += 1
-            # Not ER_AUTH_DELAY, whose text this is: real replicas retry after 47, but stop for good after 257.
+            # Not ER_AUTH_DELAY (257), although the text is that of 257: real replicas retry after 47, but stop
+            # permanently after 257.
             raise errors.CredsMismatch("Too many authentication attempts")
 
     def failed(self, peer: str, user: str) -> None:

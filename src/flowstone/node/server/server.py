@@ -132,7 +132,7 @@ class ClientConnection:
         self._server.forget(self)
         if self._relay is not None:
             self._relay.closed()
-        # Not at once: a task cancelled before its first step would leave the coroutines in it unawaited.
+        # Cancel later: a task cancelled before its first step would leave the coroutines in it unawaited.
         asyncio.get_running_loop().call_soon(self._cancel)
 
     def _cancel(self) -> None:
@@ -160,7 +160,7 @@ class ClientConnection:
 
     def handle(self, packet: bytes) -> Reply | Coroutine[Any, Any, Reply]:
         if self.is_waiting:
-            # Executed later, in order: now their replies would accumulate.
+            # Execute them later, in order: if executed now, their replies would accumulate.
             self._deferred.append(packet)
             return _NO_REPLY
         request = decode_request(packet, is_2_6=self._server.is_2_6)
@@ -451,7 +451,8 @@ class Server:
             connection.closed()
 
     def trusts_guests(self) -> bool:
-        """Return True if guest was granted more than its default rights: limits for strangers do not apply then."""
+        """Return True if guest was granted more than its default rights: if so, the limits for unauthenticated clients
+        do not apply."""
         granted = self.instance.box.access.granted(GUEST)
         return bool(granted.pop(UNIVERSE, 0) & ~_OF_EVERY_GUEST) or any(key != ("role", PUBLIC) for key in granted)
 

@@ -74,7 +74,7 @@ class Watchers:
         watch.is_waiting = False
         value = self.value(key)
         if self._told.get(key) != value:
-            self._told.pop(key, None)  # it may have the old value again at the next check
+            self._told.pop(key, None)  # the key may have its old value again at the next check
         self._tell(key, watch, value)
 
     def unwatch(self, client: object, key: str) -> None:
@@ -164,7 +164,7 @@ def ballot(instance: Instance) -> dict[int, Any]:
     if instance.box.dialect is Dialect.V2_6:
         return {
             BallotKey.IS_RO_CFG.value: read_only,
-            BallotKey.IS_RO.value: is_loading or read_only,  # 2.6 calls it IS_LOADING, and sets it if read-only, too
+            BallotKey.IS_RO.value: is_loading or read_only,  # IS_LOADING in 2.6, which also sets it if read-only
             BallotKey.VCLOCK.value: vclock,
             BallotKey.GC_VCLOCK.value: gc_vclock,
         }

@@ -284,7 +284,7 @@ class Elections:
 
     def _step(self) -> None:
         """Perform actions until Raft requests no more: an action can cause others."""
-        # An action calls back, for example `take_over`; the outer loop picks up what that event caused.
+        # Actions such as `take_over` call back; the outer loop handles the actions that the callback caused.
         if self._is_stepping:
             return
         self._is_stepping = True
@@ -299,7 +299,7 @@ class Elections:
     def _carry_out(self, ready: Ready) -> None:
         for note in ready.notes:
             LOG.info("RAFT: replica %d, term %d: %s", self.replica_id, self.raft.volatile_term, note)
-        # First: the queue must not write a verdict between the new term and any other action.
+        # Freeze first: the queue must not write a verdict between the new term and any other action.
         self._fence(ready)
         if ready.write is not None:
             self._write(ready.write)

@@ -48,7 +48,7 @@ from flowstone.replication.vclock import VClock
 LOG = logging.getLogger("flowstone.node")
 
 SYNCHRO_TIMEOUT: Final = 5.0
-"""Default of `replication_synchro_timeout`, in seconds."""
+"""Timeout in seconds until the node sets `replication_synchro_timeout`, which `node/configuration.py` defines."""
 
 STALL_SECONDS: Final = 1.0
 """A timer that fires this late shows that the process was suspended. Other members may have replaced the leader in that
@@ -152,7 +152,7 @@ class LimboDriver:
         """Called when the owner or the term has changed, or the queue was frozen or thawed."""
         self.on_free: list[Callable[[], None]] = []
         """Called when rows of peers no longer have to wait for a verdict that is being written."""
-        # Control rows of peers whose Write, WriteNop or Reject has not come yet: the bytes are needed then.
+        # Bytes of control rows of peers, kept until the limbo returns Write, WriteNop or Reject for the row.
         self._received: dict[SettlingRequest, Received] = {}
         # The row of the running `decide`, which raises the rejection itself; a held row is rejected through its
         # callback.
@@ -183,10 +183,10 @@ class LimboDriver:
     # --- lifecycle ---
 
     def start(self, instance_id: int, state: Promote, tenures: Tenures, pending: Sequence[Pending[Revocable]]) -> None:
-        """Restore the state at the end of the log, also after a rejoin.
+        """Restore the state at the end of the log; called after a rejoin, too.
 
-        `pending` are the transactions in the log and in memory without a verdict. None is decided on before `resume`,
-        because peers may have decided on our behalf meanwhile.
+        `pending` are the transactions in the log and in memory without a verdict. No verdict is written before
+        `resume`, because peers may have decided in the meantime.
         """
         self._let_go("local data was replaced by that of a peer")
         self.limbo = Limbo(
@@ -222,7 +222,7 @@ class LimboDriver:
     def expelled(self) -> None:
         """Stop deciding; pending clients get OutcomeUnknown, because an expelled instance gets no verdicts."""
         self.limbo.fence()
-        # Before the id is dropped: the transfer is recognised as ours by it.
+        # Must precede the loss of the id, by which the transfer is recognised as ours.
         self._do(self.limbo.cancel_transfer(sync_rollback()))
         self.limbo.instance_id = 0
         self._let_go("this instance was expelled from its replica set", hint=_ELSEWHERE)
@@ -258,7 +258,7 @@ class LimboDriver:
         try:
             return self.limbo.submit(waiting, is_synchronous=is_synchronous, is_local=is_local, size=size)
         except errors.SyncQueueUnclaimed as error:
-            # Only a local statement gets here, so the hint speaks to the author of the statement.
+            # Only local statements get here, so the hint addresses the author of the statement.
             error.hint = _CLAIM
             raise
 
@@ -270,7 +270,7 @@ class LimboDriver:
 
     def submit_run(self, run: Waiter, count: int, size: int) -> LimboEntry[Waiter] | None:
         """Call `submit` for a run of `count` synchronous transactions; return None if one of them may be rejected."""
-        # The limit applies to each transaction of the run. The caller submits them one by one then.
+        # The limit applies to each transaction, so the caller submits a run above the limit one by one.
         if self._max_size and self.limbo.size + size > self._max_size:
             return None
         try:
@@ -309,7 +309,7 @@ class LimboDriver:
     def withdraw(self, entry: LimboEntry[Waiter]) -> None:
         """Remove a transaction that never reached the log. The caller rolls it back, and `told` is not called."""
         actions = self.limbo.write_failed(entry)
-        # Entries after this one are undone, too: none of them can be in the log before it.
+        # Later entries are undone, too: none of them can be in the log before this one.
         self._do([each for each in actions if not (isinstance(each, Undo) and each.entry is entry)], is_failing=True)
 
     def decide(self, request: SettlingRequest, received: Received) -> None:
@@ -396,7 +396,7 @@ class LimboDriver:
 
     async def _hand_over(self, start: Callable[[float], list[Action[Waiter]]]) -> None:
         actions = start(self._clock.monotonic())
-        # Before `_do`: the transfer may end at once.
+        # Set before `_do`: the transfer may end at once.
         self._transfer = transfer = asyncio.get_running_loop().create_future()
         self._do(actions)
         try:
@@ -410,7 +410,7 @@ class LimboDriver:
         """Execute `box.ctl.clear_synchro_queue()` of dialect 2.6; see `Limbo.clear_synchro_queue`."""
         cleared: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         actions = self.limbo.clear_synchro_queue(self._clock.monotonic())
-        # Before `_do`: an empty queue is cleared at once.
+        # Set before `_do`: an empty queue is cleared at once.
         self._clearing.append(cleared)
         self._do(actions)
         await cleared
@@ -492,7 +492,7 @@ class LimboDriver:
 
     def _undo(self, entry: LimboEntry[Waiter], error: TarantoolError) -> None:
         if not entry.is_part:
-            # Undo comes newest first, so the entry is the last one in flight.
+            # Entries are undone newest first, so this one is the last in flight.
             self._box.in_flight.pop()
         entry.transaction.effect.rollback()
         _tell(entry.transaction.told, error)
@@ -506,7 +506,7 @@ class LimboDriver:
             if error is None:
                 decided.set_result(None)
             else:
-                # Whatever the error of the client was: real servers answer joins with 217 after any rollback
+                # Regardless of the client's error, real servers answer joins with 217 after any rollback
                 # (docs/spec/replication.md#join-stream).
                 decided.set_exception(sync_rollback())
 
@@ -533,7 +533,7 @@ class LimboDriver:
             text = "%s: rolling back transactions from lsn %d on (%d pending)"
             LOG.warning(text, need, request.body.lsn, len(self.limbo))
         journal = self._journal
-        # Assigned at the moment of the submission: nothing else can be submitted between here and `submit`.
+        # The LSN is assigned here: nothing else can be submitted between here and `submit`.
         lsn = journal.next_lsn(journal.replica_id)
         rows = _encode(request.body, journal.replica_id, lsn, self._clock.wall())
         try:

@@ -30,12 +30,11 @@ async def linearization_point(instance: Instance, timeout: float) -> None:
     if instance.is_expelled:
         raise expelled(instance.expelled_id)
     if not instance.id:
-        # It belongs to no quorum, and no member follows it that could answer.
+        # An anonymous replica belongs to no quorum, and no member that could answer follows it.
         raise errors.Unsupported("replication_anon=true does not support linearizable transactions")
     try:
         async with asyncio.timeout(timeout):
-            # In this order: the rows first, then the verdicts on those that are pending, which may be part of the
-            # answer.
+            # Wait for the rows first, then for the verdicts on pending ones, which the answer may include.
             vclock = await _newest_vclock(instance)
             await _reach(instance, vclock)
             await _decided(instance)

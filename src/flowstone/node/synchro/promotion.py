@@ -107,13 +107,13 @@ class Promotions:
             if self._is_in_force:
                 return
             if elections.mode is ElectionMode.OFF:
-                # As 2.11 (docs/spec/synchro.md#promotion): a live owner decides in this time, and then a PROMOTE takes
-                # nothing from its clients.
+                # As in 2.11 (docs/spec/synchro.md#promotion): a live owner decides within this time, and then the
+                # PROMOTE rolls back no transaction of its clients.
                 await self._empty(2 * self._queue.timeout)
                 term = await self._begin_term()
                 await self._hand_over(self._queue.promote, term)
                 return
-        # Outside of `_alone`: the winner writes PROMOTE in `_take_over_once`, which needs the lock.
+        # Not inside `_alone`: the winner writes PROMOTE in `_take_over_once`, which needs the lock.
         await self._stand()
 
     async def demote(self) -> None:
@@ -126,7 +126,7 @@ class Promotions:
                 if self._own_term == elections.raft.term and limbo.is_owner:
                     elections.resign()
                 return
-            # As 2.11: only the leader itself may give up what an election has decided (docs/spec/synchro.md#demotion).
+            # As in 2.11: only the leader itself may give up an elected leadership (docs/spec/synchro.md#demotion).
             if elections.raft.leader:
                 raise self._not_leader()
             is_valid = limbo.term == elections.raft.term and not limbo.is_owner
@@ -146,7 +146,7 @@ class Promotions:
             raise expelled(self._elections.expelled_id)
         if not self._elections.replica_id:
             raise errors.Unsupported("replication_anon=true does not support manual elections")
-        # Also for the duration of awaits: two transfers of one instance would overtake each other's terms.
+        # Held across awaits, too: two transfers of one instance would overtake each other's terms.
         self._is_busy = True
         try:
             yield
@@ -189,7 +189,7 @@ class Promotions:
         """Wait up to `seconds` until the owner of the queue has decided on the pending transactions."""
         before, deadline = self._queue.limbo.term, self._clock.monotonic() + seconds
         while self._queue.limbo and (rest := deadline - self._clock.monotonic()) > 0:
-            # Either outcome empties the queue, or time runs out; the transfer checks the quorum itself.
+            # A verdict empties the queue, or the time runs out; the transfer checks the quorum itself.
             with suppress(errors.SyncRollback, errors.SyncQuorumTimeout):
                 await self._queue.settled(rest)
         self._check_intact(before)
@@ -221,7 +221,7 @@ class Promotions:
 
     def take_over(self, term: int) -> None:
         """Take over the queue as leader of `term`, without a timeout for the quorum of its pending transactions."""
-        # Of an earlier term, which this instance led before.
+        # The takeover of an earlier term, which this instance led, may still be running.
         if self._takeover is not None:
             self._takeover.cancel()
         self._takeover = asyncio.get_running_loop().create_task(self._take_over(term))

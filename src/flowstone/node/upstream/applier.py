@@ -118,7 +118,7 @@ class Applier:
         self._on_ballot = on_ballot
         self._on_alive = on_alive
         self._task: asyncio.Task[None] | None = None
-        # The local error that `fail` stops the task with: it tells this cancellation from that of `stop`.
+        # The local error that `fail` stops the task with; it distinguishes this cancellation from that of `stop`.
         self._verdict: FlowstoneError | None = None
         self._pause_at: frozenset[ApplierState] = frozenset()
         self._resumed = asyncio.Event()
@@ -186,7 +186,7 @@ class Applier:
             return
         failures = FAILED - {ApplierState.LOADING} if is_patient else FAILED
         waiter = _Waiter(asyncio.get_running_loop().create_future(), failures | {state})
-        # Before the applier is resumed: it may reach the state, or fail, before this coroutine runs again.
+        # Register before the applier is resumed: it may reach the state, or fail, before this coroutine runs again.
         self._waiters.append(waiter)
         self._pause_at = frozenset({state})
         self._resumed.set()
@@ -287,10 +287,10 @@ class Applier:
         other = advice_about_peer(error, self._sink.replicaset_uuid)
         if other is not None:
             error.hint = other
-        # Only if we have an id: an instance that is joining is unknown to everybody.
+        # Only if we have an id: a joining instance is unknown to all members.
         elif isinstance(error, DOES_NOT_KNOW_US) and self.state is ApplierState.READY and self._sink.replica_id:
             number, ballot = self._sink.replica_id, self.ballot
-            # A peer that lacks rows may learn of us from them, however often it has refused so far.
+            # A peer that lacks rows may learn of us from those rows, however often it has rejected us so far.
             if ballot is None or not lacks_rows(ballot.vclock, self._sink.vclock, besides=number):
                 self._times_unknown += 1
             self.is_disowned = self._times_unknown > UNKNOWN_MAX
@@ -327,14 +327,14 @@ class Applier:
     async def _enter(self, state: ApplierState) -> None:
         """Set the state, and wait until resumed if the applier has to pause in it."""
         if state in self._pause_at:
-            # Before `_set_state`: a waiter that is woken by the state may call `resume` at once.
+            # Must precede `_set_state`: a waiter that it wakes may call `resume` at once.
             self._resumed.clear()
         self._set_state(state)
         if state in self._pause_at:
             await self._resumed.wait()
 
     async def _disconnect(self) -> None:
-        # First: an ACK that is scheduled finds no protocol and does nothing.
+        # Clear it first: a scheduled ACK then finds no protocol and does nothing.
         self._protocol = None
         if self._timer is not None:
             self._timer.cancel()
@@ -357,7 +357,7 @@ class Applier:
         protocol = ApplierProtocol(self.uri.address, instance_uuid=uuid, came_from=self.state)
         while True:
             event = protocol.next_event()
-            # Before waiting for bytes: handling the last event may have produced a request.
+            # Send before waiting for bytes: handling the last event may have produced a request.
             self._send(protocol)
             self._is_busy = event is not None
             if event is None:
@@ -426,7 +426,7 @@ class Applier:
         """Send the next request: for a snapshot if there is no data, for an id if we need one, else SUBSCRIBE."""
         sink, uuid = self._sink, self._sink.instance_uuid
         if sink.replicaset_uuid is None:
-            # Joining again would bring the same data.
+            # Joining again would yield the same data.
             if protocol.has_joined:
                 raise FlowstoneError(f"snapshot from {self.uri.address} has no replica set UUID")
             if sink.is_anonymous:
@@ -450,7 +450,7 @@ class Applier:
 
     def _see_own_rows(self, theirs: VClock) -> None:
         if self._sink.replica_id:
-            # Kept over reconnects: the peer may lose these rows, too, and we still know that they existed.
+            # Kept across reconnects: even if the peer loses these rows, we know that they existed.
             self.own_lsn_seen = max(self.own_lsn_seen, theirs.get(self._sink.replica_id))
 
     def _lacks_own_rows(self) -> bool:
@@ -504,7 +504,7 @@ class Applier:
         if (self.uuid, self.version) != (greeting.uuid, greeting.version):
             text = greeting.version_text
             self._say.info("remote master %s at %s running Tarantool %s", greeting.uuid, self.uri.address, text)
-        # Another instance answers at this address; what the former one had does not count.
+        # Another instance answers at this address; the vclock of the former one does not count.
         if self.uuid != greeting.uuid:
             self.own_lsn_seen = 0
         self.uuid, self.version = greeting.uuid, greeting.version
@@ -535,7 +535,7 @@ class Applier:
             self._on_alive(self)
         rest: Slab | None = slab
         while rest is not None:
-            # In each round: rows applied in the round before may register the peer, or the originator of the rest.
+            # Check in each round: rows of the previous round may register the peer, or the originator of the rest.
             self._check_member()
             part, rest = self.standing.split(rest, self._sink.vclock)
             self._check_origin(part)
@@ -618,7 +618,7 @@ class Applier:
         protocol = self._protocol
         if protocol is None:
             return
-        # The written vclock: a row counts for the quorum of the owner only when it is in our log.
+        # Send the written vclock: a row counts for the quorum of the owner only when it is in our log.
         vclock = self._sink.vclock.without_zero()
         if vclock != self._acked:
             self._acked = vclock

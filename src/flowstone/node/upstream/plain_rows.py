@@ -148,7 +148,7 @@ class PlainRows:
             if kind == _NOP:
                 continue
             which = np.flatnonzero(codes == code)
-            # Contiguous, as the kernels were compiled for: another compilation would take longer than peers wait.
+            # Kernels are compiled for contiguous arrays; compiling them for others would exceed the timeouts of peers.
             cells = np.ascontiguousarray(slab.cells[:, first + which])
             lane = lane_of(int(cells[scan.SPACE_ID, 0]))
             found = _keys(lane, kind, slab, cells) if lane is not None else None

@@ -1,10 +1,10 @@
 """Applies rows of peers to the box of a running node and submits them to its log, with their original LSNs.
 
 Rows are applied as whole transactions, in the order of arrival; transactions that the log already has are skipped. One
-step of the event loop compares a slab with the log, applies and submits it, so that two peers that send the same rows
-need no latch. Plain rows are applied in bulk (`plain_rows.py`), all others as single statements; the rows of a slab
-are one submission. Synchronous transactions, and those after them, enter the queue one by one (`limbo_driver.py`). The
-queue also decides on control rows, and checks that rows match our history.
+step of the event loop compares a slab with the log, applies and submits it, so no latch is needed if two peers send the
+same rows. Plain rows are applied in bulk (`plain_rows.py`), all others as single statements; the rows of a slab are one
+submission. Synchronous transactions, and those after them, enter the queue one by one (`limbo_driver.py`). The queue
+also decides on control rows, and checks that rows match our history.
 
 A failed write rolls back everything in flight and is reported to every applier (`on_failure`). Then no more rows are
 accepted, because they would follow a gap, until the appliers are restarted (`start_anew`).
@@ -116,7 +116,7 @@ class Applying:
         are not. After a failed write, raise that error for every slab until `start_anew`.
         """
         self._check_sound()
-        # Also after a held slab, even if the queue is free again: rows must be applied in the order of arrival.
+        # Hold it after a held slab, too, even if the queue is free again: rows must be applied in the order of arrival.
         if (self._queue.limbo.is_busy or self._held) and len(slab):
             self._held.append(_Held(slab, []))
             self.in_flight_bytes += _size(slab)
@@ -131,7 +131,7 @@ class Applying:
         try:
             self._apply(news)
         finally:
-            # In `finally`: transactions before one that cannot be applied are written all the same.
+            # In `finally`: transactions before one that cannot be applied must still be written.
             self._journal.flush()
             self._is_applying = False
         self._check_sound()
@@ -193,7 +193,7 @@ class Applying:
             if known is None:
                 known = self._known(replica_id)
             keep.append(lsn > known)
-            # Inside the slab, too: a row may arrive twice.
+            # Check inside the slab, too: a row may arrive twice.
             highest[replica_id] = max(lsn, known)
         return keep
 
@@ -344,7 +344,7 @@ class Applying:
                 continue
             if types[begin - first] in _CONTROL:
                 self._submit(batch)
-                # After the batch: a verdict decides about transactions before it, so these must be submitted first.
+                # Submit the batch first: a verdict decides about the transactions before it.
                 self._submit_control(slab, begin)
                 self._check_sound()
                 batch.go_on(number + 1)
@@ -363,7 +363,7 @@ class Applying:
     def _hold_rest(self, slab: Slab, first: int) -> None:
         if first < len(slab):
             rest = replace(slab, cells=slab.cells[:, first:])
-            # In front of slabs that arrived meanwhile. Whoever waits for this slab waits for its rest.
+            # In front of slabs that arrived meanwhile. Waiters for this slab now wait for its rest.
             self._held.appendleft(_Held(rest, self._released))
             self._released = []
             self.in_flight_bytes += _size(rest)
@@ -398,7 +398,7 @@ class Applying:
         received = flags = int(slab.cells[scan.FLAGS, stop - 1]) & _WAIT
         is_foreign = entry is None and not self._queue.takes(int(slab.cells[scan.REPLICA_ID, stop - 1]))
         if not has_effect or is_foreign:
-            # In recovery, real servers queue every flagged transaction, and end if it is not the owner's
+            # In recovery, real servers queue every flagged transaction, and exit if it is not the owner's
             # (docs/spec/synchro.md#late-rows).
             flags = 0
         is_changed = bool(nops) or flags != received
@@ -483,7 +483,7 @@ class Applying:
         if entry is None and batch.has_facts:
             self._queue.note_async_commit()
         rows, lsns = batch.rows(self._clock.wall()), batch.lsns()
-        # Before `_log`, which may raise: rows must not be submitted twice by the `finally` of `_apply`.
+        # Clear it before `_log`, which may raise: the `finally` of `_apply` must not submit rows twice.
         batch.go_on(batch.stop)
         self._log(effects[0] if len(effects) == 1 else Together(effects), rows, lsns, statements, entry)
 
@@ -536,10 +536,10 @@ class Applying:
         if isinstance(body, RaftState):
             raise errors.Protocol("unexpected RAFT row among rows of the log")
         if isinstance(body, Promote | Demote) and self.on_term is not None:
-            # Before the row is decided: it resumes the queue only if its term is not below that of Raft
+            # Raise the Raft term first: the row resumes the queue only if its own term is not lower
             # (docs/spec/synchro.md#claimed-ownership).
             self.on_term(row.replica_id, body.term)
-        # Read now: an upgrade of the schema may have been one of the rows before.
+        # Read it now: an earlier row may have upgraded the schema.
         self._queue.limbo.is_validating = schema_version(self._box) > UNCHECKED_SCHEMA
         rows = journal_rows(slab, number, number + 1, self._clock.wall())
         received = Received(

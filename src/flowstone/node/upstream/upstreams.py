@@ -53,7 +53,7 @@ _NO_LOGIN: Final = (errors.AccessDenied.code, errors.NoSuchUser.code, errors.Cre
 
 
 class ReplicationClosed(FlowstoneError):
-    """The node is stopping: it does not connect to upstreams any more."""
+    """The node is stopping and no longer connects to upstreams."""
 
 
 class Replication:
@@ -111,7 +111,7 @@ class Replication:
             if not self._appliers:
                 return
             LOG.info("connecting to %d replicas", len(self._appliers))
-            # Paused in CONNECTED: the bootstrap leader is chosen when all ballots are known.
+            # Pause in CONNECTED: the bootstrap leader is chosen when all ballots are known.
             for applier in stopped:
                 applier.start(pause_at=(_State.CONNECTED,))
             await self._until(self._has_connected, self._instance.configuration.replication_connect_timeout)
@@ -152,7 +152,7 @@ class Replication:
         if pairs:
             self._member.watch_log()
         if applying is not None:
-            # Only here: all appliers subscribe again after this, from the end of the log, so no row is skipped.
+            # Safe only here: all appliers then subscribe again from the end of the log, so no row is skipped.
             applying.start_anew()
         return anew
 
@@ -190,7 +190,7 @@ class Replication:
         return self._goes_by_quorum and not self._is_at_birth and connected >= self._connect_quorum
 
     def _has_named_leader(self) -> bool:
-        """Return True if the peer that is named as bootstrap leader has answered: no other peer is needed then."""
+        """Return True if the configured bootstrap leader has answered, so that no other peer is needed."""
         configuration = self._instance.configuration
         # These strategies compare the ballots of all peers.
         if self._goes_by_quorum or configuration.bootstrap_strategy == "auto":
@@ -288,7 +288,7 @@ class Replication:
         while True:
             await self.connect(at_birth=True)
             leader = self._choose_leader()
-            # Shown in our ballot before anything is created: peers compare the choices
+            # Show the choice in our ballot before creating anything: peers compare the choices
             # (docs/spec/replication.md#unanimous-choice).
             self._instance.bootstrap_leader_uuid = leader.uuid if leader is not None else self._instance.uuid
             if leader is None or leader.uuid == self._instance.uuid:
@@ -340,7 +340,7 @@ class Replication:
         def has_chosen() -> bool:
             return all(peer.ballot.bootstrap_leader_uuid not in (None, nobody) for peer in self._peers())
 
-        # Peers before 2.11 have no such key, and would be waited for in vain.
+        # Peers before 2.11 lack this key; waiting for it would never end.
         if any(peer.ballot.bootstrap_leader_uuid is not None for peer in self._peers()):
             await self._until(has_chosen, self._instance.configuration.replication_connect_timeout)
         other = bootstrap_leader.dissenter(self._peers(), uuid)
@@ -562,7 +562,8 @@ class Replication:
     # --- reports of appliers ---
 
     def _applier_changed(self, upstream: Upstream, applier: Applier) -> None:
-        # Before the check below: elections must learn of a lost connection even if the applier was replaced.
+        # Notify elections before the check below: they must learn of a lost connection even if the applier was
+        # replaced.
         self._instance.elections.connection(applier.standing.member_id, upstream=applier.state is _State.FOLLOW)
         # A late report of an applier that `_make_appliers` has removed.
         if upstream not in self._appliers:

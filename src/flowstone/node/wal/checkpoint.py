@@ -147,7 +147,7 @@ class Checkpointer:
         return self._collector.start_backup(checkpoint)
 
     def stop_backup(self) -> None:
-        """Release the files of the backup. Those that are no longer needed are deleted in the background."""
+        """Release the files of the backup. Files that are no longer needed are deleted in the background."""
         self._collector.stop_backup()
         self._deletion = asyncio.get_running_loop().create_task(self._collector.collect())
 
@@ -166,12 +166,11 @@ class Checkpointer:
             # No row is submitted between opening the view and rotating the log, so both have the same position. The
             # state of elections and of the queue is read when the rows before that position are written.
             with self._box.open_view() as view:
-                # Read with the view: only transactions that the snapshot contains are waited for, not those submitted
-                # meanwhile.
+                # Read it with the view: wait only for transactions that the snapshot contains, not for later ones.
                 newest = self._queue.limbo.newest
                 vclock = await self._journal.rotate(self._take_states)
                 states = self._states
-                # Readers of a snapshot take all its tuples for confirmed.
+                # Readers of a snapshot treat all its tuples as confirmed.
                 await self._queue.decided(newest, self._queue.timeout)
                 self._check_allowed()  # a row written in the meantime may forbid it
                 checkpoints = self._collector.checkpoints
@@ -184,8 +183,7 @@ class Checkpointer:
                     self._collector.add_checkpoint(vclock)
         finally:
             self._is_in_progress = False
-            # Also after a failure: the next attempt is made when as many bytes were written again, not after every
-            # write.
+            # Reset after a failure, too: the next attempt follows after as many bytes again, not after every write.
             self._watch_size()
         await self._collector.collect()
 
@@ -276,7 +274,8 @@ async def write_snapshot(
         return await by_worker(outside, writer.finish)
     except BaseException:
         with suppress(OSError):
-            # Also after a cancellation: an incomplete file would be taken for a leftover of a crash at the next start.
+            # Remove it after a cancellation, too: the next start would take an incomplete file for a leftover of a
+            # crash.
             writer.abandon()
         raise
 

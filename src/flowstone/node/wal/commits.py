@@ -173,7 +173,7 @@ class Commits:
         return told if statements else done
 
     def _tell_listeners(self, statements: tuple[Statement, ...], error: FlowstoneError | None) -> None:
-        # Neither committed nor rolled back: a listener must not be told either.
+        # The transaction is neither committed nor rolled back, so listeners are not notified.
         if isinstance(error, OutcomeUnknown):
             return
         for listener in self.on_rollback if error else self.on_commit:
@@ -235,7 +235,7 @@ class Commits:
         elif in_flight[0] is effect:
             in_flight.popleft()
         else:
-            in_flight.remove(effect)  # it has no effect, so it does not wait for pending transactions before it
+            in_flight.remove(effect)  # without an effect, it does not wait for earlier pending transactions
 
     async def commit(self, transaction: BoxTransaction) -> None:
         """Wait until the transaction is committed; raise ER_WAL_IO, or the error of the verdict, if rolled back."""

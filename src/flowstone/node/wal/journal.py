@@ -375,7 +375,7 @@ class Journal:
             writer = self._open()
         elif not writer.is_usable:
             writer.mend()
-        # Before the write, not after it: the file ends with the row that made it full, and no file stays empty.
+        # Checked before the write, not after it: the file ends with the row that filled it, and no file stays empty.
         if writer.size >= self.wal_max_size:
             full, writer = writer, writer.rotate()
             self.counters.rotations += writer is not full
@@ -422,7 +422,7 @@ class Journal:
         self._written_lsns, self._written = after, None
         if self.on_written and any(rows):
             together, vclock = b"".join(rows), self.written_vclock
-            # Before the submitters: relays see rows in the order of the log, even those that a submitter writes in its
+            # Notify before the submitters: relays see rows in log order, even those that a submitter writes in its
             # callback.
             for callback in self.on_written:
                 callback(together, vclock)
@@ -437,7 +437,7 @@ class Journal:
         waiting = [*done, *self._done]
         self._rows, self._done, self._cuts = [], [], []
         self._must_sync = False
-        # Before the callbacks: they may read `vclock`, which must not include rows that are gone.
+        # Reset before the callbacks, which may read `vclock`: it must not include the lost rows.
         self._lsns = dict(self._written_lsns)
         self.counters.failures += 1
         self.counters.failure = error.message

@@ -135,7 +135,7 @@ class LogReader:
 
     def _open(self, listed: ListedFile) -> None:
         log = LogFile.open(self._disk, listed.path)
-        # After the open: if that fails, the reader can go on with the current log.
+        # Only after the open: if that fails, the reader can continue with the current log.
         self.close()
         self._log = log
         if self._ahead and self._ahead[0] is listed:
@@ -164,7 +164,7 @@ class LogReader:
             return False
         slab = chunk.decode()
         stop = _count_up_to(slab, limit)
-        # To the start of the block that has the first row after the limit. Its earlier rows are decoded again.
+        # Rewind to the start of the block that has the first row after the limit. Its earlier rows are decoded again.
         self._offset = chunk.end if stop == len(slab) else int(slab.offsets[slab.cells[scan.SPAN, stop]])
         self._rest = _part(slab, 0, stop) if stop else None
         return not stop

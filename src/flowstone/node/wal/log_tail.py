@@ -162,7 +162,7 @@ class LogTail:
     def trim(self, needed: int) -> None:
         """Drop the chunks before number `needed`, and more if the size exceeds the limit."""
         chunks = self._chunks
-        # A slow replica must not keep rows in memory; it reads files then.
+        # A slow replica must not keep rows in memory; its relay reads files instead.
         while chunks and (chunks[0].number < needed or self.size > self.size_max):
             self.size -= chunks.popleft().size
         for chunk in self._tables:

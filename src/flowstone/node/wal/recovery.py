@@ -132,7 +132,7 @@ async def recover(outside: Outside, directory: LogDirectory, box: Box, *, force:
     if directory.vinyl_count:
         LOG.warning("ignoring %d files of the vinyl engine in %s", directory.vinyl_count, directory.path)
     for leftover in directory.leftovers:
-        # Before anything is written: a leftover could have the name of the next file.
+        # Delete before anything is written: a leftover could have the name of the next file.
         outside.disk.unlink(leftover)
     left_out: list[str] = []
 
@@ -296,7 +296,7 @@ async def _slabs(outside: Outside, file: LogFile) -> AsyncIterator[Slab]:
     try:
         while (slab := await ahead) is not None:
             ahead = begin()
-            # One pass of the event loop, so that the worker starts before the caller keeps this thread busy.
+            # Yield to the event loop once, so that the worker starts before the caller keeps this thread busy.
             await outside.clock.sleep(0)
             file.skipped.extend(slab.skipped)
             yield slab

@@ -107,7 +107,7 @@ class Synchro:
                 self.term = transfer.term
 
     def note_void(self, transaction: Rows) -> None:
-        """Process a transaction of NOPs. That of an earlier owner replaces a transaction that was rolled back."""
+        """Process a transaction of NOPs. A NOP of an earlier owner replaces a transaction that was rolled back."""
         origin_id, lsn = transaction.replica_id, transaction.lsn
         is_current = self.tenures.promote_terms.get(origin_id, 0) == self.term
         # A NOP at or below a confirmed LSN replaces something else, such as a conflicting row.
@@ -175,7 +175,7 @@ class Replay:
         """Roll back pending transactions and those after them: a snapshot must hold confirmed data only."""
         if self._tracker.is_quiet:
             return
-        # Also the decided ones after a pending one: the vclock can only return to a prefix of the log.
+        # Decided ones after a pending one are removed, too: the vclock can only return to a prefix of the log.
         for applied in reversed(self._tracker.pending):
             applied.effect.rollback()
         self._vclock = VClockBuilder(self._tracker.vclock)
@@ -215,7 +215,7 @@ class Replay:
         space = self._box.spaces.get(int(cells[scan.SPACE_ID, first]))
         if space is None or space.id < FIRST_USER_SPACE_ID or int(cells[scan.TYPE, first]) != _INSERT:
             return False
-        # A failed bulk load leaves nothing behind only if there is one index.
+        # A failed bulk load leaves no traces only if there is one index.
         if stop - first < BULK_MIN or (self._force and len(space.served) > 1):
             return False  # rows that may have to be skipped are applied one by one
         ats, ends = cells[scan.TUPLE_AT, first:stop], cells[scan.TUPLE_END, first:stop]
@@ -315,7 +315,7 @@ class Replay:
             except TransactionError as error:
                 if not self._force:
                     self._refuse(slab.path, f"the transaction of LSN {row.lsn} of replica {row.replica_id}", error)
-                # From the last whole transaction on: everything before it was applied.
+                # Resume after the last whole transaction: everything before it was applied.
                 self._apply_mixed(slab, begin, stop)
                 return
             if transaction is not None:
@@ -366,7 +366,7 @@ class Replay:
             transaction, numbers = _emptied(transaction), ()
         try:
             if is_control:
-                # Only to find out now whether the body is valid: with force_recovery the row is replaced by a NOP.
+                # Decoded only to check the body now: with force_recovery an invalid row is replaced by a NOP.
                 decode_control(transaction.rows[0].type, transaction.rows[0].body)
             else:
                 for number in numbers:

@@ -114,7 +114,7 @@ def _keys(side: Alone) -> dict[str, None]:
     return {f"{row.space} {row.key}": None for row in rows if row.space is not None and not row.key.endswith("…")}
 
 
-def behind(transactions: Iterable[LogTransaction], point: VClock) -> tuple[LogTransaction, ...]:
+def transactions_after(transactions: Iterable[LogTransaction], point: VClock) -> tuple[LogTransaction, ...]:
     """Return the transactions with a row after `point`, without local transactions."""
     return tuple(
         transaction

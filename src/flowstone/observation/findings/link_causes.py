@@ -1,4 +1,4 @@
-"""Why a member does not follow another: maps error texts in `box.info` to a cause and advice.
+"""Why a member does not follow another: maps error texts in `box.info` to causes (disk full, conflict, …) and advice.
 
 `_RULES` is a table of the texts of Tarantool 2.6 to 3.x and of nodes. `box.info` shows the text of an error without its
 code, so rules match the text. Pure. Texts of servers are quoted, never trusted.

@@ -1,7 +1,7 @@
 """Detection of peers that have lost rows of their own, which we have, and of their recovery.
 
 A peer that has lost its last rows assigns their LSNs to new rows, and other members skip the new rows as known: the
-data differs from then on without an error. A vclock does not tell which rows an LSN stands for. So a loss is remembered
+data differs from then on without an error. A vclock does not show which row an LSN identifies. So a loss is remembered
 until the peer is seen with exactly the last row that it had lost. A peer that gets its rows back reaches that point
 before it writes new rows; a peer that writes new rows is rarely seen at exactly that point. Pure; the state must
 outlive the connection.
@@ -52,15 +52,15 @@ class LostTails:
         if has < ours.get(number):
             kept, last = has, ours.get(number)
             if loss is not None:
-                # The peer may have lost rows twice. The union is what is in doubt until the last of them is back.
+                # The peer may have lost rows twice. All of them are in doubt until the last one is back.
                 kept, last = min(kept, loss.kept), max(last, loss.last)
             self._losses[uuid] = _Loss(number, kept, last)
             return TailLost(
                 f"{peer} has lost its rows {has + 1}…{last}: its vclock is {theirs}, ours {ours}",
-                hint="let it get them back from a member that has them, or rejoin it",
+                hint="let it fetch them from a member that has them, or rejoin it",
                 may_come_back=True,
             )
-        # Exactly the last lost row: a peer past it may have written new rows under the lost LSNs.
+        # Accept exactly the last lost row: a peer past it may have written new rows under the lost LSNs.
         if loss is None or has == loss.last:
             self._losses.pop(uuid, None)
             return None

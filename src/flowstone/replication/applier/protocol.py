@@ -284,8 +284,8 @@ class ApplierProtocol:
         if not response.is_error:  # features are optional: a peer that rejects ID has none
             features = response.values().get(Key.FEATURES, ())
             self.features = features if isinstance(features, tuple) else ()
-        # Such a server pushes changes of its ballot, on a connection of its own, while this node looks for a master;
-        # VOTE would have to be repeated.
+        # This server sends changes of its ballot on a separate connection while this node chooses a master; VOTE would
+        # have to be repeated.
         if Feature.WATCHERS in self.features:
             self._expect(_Due.NOTHING)
             self._events.append(BallotIsEvent())
@@ -298,7 +298,7 @@ class ApplierProtocol:
         if response is None:
             return False
         ballot = decode_vote(response, self.greeting)
-        # A server without VOTE has no ballot; an empty one lets the sequence go on.
+        # A server without VOTE has no ballot; an empty one lets the sequence continue.
         self.ballot_known(ballot if ballot is not None else Ballot())
         return True
 
@@ -419,7 +419,7 @@ class ApplierProtocol:
         if self._due is _Due.SNAPSHOT_ROWS:
             self._events.append(SnapshotRows(slab))
             return
-        # Before the rows leave the machine: nothing that a master cannot have sent reaches the box or the log.
+        # Check before the rows are returned: rows that no master can have sent must not reach the box or the log.
         check_rows(slab)
         if self._due is _Due.FINAL_ROWS:
             self._events.append(FinalRows(slab))
@@ -442,7 +442,7 @@ class ApplierProtocol:
             self._events.append(MetaRow(row))
         elif row.type == _OK:
             vclock = messages.decode_vclock_reply(row.body)
-            # FETCH_SNAPSHOT ends here; JOIN goes on with the rows written during the snapshot.
+            # FETCH_SNAPSHOT ends here; JOIN continues with the rows written during the snapshot.
             if self._is_anonymous_join:
                 self._end_join(vclock, ApplierState.FETCHED_SNAPSHOT)
             else:

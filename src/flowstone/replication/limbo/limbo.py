@@ -155,8 +155,8 @@ class Limbo(LimboState[T]):
     ) -> LimboEntry[T] | None:
         """Add a transaction of our own before it is written. Return None if it commits with its write.
 
-        Raise the error for the client; the transaction must be undone then. `is_local`: its rows are never replicated.
-        `count` above 1: the transaction is a `Run` of that many synchronous transactions of one row each.
+        Raise the error for the client; the caller must then undo the transaction. `is_local`: its rows are never
+        replicated. `count` above 1: the transaction is a `Run` of that many synchronous transactions of one row each.
         """
         # The common case: nothing is pending, so a write to the log commits the transaction. The tenure now has a
         # commit that a later leader must know (see `Tenures.former`); local rows never reach other members and do not
@@ -183,7 +183,7 @@ class Limbo(LimboState[T]):
         """Return the flags, besides COMMIT, of the last row of our transaction; `entry` comes from `submit`."""
         if entry is None or not self._has_transfers:
             return 0
-        # Recovery goes by these flags, not by the space (docs/spec/synchro.md#limbo-recovery). 2.6 has no flags.
+        # Recovery relies on these flags, not on the space (docs/spec/synchro.md#limbo-recovery). 2.6 has no flags.
         return _WAIT_SYNC | _WAIT_ACK if entry.is_synchronous else _WAIT_SYNC
 
     def admit(self, origin_id: int, lsn: int, *, flags: int, has_effect: bool, was_control: bool = False) -> Fate:
@@ -276,7 +276,7 @@ class Limbo(LimboState[T]):
     def write_failed(self, entry: LimboEntry[T]) -> list[Action[T]]:
         """Record that neither the transaction nor any later one is in the log. A repeated call has no effect."""
         error = write_failure()
-        # It left the queue with a CONFIRM: only its own write decides.
+        # A CONFIRM has removed it from the queue: only its own write decides.
         if entry.state is EntryState.RELEASED:
             entry.state = EntryState.UNDONE
             return [Undo(entry, error)]
@@ -297,7 +297,7 @@ class Limbo(LimboState[T]):
     def ack(self, replica_id: int, vclock: VClock) -> list[Action[T]]:
         """Record that `replica_id` has all rows up to `vclock`. 0 is any anonymous replica: 2.6 counts them as one.
 
-        The last ACK counts, even if it is lower: the replica has lost rows then.
+        The last ACK counts, even if it is lower, because the replica has then lost rows.
         """
         # This instance counts through `_written_lsn`. From 2.10 on, anonymous replicas do not count.
         if replica_id == self.instance_id or (replica_id == 0 and self._has_transfers):
@@ -402,7 +402,7 @@ class Limbo(LimboState[T]):
         # A PROMOTE that does not name the owner comes from a leader whose quorum lacks the owner's transactions.
         border = body.lsn if body.owner_id == self._owner_id else 0
         proven = self._prove(body.owner_id)
-        # In this order: `_rollback` undoes everything that `_confirm` has left.
+        # `_confirm` comes first: `_rollback` undoes everything that is left.
         confirmed, undone = self._confirm(border), self._rollback(border + 1)
         # A PROMOTE decides with the votes of a quorum, but it is in one log only. If that member dies now, the next
         # leader may not know the row, so clients are answered when a quorum has it (docs/spec/synchro.md#promotion).
@@ -411,7 +411,7 @@ class Limbo(LimboState[T]):
         actions: list[Action[T]] = [*proven, *confirmed, *undone]
         assert not self._queue, "a new owner finds the queue empty"
         first_void = min((undo.entry.lsn for undo in undone if undo.entry.is_synchronous), default=0)
-        # Before `_set_owner`: these are the LSNs of the tenure that ends.
+        # Must precede `_set_owner`: these are the LSNs of the tenure that ends.
         owner = self._owner_id, self.confirmed_lsn
         self._tenures.hand_over(owner, by=request.origin_id, term=body.term, first_void=first_void)
         self._term = body.term
@@ -653,7 +653,8 @@ class Limbo(LimboState[T]):
             return [Cleared()]
         if self._clear_lsn is None or self._retry_at is not None or not self._queue.is_written:
             return []
-        # CONFIRM first, if it has anything to decide; the next call, after its write, finds the rest and rolls it back.
+        # Write the CONFIRM first, if there is anything to confirm; the next call, after that write, rolls back the
+        # rest.
         limit = self._clear_lsn
         covered = [min(limit, entry.lsn) for entry in self._queue if entry.is_synchronous and entry.first_lsn <= limit]
         verdict = Confirm(self._owner_id, covered[-1]) if covered else Rollback(self._owner_id, first.first_lsn)

@@ -48,7 +48,7 @@ class LimboEntry(Generic[T]):
 
     `lsn` is that of its last global row; 0 until the journal has assigned it. `written_at` is None for transactions of
     other instances and for recovered ones: they have no timeout. `count` above 1 means a run of synchronous
-    transactions of one row each, with consecutive LSNs; `transaction` is a `EntryRun` then. `is_part` is True for the
+    transactions of one row each, with consecutive LSNs; `transaction` is then an `EntryRun`. `is_part` is True for the
     part of a run that a verdict has split off while the rest remains pending.
     """
 
@@ -202,7 +202,7 @@ class LimboQueue(Generic[T]):
         entries = self._entries
         while entries:
             entry = entries[0]
-            # LSN 0 is not assigned yet, so the entry was submitted after the verdict.
+            # LSN 0 means that none is assigned yet, so the entry was submitted after the verdict.
             if entry.is_synchronous and not 0 < entry.lsn <= lsn:
                 if 0 < entry.first_lsn <= lsn:
                     committed.append(self._take_first(entry, lsn))
@@ -294,7 +294,7 @@ class Acks:
         """
         lsns = [vclock.get(owner_id) for vclock in self._vclocks.values()]
         lsns.append(own_lsn)
-        # Members that never acknowledged anything are not in the list; they have no row for sure.
+        # Members that never acknowledged anything are not in the list; they certainly lack the row.
         if len(lsns) < quorum:
             return 0
         lsns.sort(reverse=True)

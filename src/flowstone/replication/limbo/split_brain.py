@@ -96,7 +96,7 @@ def filter_request(request: SettlingRequest, history: QueueHistory, *, is_valida
     only with ER_PROTOCOL.
     """
     body = request.body
-    # Also without validation: accepting such a row would decide transactions that do not exist yet.
+    # Reject it even without validation: such a row would decide transactions that do not exist yet.
     _check_past(request)
     # The term filter comes before the validation, as in 2.11 (docs/spec/synchro.md#term-filter).
     if isinstance(body, Confirm | Rollback) and _is_settled(request.origin_id, body, history):
@@ -187,7 +187,7 @@ def _check_transfer(request: SettlingRequest, body: Promote | Demote, history: Q
         raise _refusal("got a PROMOTE/DEMOTE with an obsolete term", request, history)
     if body.lsn < history.confirmed_lsn:
         raise _refusal("got a request with lsn from an already processed range", request, history)
-    # Also with an empty queue: the usual PROMOTE after everything was confirmed.
+    # Valid with an empty queue, too: the usual PROMOTE after everything was confirmed.
     if body.lsn == history.confirmed_lsn:
         return
     if not history.first:

@@ -122,7 +122,7 @@ def supervised_rule(candidates: Iterable[Candidate]) -> Candidate | None:
 
 
 def rejoin_source(candidates: Iterable[Candidate], vclock: VClock) -> Candidate | None:
-    """Return the peer to rejoin from if no candidate has the logs after `vclock` any more.
+    """Return the peer to rejoin from if no candidate still has the logs after `vclock`.
 
     Return None if a candidate still has them, or if no candidate has all our rows: rows that it lacks would be lost.
     """

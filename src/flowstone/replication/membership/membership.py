@@ -109,7 +109,7 @@ class Members(Protocol):
         ...
 
     def is_intact(self, uuid: UUID) -> bool:
-        """Return True if the member follows us, and subscribed with all its own rows that we had then."""
+        """Return True if the member follows us, and subscribed with all its own rows that we had at that time."""
         ...
 
 

@@ -114,7 +114,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What the owner of the machine has to do, in any order. False if there is nothing to do."""
+    """The actions that the owner of the machine must perform, in any order. False if there is nothing to do."""
 
     write: RaftState | None = None
     """Term and vote to write to the log, as a local row that is synced. Call `written` when they are on disk; until

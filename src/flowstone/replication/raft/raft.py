@@ -448,7 +448,7 @@ class Raft:
         self._show()
 
     def _vote_for(self, candidate_id: int, vclock: VClock) -> None:
-        # One vote per term is what makes two leaders of one term impossible.
+        # One vote per term makes two leaders of one term impossible.
         assert not self._volatile_vote
         assert self._state is ElectionState.FOLLOWER
         self._note(f"votes for {candidate_id}")
@@ -552,7 +552,7 @@ class Raft:
         if not self._is_candidate:
             return
         self._is_candidate = False
-        # With a leader the timer goes on: voters report its death, too, so that candidates may run.
+        # With a leader the timer keeps running: voters report its death, too, so that candidates may run.
         if not self._is_leader_seen:
             self._stop_timer()
         self._step_down()
@@ -581,7 +581,7 @@ class Raft:
         """Start taking part. A restarted member waits for the leader to appear before it starts an election."""
         if self._is_leader_seen and not self._is_writing:
             self._wait_for(Wait.LEADER_DEATH)
-        # Other members may be in an older term and must learn ours.
+        # Broadcast: other members may be in an older term and must learn ours.
         self._show()
 
     def _health_changed(self) -> None:

@@ -272,7 +272,7 @@ def _is_anonymous(request: RequestOfReplica) -> bool:
 def xlog_gap(have: VClock, need: VClock, *, is_2_6: bool) -> TarantoolError:
     """Return the error for a replica that needs rows whose logs are deleted: it must rejoin."""
     message = f"Missing .xlog file between LSN {have.signature} {have} and {need.signature} {need}"
-    kind = errors.ProcLua if is_2_6 else errors.XlogGap  # 2.6 has no code for it, and uses 32 as for any such error
+    kind = errors.ProcLua if is_2_6 else errors.XlogGap  # 2.6 has no code of its own for this error, and uses 32
     record = ErrorRecord("XlogGapError", message, "flowstone", 0, code=kind.code)
     return kind(message, stack=ErrorStack((record,)))
 
@@ -295,7 +295,8 @@ class RowFilter:
         self._vclock = VClock()
         if own_id:
             self._limit[own_id] = own_lsn_max
-        # After the line above: a replica that excludes its own id (the usual ID_FILTER) gets none of its rows back.
+        # Must follow the line above: a replica that excludes its own id (the usual ID_FILTER) gets none of its rows
+        # back.
         self._limit[[0, *left_out]] = 0
         self._limited = frozenset(np.flatnonzero(self._limit != _NOTHING_LEFT_OUT).tolist()) - {0}
         self.follow(known)
@@ -343,7 +344,8 @@ class RowFilter:
 
     def keep(self, slab: Slab) -> NDArray[np.bool_]:
         """Return a mask of the rows of the slab to send."""
-        # The array is filled on use only: most slabs are sent or skipped as a whole by `takes_all` and `takes_nothing`.
+        # The array is built only on demand: most slabs are sent or skipped as a whole by `takes_all` and
+        # `takes_nothing`.
         for replica_id, lsn in self._vclock:
             self._known[replica_id] = lsn
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
@@ -418,7 +420,7 @@ class Acked:
         is_first, self._is_heard = not self._is_heard, True
         self.term = max(self.term, ack.term)
         self.vclock_sync = max(self.vclock_sync, ack.vclock_sync)
-        # 2.11 sends an empty vclock when its applier stops; it must not take anything back
+        # 2.11 sends an empty vclock when its applier stops; it must not lower the acknowledged position
         # (docs/spec/replication.md#acknowledgements).
         if ack.vclock <= self.vclock:
             return is_first

@@ -40,7 +40,8 @@ STATES: Final = pa.schema(
         pa.field("lsn", pa.int64(), nullable=False),
     ]
 )
-"""Schema of the result of `fold`. `tuple` is null if the key was deleted; the rest describes the change that did it."""
+"""Schema of the result of `fold`. `tuple` is null if the key was deleted; the other columns describe the change
+that produced this state."""
 
 OLD: Final = pa.schema([pa.field("sort_key", pa.binary()), pa.field("tuple", pa.binary())])
 
@@ -188,7 +189,7 @@ class _Folding:
         ordered = self._ordered
         has_operations = np.add.reduceat((ordered.codes >= _UPDATE).astype(np.int64), ordered.starts) > 0
         count = len(ordered.codes)
-        # A DELETE right after another changes nothing.
+        # A DELETE right after another one changes nothing.
         is_kept: NDArray[np.bool_] = np.ones(count, np.bool_)
         is_kept[1:] = (ordered.codes[1:] != _DELETE) | (ordered.codes[:-1] != _DELETE)
         is_kept[ordered.starts] = True

@@ -32,7 +32,7 @@ from flowstone.xlog.errors import ForeignFile
 from flowstone.xlog.reader import Chunk, LogFile
 
 UNKNOWN_REPLICASET: Final = "00000000-0000-0000-0000-000000000000"
-"""Stands in for the UUID of logs without a snapshot: only a snapshot names the replica set."""
+"""Placeholder for the UUID of logs without a snapshot: only a snapshot names the replica set."""
 
 DECODERS: Final = 2
 """Threads that decode ahead of the pass that finds settled rows."""
@@ -68,12 +68,12 @@ class DirectoryRuns:
 
     def poll(self) -> News:
         if self.disk.kind(self.directory) != "directory":
-            raise NotAnArchive(f"{self.directory}: no such directory", hint="name a directory with logs")
+            raise NotAnArchive(f"{self.directory}: no such directory", hint="specify a directory with logs")
         listed = scan_directory(self.disk, self.directory)
         if not listed.snapshots and not listed.logs:
             raise NotAnArchive(
                 f"{self.directory}: neither an archive nor logs of a server",
-                hint="name a directory with .xlog and .snap files",
+                hint="specify a directory with .xlog and .snap files",
             )
         snapshots = snapshots_of(listed, self._snapshots)
         logs = _logs_from_first_snapshot(listed)

@@ -40,7 +40,7 @@ PAUSE_SECONDS: Final = 0.02
 """Pause between two attempts."""
 
 NO_UUID: Final = "00000000-0000-0000-0000-000000000000"
-"""Stands in for the UUID of directories whose format has none."""
+"""Placeholder for the UUID of directories whose format has none."""
 
 
 class NotALimestone(LimestoneError):
@@ -113,7 +113,8 @@ class LimestoneIndex:
     # --- refresh --------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Add what was written since the last call. Retry if the directory is rotated or compacted meanwhile."""
+        """Add the entries that were written since the last call. Retry if the directory is rotated or compacted
+        meanwhile."""
         for left in reversed(range(TRIES)):
             try:
                 if self._is_taken_in():
@@ -355,7 +356,7 @@ class LimestoneIndex:
     ) -> PieceSlice:
         return PieceSlice(self.directory, file.name, number, tuple(places), is_compacted, file.limit)
 
-    def clears(self, epoch: int, *, behind: int = -1, with_detached: bool = False) -> dict[int, Version]:
+    def clears(self, epoch: int, *, after: int = -1, with_detached: bool = False) -> dict[int, Version]:
         """Return for each storage the version of its last clear up to an epoch.
 
         Clears in files that compaction has taken in are included only with `with_detached`.
@@ -364,7 +365,7 @@ class LimestoneIndex:
         found: dict[int, Version] = {}
         for each in self._logs:
             for clear in (*each.clears, *each.tail_clears) if each.name not in left_out else ():
-                if behind < clear.epoch <= epoch:
+                if after < clear.epoch <= epoch:
                     found[clear.storage_id] = max(found.get(clear.storage_id, (0, 0)), clear.version)
         return found
 

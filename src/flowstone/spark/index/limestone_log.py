@@ -70,7 +70,7 @@ class LimestoneLog:
     def emptied(self, start: VClock, end: VClock) -> set[int]:
         """Return the spaces whose storages are cleared or removed after `start` up to `end`."""
         at = epoch_of(start)
-        clears = self.entries.clears(epoch_of(end), behind=at, with_detached=at < self.entries.horizon)
+        clears = self.entries.clears(epoch_of(end), after=at, with_detached=at < self.entries.horizon)
         return {space_id_of(storage_id) for storage_id in clears}
 
     def time_at(self, position: VClock) -> int:

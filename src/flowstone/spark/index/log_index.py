@@ -270,7 +270,7 @@ class ArchiveIndex:
         rows = size = 0
         end = start
         gaps = {VClock(gap.until): gap for gap in self.gaps if not VClock(gap.until) <= start}
-        for number in range(self._behind(start), len(self._runs)):
+        for number in range(self._first_after(start), len(self._runs)):
             run = self._runs[number].run
             if gaps and self._runs[number].before.vclock in gaps:
                 break
@@ -281,7 +281,7 @@ class ArchiveIndex:
             end = end.merged(VClock(run.settled))
         if end == start and gaps and start != self.settled:
             raise self._lost(min(gaps.values(), key=lambda gap: VClock(gap.until).signature), start)
-        if at_definitions and (epochs := self._schema.behind(start)):
+        if at_definitions and (epochs := self._schema.after(start)):
             first = epochs[0]
             limit = first.before if start != first.before and start <= first.before else first.start
             if limit <= end:
@@ -294,7 +294,7 @@ class ArchiveIndex:
         if missing_rows(start, self.earliest):
             return start
         gaps = {VClock(gap.until) for gap in self.gaps if not VClock(gap.until) <= start}
-        for number in range(self._behind(start), len(self._runs)):
+        for number in range(self._first_after(start), len(self._runs)):
             if self._runs[number].before.vclock in gaps:
                 break
             end = end.merged(VClock(self._runs[number].run.settled))
@@ -318,7 +318,7 @@ class ArchiveIndex:
         self.check(start, end)
         wanted = {*spaces, SPACE_ID, INDEX_ID} if spaces else None
         groups: list[list[_Placed]] = []
-        for number in range(self._behind(start), len(self._runs)):
+        for number in range(self._first_after(start), len(self._runs)):
             placed = self._runs[number]
             if end <= placed.before.vclock:
                 break
@@ -348,24 +348,24 @@ class ArchiveIndex:
 
     def size_between(self, start: VClock, end: VClock) -> int:
         """Return the approximate number of log bytes between two positions."""
-        behind = bisect_left(self._runs, True, key=lambda placed: end <= placed.before.vclock)
-        return sum(placed.run.end - placed.run.offset for placed in self._runs[self._behind(start) : behind])
+        stop = bisect_left(self._runs, True, key=lambda placed: end <= placed.before.vclock)
+        return sum(placed.run.end - placed.run.offset for placed in self._runs[self._first_after(start) : stop])
 
     def snapshot_slices(self, snapshot: SnapshotFile, *, size: int = SLICE_SIZE) -> list[Slice]:
         """Return the blocks of a snapshot in slices of about `size` bytes. The row count of each slice is unknown."""
         place = StreamPlace(snapshot.vclock, self.time_of(snapshot))
         definitions = self._schema.defined_by(snapshot.path)
         cuts = [block for block, _ in self._blocks(snapshot)[:1]]
-        behind = cuts[0] if cuts else 0
+        stop = cuts[0] if cuts else 0
         ends = []
         for block, end in self._blocks(snapshot):
             if block - cuts[-1] >= size:
                 cuts.append(block)
                 ends.append(block)
-            behind = end
+            stop = end
         return [
             Slice(snapshot.path, offset, end, 0, place, definitions, is_snapshot=True)
-            for offset, end in zip(cuts, [*ends, behind], strict=True)
+            for offset, end in zip(cuts, [*ends, stop], strict=True)
         ]
 
     def _blocks(self, snapshot: SnapshotFile) -> list[tuple[int, int]]:
@@ -385,7 +385,7 @@ class ArchiveIndex:
 
         The timestamp inside the snapshot is the time of writing, by the clock of the instance that wrote it.
         """
-        number = self._behind(snapshot.vclock)
+        number = self._first_after(snapshot.vclock)
         if number and self._runs[number - 1].vclock == snapshot.vclock:
             last = self._runs[number - 1]
             return max(last.before.time, _micros(last.run.last_timestamp))
@@ -398,14 +398,14 @@ class ArchiveIndex:
 
     def time_at(self, position: VClock) -> int:
         """Return a commit time, in microseconds, that no transaction after `position` precedes."""
-        number = self._behind(position)
+        number = self._first_after(position)
         if number < len(self._runs):
             return self._runs[number].before.time
         if not self._runs:
             return 0
         return max(self._runs[-1].before.time, _micros(self._runs[-1].run.last_timestamp))
 
-    def _behind(self, position: VClock) -> int:
+    def _first_after(self, position: VClock) -> int:
         """Return the number of the first run with rows after `position`; all earlier runs end at or before it."""
         return bisect_left(self._runs, True, key=lambda placed: not placed.vclock <= position)
 
@@ -419,14 +419,14 @@ class ArchiveIndex:
         """Return the definition of a space at a settled position."""
         return self._schema.at(position).schema.get(space)
 
-    def definition_behind(self, position: VClock, space: int | str) -> SpaceDefinition | None:
+    def definition_after(self, position: VClock, space: int | str) -> SpaceDefinition | None:
         """Return the definition of a space for the next rows after a settled position.
 
         If the space does not exist there, return its first later definition. A definition made by the very next
         transaction counts, because a stream that stopped before this transaction continues with it.
         """
         found = self.definition_at(position, space)
-        for epoch in self._schema.behind(position):
+        for epoch in self._schema.after(position):
             if epoch.before != position and _is_usable(found):
                 break
             now = epoch.definitions.schema.get(space)
@@ -450,7 +450,7 @@ class ArchiveIndex:
         """
         found: list[FormatChange] = []
         was = self.last_definition(start, space_id)
-        for epoch in self._schema.behind(start):
+        for epoch in self._schema.after(start):
             if not epoch.start <= end:
                 break
             schema = epoch.definitions.schema
@@ -486,7 +486,7 @@ class ArchiveIndex:
         if as_of.time is None or self.facts.known_until is not None or not (self._runs or self.snapshots):
             return None
         time = _micros(as_of.time)
-        last = _behind_time(self._runs[-1]) if self._runs else self.time_of(self.snapshots[-1])
+        last = _end_time(self._runs[-1]) if self._runs else self.time_of(self.snapshots[-1])
         if time <= last:
             return None
         return (
@@ -497,7 +497,7 @@ class ArchiveIndex:
     def _resolve_vclock(self, wanted: VClock) -> VClock:
         if any(wanted == known for known in (*(each.vclock for each in self.snapshots), self.earliest, self.settled)):
             return wanted
-        before, after = self._around(self._behind(wanted), lambda place: not place.vclock <= wanted)
+        before, after = self._around(self._first_after(wanted), lambda place: not place.vclock <= wanted)
         if before != wanted or not wanted <= self.settled:
             raise self._refused(f"{wanted} is not a position between two settled transactions", before, after)
         return wanted
@@ -516,21 +516,21 @@ class ArchiveIndex:
             raise self._refused(f"the position after LSN {lsn} is not settled", before, after)
         return before
 
-    def _around(self, number: int, is_behind: Callable[[StreamPlace], bool]) -> tuple[VClock, VClock]:
+    def _around(self, number: int, is_after: Callable[[StreamPlace], bool]) -> tuple[VClock, VClock]:
         """Return the last position that is not past a limit and the first one that is; both lie in or before a run."""
         before = self._place_before(number)
-        if is_behind(before):
+        if is_after(before):
             # A gap precedes the run.
             return (self._runs[number - 1].vclock if number else before.vclock), before.vclock
         for place in self._places(number):
-            if is_behind(place):
+            if is_after(place):
                 return before.vclock, place.vclock
             before = place
         return before.vclock, self.settled
 
     def _resolve_time(self, time: int) -> VClock:
         """Return the position after the last transaction whose commit time is at most `time`."""
-        number = bisect_left(self._runs, True, key=lambda placed: _behind_time(placed) > time)
+        number = bisect_left(self._runs, True, key=lambda placed: _end_time(placed) > time)
         found = self._place_before(number)
         is_at_beginning = not number or self._runs[number - 1].vclock != found.vclock
         for place in self._places(number):
@@ -559,7 +559,7 @@ class ArchiveIndex:
         if not self._runs:
             return StreamPlace(self.facts.reached)
         last = self._runs[-1]
-        return StreamPlace(last.vclock.merged(self.facts.reached), _behind_time(last))
+        return StreamPlace(last.vclock.merged(self.facts.reached), _end_time(last))
 
     def _places(self, number: int) -> Iterator[StreamPlace]:
         """Yield the place after each transaction of a run; nothing if there is no run of this number."""
@@ -588,7 +588,7 @@ def _micros(seconds: float) -> int:
     return round(seconds * MICROSECONDS)
 
 
-def _behind_time(placed: _Placed) -> int:
+def _end_time(placed: _Placed) -> int:
     return max(placed.before.time, _micros(placed.run.last_timestamp))
 
 

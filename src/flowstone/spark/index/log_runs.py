@@ -116,7 +116,7 @@ class ArchiveRuns:
         manifest = load(self.disk, self.directory)
         if manifest is None:
             raise NotAnArchive(
-                f"{self.directory}: not an archive", hint="name a directory written by `flowstone archive`"
+                f"{self.directory}: not an archive", hint="specify a directory written by `flowstone archive`"
             )
         listed = scan_directory(self.disk, self.directory)
         gone = frozenset(self._logs) - {log.path for log in listed.logs}

@@ -101,7 +101,7 @@ class SchemaEpochs:
             return self.epochs[0].definitions if self.epochs else SchemaTracker()
         return self.epochs[number].definitions
 
-    def behind(self, position: VClock) -> list[Epoch]:
+    def after(self, position: VClock) -> list[Epoch]:
         """Return the epochs that begin after `position`."""
         return self.epochs[self._number(position) + 1 :]
 

@@ -187,9 +187,9 @@ def _receive(client: socket.socket, size: int) -> bytes:
 
 def _log_of(part: Slice, data: bytes) -> LogFile:
     (length,) = _LENGTH.unpack_from(data)
-    behind = _LENGTH.size + length
-    meta, _ = parse(data[_LENGTH.size : behind], part.path)
-    return LogFile(part.path, _Blocks(part, memoryview(data)[behind:]), meta, length)
+    end = _LENGTH.size + length
+    meta, _ = parse(data[_LENGTH.size : end], part.path)
+    return LogFile(part.path, _Blocks(part, memoryview(data)[end:]), meta, length)
 
 
 class _Blocks:

@@ -22,7 +22,7 @@ from flowstone.text.row_table import UnknownColumn
 Spaces = Mapping[int, SpaceDefinition]
 """Mirrored spaces by id."""
 
-_ONCE: Final = "name each space and each column once"
+_ONCE: Final = "specify each space and each column once"
 
 
 class WrongChoice(FlowstoneError):

@@ -91,18 +91,18 @@ class LakePlace:
         if spool is None and is_masked:
             raise WrongPlace(
                 "--mask needs --spool: the unmasked tuples are kept there, outside of the lake",
-                hint="name a directory that only the mirror can read",
+                hint="specify a directory that only the mirror can read",
             )
         if spool is None and has_live:
             if not is_local(lake):
-                raise WrongPlace(f"--spool is required: {lake} is not a local path", hint="name a local directory")
+                raise WrongPlace(f"--spool is required: {lake} is not a local path", hint="specify a local directory")
             spool = os.path.join(local_path(lake), "_flowstone_spool")
         elif spool is not None and is_masked and is_local(lake):
             inside = os.path.realpath(spool).startswith(os.path.join(os.path.realpath(local_path(lake)), ""))
             if inside:
                 raise WrongPlace(
                     f"--spool {spool} is inside the lake, where it would expose the data that --mask hides",
-                    hint="name a directory outside of the lake that only the mirror can read",
+                    hint="specify a directory outside of the lake that only the mirror can read",
                 )
         return cls(lake, spool)
 

@@ -67,7 +67,7 @@ def parse_source(text: str, username: str | None = None, password: str | None = 
     if os.path.isdir(text):
         return text
     if means_a_path(text):
-        raise WrongPlace(f"{text}: no such directory", hint="name an archive, a log directory, or host:port")
+        raise WrongPlace(f"{text}: no such directory", hint="specify an archive, a log directory, or host:port")
     try:
         members = parse_members(text)
     except UriError as error:
@@ -108,7 +108,7 @@ def origins_of(
     if strange:
         raise OtherSettings(
             f"{lake} also has rows of replica set {strange[0]}, but no source belongs to it",
-            hint="name all sources of the lake, or another lake",
+            hint="specify all sources of the lake, or another lake",
         )
     _check_excluded(origins, lake, options, saved)
     for origin in origins:
@@ -185,7 +185,7 @@ def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
     for mask in options.masking.masks:
         # A misspelled name would silently mask nothing.
         if newest.get(mask.space) is None:
-            raise WrongMask(f"--mask: no space {mask.space!r}", hint="give the name of an existing space")
+            raise WrongMask(f"--mask: no space {mask.space!r}", hint="specify an existing space")
     for space in options.choice.spaces_of(first, {}).values():
         options.masking.of(space)
         options.choice.columns_of(space)

@@ -48,7 +48,7 @@ def check_catalog(spark: SparkSession, schema: str) -> None:
         is_there = spark.catalog.databaseExists(schema)
     except PySparkException as error:
         problem = str(error).splitlines()[0]
-        raise WrongPlace(f"--catalog {schema}: {problem}", hint="name a schema in Spark's catalog") from error
+        raise WrongPlace(f"--catalog {schema}: {problem}", hint="specify a schema in Spark's catalog") from error
     if not is_there:
         raise WrongPlace(
             f"--catalog {schema}: no such schema in Spark's catalog",

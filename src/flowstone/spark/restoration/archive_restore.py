@@ -108,12 +108,12 @@ def check_output(out: str) -> None:
     if not os.path.lexists(out):
         return
     if not os.path.isdir(out):
-        raise OutputTaken(f"{out} is not a directory", hint="name a new or empty directory")
+        raise OutputTaken(f"{out} is not a directory", hint="specify a new or empty directory")
     if os.path.islink(out) or os.path.ismount(out):
         what = "a symbolic link" if os.path.islink(out) else "a mount point"
-        raise OutputTaken(f"{out} is {what} and cannot be replaced by a rename", hint="name a new subdirectory of it")
+        raise OutputTaken(f"{out} is {what} and cannot be replaced by a rename", hint="specify a subdirectory of it")
     if os.listdir(out):
-        raise OutputTaken(f"{out} is not empty", hint="name a new or empty directory")
+        raise OutputTaken(f"{out} is not empty", hint="specify a new or empty directory")
 
 
 def restore_archive(

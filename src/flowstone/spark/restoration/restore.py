@@ -124,6 +124,6 @@ def _epoch(to: When) -> int:
         return to
     if not (isinstance(to, str) and to.isascii() and to.isdigit()):
         raise WrongOption(
-            f"invalid position: {to!r}", hint=f"for Limestone, give an epoch (a whole number) or {NEWEST}"
+            f"invalid position: {to!r}", hint=f"for Limestone, specify an epoch (a whole number) or {NEWEST}"
         )
     return int(to)

@@ -196,7 +196,7 @@ def tarantool_options(given: Mapping[str, str], *, streaming: bool | None = Fals
     if streaming and spool is None:
         raise WrongOption(
             "option spoolLocation is missing",
-            hint="name a directory that survives the driver, such as one next to the checkpoint",
+            hint="specify a directory that survives the driver, such as one next to the checkpoint",
         )
     transport: Literal["auto", "file", "inline", "tcp"] = options.choice(
         "transport", "auto", ("auto", "file", "inline", "tcp")
@@ -253,7 +253,7 @@ def writer_options(given: Mapping[str, str]) -> WriterOptions:
     options = _Options(given, WRITER_OPTIONS, "tarantool", False)
     space = options.space()
     if space is None:
-        raise WrongOption("option space is missing", hint="name the space to write to")
+        raise WrongOption("option space is missing", hint="specify the space to write to")
     on_conflict: Literal["replace", "insert", "skip"] = options.choice(
         "onConflict", "replace", ("replace", "insert", "skip")
     )

@@ -76,19 +76,19 @@ def meet(
     target = a.reach.merged(b.reach)
     while True:
         position = fixed if fixed is not None else _shown_by_both(a, b, target)
-        behind = [side for side in (a, b) if not side.can_show(position)]
-        if not behind:
+        lagging = [side for side in (a, b) if not side.can_show(position)]
+        if not lagging:
             return Meeting(position, position)
         if monotonic() >= ends_at:
             break
-        tell(f"waiting for {' and '.join(side.name for side in behind)} to reach {position}")
+        tell(f"waiting for {' and '.join(side.name for side in lagging)} to reach {position}")
         sleep(POLL_SECONDS)
-        for side in behind:
+        for side in lagging:
             side.refresh()
     if fixed is not None:
-        raise _cannot_show(behind[0], fixed)
+        raise _cannot_show(lagging[0], fixed)
     if not missing_rows(a.reach, position) and not missing_rows(b.reach, position):
-        raise _cannot_show(behind[0], position)
+        raise _cannot_show(lagging[0], position)
     return _late(a, b, position)
 
 

@@ -1,6 +1,6 @@
 """A lake as one side of a comparison: its tables at the position of its progress, each row checked against its tuple.
 
-Tables may be ahead of the progress, after a crash or while a mirror runs; an earlier version is read then. Reads
+Tables may be ahead of the progress, after a crash or while a mirror runs; if so, an earlier version is read. Reads
 Delta's log in the driver and Parquet files in executors; Spark needs no Delta jars.
 """
 
@@ -105,7 +105,7 @@ class LakeSide:
     def refresh(self) -> None:
         self._all = self.lake.progress
         if not self._all:
-            raise SideError(f"{self.path}: not a lake written by a mirror", hint="name another directory")
+            raise SideError(f"{self.path}: not a lake written by a mirror", hint="specify another directory")
 
     def choose(self, replicaset_uuid: str) -> None:
         """Select the replica set, if the lake holds several."""

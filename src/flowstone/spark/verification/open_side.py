@@ -1,4 +1,4 @@
-"""Open the side that a name stands for.
+"""Open a side of a comparison by its name.
 
 The content of a directory decides whether it is an archive, a log directory, a Limestone directory or a lake. A URL is
 a lake; anything else is the address of a node.
@@ -20,7 +20,7 @@ from flowstone.spark.verification.sides import LogSide, NodeSide, Side, SideErro
 from flowstone.xlog.directory import scan_directory
 
 DELTA_LOG: Final = "_delta_log"
-FORMS: Final = "name a live node (host:port), an archive, a directory of logs, a Limestone data directory, or a lake"
+FORMS: Final = "specify a live node (host:port), an archive, a directory of logs, a Limestone data directory, or a lake"
 
 
 def open_side(

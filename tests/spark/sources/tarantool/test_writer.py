@@ -83,7 +83,7 @@ def test_what_is_read_can_be_written(address: str, space_id: int) -> None:
     ("options", "schema", "message"),
     [
         ({"space": "nope"}, SCHEMA, "no space 'nope' at 127.0.0.1:"),
-        ({"space": "_space"}, SCHEMA, "'_space' is a system space or a view; name a user space"),
+        ({"space": "_space"}, SCHEMA, "'_space' is a system space or a view; specify a user space"),
         (
             {"space": "orders", "onConflict": "upsert"},
             SCHEMA,
@@ -96,7 +96,7 @@ def test_what_is_read_can_be_written(address: str, space_id: int) -> None:
             StructType([StructField("id", StringType())]),
             "column 'id' of type STRING cannot be written",
         ),
-        ({}, SCHEMA, "option space is missing; name the space to write to"),
+        ({}, SCHEMA, "option space is missing; specify the space to write to"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(

@@ -58,11 +58,11 @@ def test_archives_of_one_replica_set_complete_each_other() -> None:
     logs = one_set(archive(disk, "a", 1, 10), archive(disk, "b", 8, 20))
     first, second = logs.indexes
     assert (logs.earliest, logs.settled, logs.furthest) == (VClock(), VClock({1: 20}), second)
-    assert logs.behind(Position(VClock({1: 3}))) is first
-    assert logs.behind(Position(VClock({1: 8}))) is second
+    assert logs.furthest_from(Position(VClock({1: 3}))) is first
+    assert logs.furthest_from(Position(VClock({1: 8}))) is second
     assert logs.between(VClock({1: 3}), VClock({1: 9})) is first
     assert logs.between(VClock({1: 8}), VClock({1: 15})) is second
-    assert logs.behind(Position(VClock({1: 7}), chunk=1)) is second
+    assert logs.furthest_from(Position(VClock({1: 7}), chunk=1)) is second
     assert logs.newest_snapshot() == VClock({1: 7})
 
 

@@ -125,7 +125,7 @@ def _epoch_in(offset: Mapping[str, Any], index: LimestoneIndex) -> int | None:
     if uuid != index.instance_uuid or not isinstance(epoch, int):
         raise WrongOption(
             f"checkpoint belongs to instance {uuid}, but {index.directory} to {index.instance_uuid}",
-            hint="name the directory that the query was started with, or use another checkpoint",
+            hint="specify the directory that the query was started with, or use another checkpoint",
         )
     return epoch
 

@@ -383,7 +383,7 @@ def _space_of(options: TarantoolOptions, facts: UpstreamFacts, wanted: int | str
     if position is not None:
         index = ArchiveIndex.open(production().disk, directory)
         if index.earliest <= position and position <= index.settled:
-            found = _definition_behind(index, position, wanted)
+            found = _definition_after(index, position, wanted)
             if found is None:
                 raise UnknownSpace(f"no space {wanted!r} at {position}, where the query stopped")
             return found
@@ -392,7 +392,7 @@ def _space_of(options: TarantoolOptions, facts: UpstreamFacts, wanted: int | str
     return tracker.schema.space(wanted)
 
 
-def _definition_behind(index: ArchiveIndex, position: VClock, wanted: int | str) -> SpaceDefinition | None:
+def _definition_after(index: ArchiveIndex, position: VClock, wanted: int | str) -> SpaceDefinition | None:
     found = index.definition_at(position, wanted)
     if found is None:
         return None

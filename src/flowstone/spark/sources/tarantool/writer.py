@@ -68,7 +68,7 @@ class _Writing:
 
 
 class TarantoolWriter(_Writing, DataSourceArrowWriter):
-    """`df.write.format("tarantool")`, mode append. Rows written before an error stay."""
+    """`df.write.format("tarantool")`, mode append. Rows written before an error are not removed."""
 
 
 class TarantoolStreamWriter(_Writing, DataSourceStreamArrowWriter):
@@ -87,7 +87,7 @@ def _space(options: WriterOptions) -> SpaceDefinition:
     there = definitions([options.uri])
     space = there.space(options.space)
     if space.id < FIRST_USER_SPACE_ID or space.is_view:
-        raise CannotWrite(f"{space.name!r} is a system space or a view", hint="name a user space")
+        raise CannotWrite(f"{space.name!r} is a system space or a view", hint="specify a user space")
     if space.primary_key is None:
         raise CannotWrite(
             f"space {space.name!r} at {there.address} has no primary key and cannot be written to",

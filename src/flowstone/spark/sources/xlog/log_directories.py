@@ -1,7 +1,7 @@
 """The directories that a query of source `xlog` names, grouped by replica set.
 
 Several directories may belong to one replica set: successive archives, or the logs of several members. Each batch is
-then read from the directory that has its rows. Knows nothing of Spark.
+then read from the directory that has its rows. Does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReplicaSetLogs:
     def earliest(self) -> VClock:
         return min((index.earliest for index in self.indexes), key=lambda vclock: vclock.signature)
 
-    def behind(self, at: Position) -> ArchiveIndex:
+    def furthest_from(self, at: Position) -> ArchiveIndex:
         """Return the directory that gets furthest from a position; the first one if none has the next rows."""
         if at.chunk is not None:
             return self.with_snapshot(at.vclock)
@@ -134,8 +134,8 @@ def contracts_of_stream(directories: LogDirectories, options: XlogOptions) -> di
         position = _position(logs, at, offset)
         definition = None
         if options.changes.space is not None and position is not None:
-            index = logs.behind(Position(position))
-            definition = index.definition_behind(position, options.changes.space)
+            index = logs.furthest_from(Position(position))
+            definition = index.definition_after(position, options.changes.space)
         found[logs.replicaset_uuid] = _contract(logs, options.changes, logs.settled, definition)
     check_alike({uuid: contract.schema for uuid, contract in found.items()})
     return found

@@ -149,7 +149,7 @@ class XlogReader(_Reading, DataSourceReader):
         while position != end:
             index = logs.between(position, end)
             if len(logs.indexes) > 1 and index.first_gap(position, end) is not None:
-                index = logs.behind(Position(position))
+                index = logs.furthest_from(Position(position))
             until = index.cut_before_gap(position).common(end)
             if until == position or not position <= until:
                 until = end
@@ -249,7 +249,7 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
         if at is None and changes.starting == "latest":
             return Position(logs.settled)  # the first batch is empty; it records where the stream begins
         at = at or self._first(logs, None)
-        index = logs.behind(at)
+        index = logs.furthest_from(at)
         if changes.images != "ops":
             index.check_images(at.vclock)
         return next_position(
@@ -271,7 +271,7 @@ class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailabl
         return Position(logs.earliest if starting is None else logs.offset_of(starting, "startingOffsets"))
 
     def _serving(self, logs: ReplicaSetLogs, at: Position, until: Position) -> ArchiveIndex:
-        return logs.behind(at) if at.chunk is not None else logs.between(at.vclock, until.vclock)
+        return logs.furthest_from(at) if at.chunk is not None else logs.between(at.vclock, until.vclock)
 
     def _refreshed(self) -> LogDirectories:
         if self._directories is None:
