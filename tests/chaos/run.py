@@ -214,6 +214,8 @@ class Run:
         asked = [operation for operation in operations if operation.process != FINAL]
         report.asked, report.answered = len(asked), sum(operation.is_answered for operation in asked)
         report.resumed = self._operator.resumed
+        if self._seats.rejoined:
+            report.resumed["a real server's log that it refused itself"] = self._seats.rejoined
         report.found, report.looks = self._watcher.found, self._watcher.looks
         report.explained, report.probes = self._watcher.explained, self._watcher.probes
         report.violations += [*self._operator.violations, *self._watcher.violations, *self._clients.surprises]

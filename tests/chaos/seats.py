@@ -55,6 +55,10 @@ QUORUM: Final = 3
 VERDICT_SECONDS: Final = 4.0
 """As long is waited for the answer to a synchronous transaction of a real master."""
 
+LSN_TWICE: Final = "Attempt to write a broken LSN to WAL"
+"""2.6.0 logs this when it writes a row twice, and refuses its own log at the next start. A failed applier resets the
+vclock of all appliers (`applier_txn_rollback_cb`) while a row of another applier is on its way to disk."""
+
 FOREVER: Final = 1000
 """The timeout of a real master: 2.6.0 that rolls back dies of it sooner or later (a segmentation fault in its memory
 pool), and may have written an LSN twice by then."""
@@ -100,6 +104,8 @@ class Seats(ABC):
 
     def __init__(self, directory: Path, binary: Binary, kinds: Sequence[str], **options: Any) -> None:
         self._cluster = ChaosCluster(directory, binary)
+        self.rejoined = 0
+        """How often a real server joined anew because it had refused its own log."""
         try:
             first, *others = kinds
             self.mesh = Mesh(self._cluster, (first,), **(OPTIONS | options))
@@ -146,10 +152,23 @@ class Seats(ABC):
         yield
 
     def start(self, *members: Member) -> None:
-        """Those that were ended, all at once; until they serve.
+        """Start members that have ended, all at once, and wait until they serve.
 
-        A real 2.6.0 may crash as it starts, when it commits what it has recovered: it begins again.
+        A real replica that wrote an LSN twice joins the others anew, with its id.
         """
+        refused = [member for member in members if isinstance(member, RealMember) and self._has_lsn_twice(member)]
+        if len(refused) < len(members):
+            self._start(*(member for member in members if member not in refused))
+        for member in refused:
+            member.discard_data()
+            self.rejoined += 1
+            self._start(member)
+
+    def _has_lsn_twice(self, member: RealMember) -> bool:
+        return member is not self.master and LSN_TWICE in member.log()
+
+    def _start(self, *members: Member) -> None:
+        """A real 2.6.0 may crash as it starts, when it commits what it has recovered: it begins again."""
         starting: Sequence[Member] = members
         for attempts_left in reversed(range(STARTS_MAX)):
             for member in starting:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -326,6 +327,17 @@ class RealMember(Member):
 
     def _is_ready(self, log: str) -> bool:
         return "READY" in log.splitlines()
+
+    def discard_data(self) -> None:
+        """Delete the files of a server that has ended. It joins anew at its next start, with its UUID and so its id."""
+        assert not self.is_running
+        uuid = re.search(rb"\nInstance: (\S+)\n", self.files("snap")[-1].read_bytes()[:4096])
+        assert uuid is not None
+        self.options["instance_uuid"] = uuid[1].decode()
+        for suffix in ("snap", "xlog", "inprogress"):
+            for path in self.files(suffix):
+                path.unlink()
+        (self.directory / "member.log").rename(self.directory / f"member-{time.time_ns()}.log")
 
     def settle(self) -> None:
         """Its program does that."""
