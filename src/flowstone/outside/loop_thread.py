@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -33,10 +33,13 @@ class LoopThread:
 
     The thread is a daemon: it does not keep the program running. Every future of `start` gets a result, an error or a
     cancellation, however the loop ends: a caller never waits for a coroutine that no loop runs.
+
+    `ended` makes the error of calls that the loop does not complete, because it has ended.
     """
 
-    def __init__(self, name: str = "flowstone-loop") -> None:
+    def __init__(self, name: str = "flowstone-loop", ended: Callable[[], Exception] = LoopEnded) -> None:
         self.lock = threading.RLock()
+        self._ended = ended
         self._accepting = threading.Lock()
         """Held while a coroutine is submitted to the loop, and while `_is_closing` is set."""
         self._is_closing = False
@@ -62,7 +65,7 @@ class LoopThread:
         """Fail futures whose coroutines the loop has neither finished nor cancelled, as after a SystemExit."""
         for future in list(self._unfinished):
             with suppress(InvalidStateError):  # the caller has cancelled the future
-                future.set_exception(LoopEnded())
+                future.set_exception(self._ended())
 
     async def _until_closed(self) -> None:
         self._begun.set_result(asyncio.get_running_loop())
@@ -71,7 +74,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine in the loop and return its result. If the caller is interrupted, cancel the coroutine.
 
-        Raise LoopEnded if the loop is closing or closed, before the coroutine begins or while it runs."""
+        Raise the error of `ended` if the loop is closing or closed, before the coroutine begins or while it runs."""
         if self._thread is threading.current_thread():
             coroutine.close()
             message = "cannot block on the event loop from its own thread"
@@ -86,7 +89,7 @@ class LoopThread:
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Started[T]:
         """Start the coroutine in the loop and return its future; cancelling the future cancels the coroutine.
 
-        Raise LoopEnded if the loop is closing or closed. Wait for the future with `result`."""
+        Raise the error of `ended` if the loop is closing or closed. Wait for the future with `result`."""
         with self._accepting:
             if not self._is_closing:
                 # The loop starts this coroutine before it handles a later `close`, which then cancels it.
@@ -95,15 +98,17 @@ class LoopThread:
                 future.add_done_callback(self._unfinished.discard)
                 return future
         coroutine.close()
-        raise LoopEnded
+        raise self._ended()
 
     def result(self, future: Started[T]) -> T:
-        """Wait for a future of `start` and return its result; raise LoopEnded if `close` has cancelled it."""
+        """Wait for a future of `start` and return its result.
+
+        Raise the error of `ended` if `close` has cancelled it."""
         try:
             return future.result()
         except CancelledError:
             if self._is_closing:
-                raise LoopEnded from None
+                raise self._ended() from None
             raise
 
     def close(self) -> None:

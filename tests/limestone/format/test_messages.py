@@ -14,6 +14,7 @@ from flowstone.errors import LocalProtocolError
 from flowstone.limestone.errors import BadMessage
 from flowstone.limestone.format.entries import Entry, EntryType, Marker, WriteVersion, decode_all, put
 from flowstone.limestone.format.messages import (
+    ACK,
     Blob,
     CommonAck,
     Error,
@@ -88,7 +89,8 @@ def parsed(*pieces: bytes, size_max: int = 1 << 20) -> list[Message]:
         parser.feed(piece)
         while (message := parser.next_message()) is not None:
             found.append(message)
-    assert parser.is_between_messages
+    parser.feed(ACK)
+    assert parser.next_message() == CommonAck()  # nothing is left of the messages before
     return found
 
 
@@ -147,7 +149,6 @@ def test_every_truncation_waits_for_the_rest(message: Message) -> None:
         parser = MessageParser()
         parser.feed(data[:size])
         assert parser.next_message() is None
-        assert not parser.is_between_messages
         parser.feed(data[size:] + b"\x21")
         assert parser.next_message() == message
         assert parser.next_message() is None
@@ -284,4 +285,5 @@ def test_many_blobs_in_many_pieces_are_each_read_once(
         assert decode_all(message.disk, "") == [entry.logged()] * 2
     else:
         assert message == LogEntries(1, (entry, entry), 7)
-    assert parser.is_between_messages
+    Parser.feed(parser, ACK)
+    assert parser.next_message() == CommonAck()  # nothing is left of the messages before

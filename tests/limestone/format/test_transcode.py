@@ -89,7 +89,8 @@ def parsed(data: bytes) -> list[LogEntries]:
     while (message := parser.next_message()) is not None:
         assert isinstance(message, LogEntries)
         found.append(message)
-    assert parser.is_between_messages
+    parser.feed(messages.ACK)
+    assert parser.next_message() == messages.CommonAck()  # nothing is left of the messages before
     return found
 
 

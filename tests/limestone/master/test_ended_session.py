@@ -10,7 +10,16 @@ import pytest
 from flowstone.limestone.errors import LimestoneError
 from flowstone.limestone.format import entries, names
 from flowstone.limestone.format.entries import WriteVersion, put
-from flowstone.limestone.format.messages import Blob, LogEntries, MessageParser, SessionFlags, WireEntry, wire_entry
+from flowstone.limestone.format.messages import (
+    ACK,
+    Blob,
+    CommonAck,
+    LogEntries,
+    MessageParser,
+    SessionFlags,
+    WireEntry,
+    wire_entry,
+)
 from flowstone.limestone.master.ended_session import BLOB_KEPT_MAX, KEPT_MAX, EndedSession, WireForm
 from flowstone.outside import production
 
@@ -31,7 +40,8 @@ def parsed(pieces: Iterable[bytes]) -> list[LogEntries]:
         while (message := parser.next_message()) is not None:
             assert isinstance(message, LogEntries)
             found.append(message)
-    assert parser.is_between_messages
+    parser.feed(ACK)
+    assert parser.next_message() == CommonAck()  # nothing is left of the messages before
     return found
 
 

@@ -134,31 +134,27 @@ def remove(storage_id: int, key: bytes, version: WriteVersion) -> Entry:
 def encode(token: Entry | Marker) -> bytes:
     """Encode an entry or marker. Raise LocalProtocolError if its numbers or lengths do not fit the format."""
     try:
-        return _encode(token)
+        if isinstance(token, Marker):
+            if token.type is EntryType.MARKER_END:
+                return _END.pack(token.type, token.epoch, NO_CRC)
+            if token.type not in MARKER_TYPES:
+                raise LocalProtocolError(f"cannot encode {token.type.name} as a marker")
+            return _MARKER.pack(token.type, token.epoch)
+        kind, storage_id, version, key, value, blob_ids = token
+        if kind is EntryType.NORMAL:
+            head = _NORMAL.pack(_NORMAL_BYTE, len(key), len(value), storage_id)
+            return b"".join((head, key, _VERSION.pack(*version), value))
+        if kind is EntryType.REMOVE:
+            return b"".join((_REMOVE.pack(kind, len(key), storage_id), key, _VERSION.pack(*version)))
+        if kind is EntryType.NORMAL_WITH_BLOB:
+            head = _NORMAL.pack(kind, len(key), len(value), storage_id)
+            blobs = struct.pack(f"<I{len(blob_ids)}Q", len(blob_ids), *blob_ids)
+            return b"".join((head, key, _VERSION.pack(*version), value, blobs))
+        if kind in STORAGE_TYPES:
+            return _STORAGE.pack(kind, storage_id, *version)
+        raise LocalProtocolError(f"cannot encode {kind.name} as an entry: it is a marker")
     except struct.error as error:
         raise LocalProtocolError(f"cannot encode entry {token.type.name}: {error}") from None
-
-
-def _encode(token: Entry | Marker) -> bytes:
-    if isinstance(token, Marker):
-        if token.type is EntryType.MARKER_END:
-            return _END.pack(token.type, token.epoch, NO_CRC)
-        if token.type not in MARKER_TYPES:
-            raise LocalProtocolError(f"cannot encode {token.type.name} as a marker")
-        return _MARKER.pack(token.type, token.epoch)
-    kind, storage_id, version, key, value, blob_ids = token
-    if kind is EntryType.NORMAL:
-        head = _NORMAL.pack(_NORMAL_BYTE, len(key), len(value), storage_id)
-        return b"".join((head, key, _VERSION.pack(*version), value))
-    if kind is EntryType.REMOVE:
-        return b"".join((_REMOVE.pack(kind, len(key), storage_id), key, _VERSION.pack(*version)))
-    if kind is EntryType.NORMAL_WITH_BLOB:
-        head = _NORMAL.pack(kind, len(key), len(value), storage_id)
-        blobs = struct.pack(f"<I{len(blob_ids)}Q", len(blob_ids), *blob_ids)
-        return b"".join((head, key, _VERSION.pack(*version), value, blobs))
-    if kind in STORAGE_TYPES:
-        return _STORAGE.pack(kind, storage_id, *version)
-    raise LocalProtocolError(f"cannot encode {kind.name} as an entry: it is a marker")
 
 
 def extent(data: bytes, offset: int) -> int:

@@ -300,11 +300,6 @@ class Parser(Generic[Entries]):
         """An entry of it that was read up to its blobs, and the number of blobs; `_come` are those that were read."""
         self._come: list[Blob] = []
 
-    @property
-    def is_between_messages(self) -> bool:
-        """True if the connection could end now without cutting a message."""
-        return self._available == 0 and self._head is None
-
     def feed(self, data: bytes) -> None:
         self._fed.append(data)
         self._available += len(data)
@@ -334,6 +329,10 @@ class Parser(Generic[Entries]):
         would be too long."""
         end = at + size
         self._check_size(end)
+        return self._wait_for(end)
+
+    def _wait_for(self, end: int) -> int:
+        """Return this end offset. Raise Starved if the bytes before it have not arrived."""
         if end > len(self._data):
             self._wanted = end - self._at
             raise Starved
@@ -369,7 +368,9 @@ class Parser(Generic[Entries]):
             text_at = self._require(end, _LENGTH.size)
             end = self._require(text_at, _LENGTH.unpack_from(self._data, end)[0])
             text = self._data[text_at:end]
-        tail_at, end = end, self._require(end, tail_size)
+        tail_at = end
+        if tail_size:
+            end = self._require(end, tail_size)
         message = _decoded(kind, fields, text, self._data[tail_at:end])
         self._taken(end)
         return message

@@ -21,7 +21,7 @@ from typing import Any, Final
 from flowstone.errors import LocalProtocolError
 from flowstone.limestone.errors import BadMessage
 from flowstone.limestone.format.lineage import FORMER_MAX
-from flowstone.limestone.format.messages import Message, MessageParser, MessageType
+from flowstone.limestone.format.messages import Message, MessageType, Parser
 
 OFFER: Final = b"flowstone/1"
 """Prefix of the session secret in an ack whose sender supports these frames. A space and its nonce in hex follow."""
@@ -255,50 +255,31 @@ class _Fields:
         return None if self.fields.get(name) is None else self.secret(name, size)
 
 
-class ControlParser:
-    """Like MessageParser, for a control channel: messages of the protocol and, if `extended`, frames.
+class ControlParser(Parser[Frame]):
+    """Parses a control channel: messages of the protocol without data and, if `extended`, frames.
 
     The side that has offered the frames, or was offered them, sets `extended`. Before that a frame is an unknown
     message, as it is to the original. After a BadMessage, close the connection.
     """
 
     def __init__(self, *, extended: bool = False) -> None:
+        super().__init__(size_max=CONTROL_MESSAGE_SIZE_MAX)
         self.extended = extended
-        self._parser = MessageParser(size_max=CONTROL_MESSAGE_SIZE_MAX)
-        self._data = bytearray()
-        self._at = 0
 
-    def feed(self, data: bytes) -> None:
-        del self._data[: self._at]
-        self._at = 0
-        self._data += data
+    def _message(self) -> Message | Frame:
+        kind = self._data[self._at]
+        if self.extended and kind >= FrameType.HELLO:
+            return self._frame(kind)
+        if kind == MessageType.LOG_ENTRIES:
+            raise BadMessage("LOG_ENTRIES on a control channel")
+        return super()._message()
 
-    def next_message(self) -> Message | Frame | None:
-        if self._at == len(self._data):
-            return None
-        first = self._data[self._at]
-        if self._parser.is_between_messages:
-            if self.extended and first >= FrameType.HELLO:
-                return self._frame()
-            if first == MessageType.LOG_ENTRIES:
-                raise BadMessage("LOG_ENTRIES on a control channel")
-        # Byte by byte, because a frame may follow any message. Control messages are short and rare.
-        while self._at < len(self._data):
-            self._parser.feed(bytes(self._data[self._at : self._at + 1]))
-            self._at += 1
-            message = self._parser.next_message()
-            if message is not None:
-                return message
-        return None
-
-    def _frame(self) -> Frame | None:
-        body_at = self._at + _HEAD.size
-        if body_at > len(self._data):
-            return None
-        kind, size = _HEAD.unpack_from(self._data, self._at)
+    def _frame(self, kind: int) -> Frame:
+        body_at = self._wait_for(self._at + _HEAD.size)
+        _, size = _HEAD.unpack_from(self._data, self._at)
         if size > FRAME_SIZE_MAX:
             raise BadMessage(f"frame of {size} bytes exceeds the limit of {FRAME_SIZE_MAX}")
-        if body_at + size > len(self._data):
-            return None
-        self._at = body_at + size
-        return decode(kind, bytes(self._data[body_at : self._at]))
+        end = self._wait_for(body_at + size)
+        body = self._data[body_at:end]
+        self._taken(end)
+        return decode(kind, body)

@@ -34,9 +34,9 @@ from flowstone.limestone.replica.master import Master
 from flowstone.limestone.replica.memory import READ_AHEAD_TOTAL, Memory
 from flowstone.limestone.store import descriptors
 from flowstone.limestone.store.upkeep import LOOK_SECONDS, START_COMPACTION
-from flowstone.limestone.store.workers import with_workers
 from flowstone.outside import Client, Listener, Outside, Tls
 from flowstone.outside.network import DEFAULT_OPTIONS, SocketOptions
+from flowstone.outside.worker import with_workers
 
 UNOPENED_MAX: Final = 256
 """Maximum number of connections that have not opened a channel or proved the secret; one more closes the one that has

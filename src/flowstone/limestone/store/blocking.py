@@ -7,11 +7,11 @@ cost more than the work. Callbacks run in the thread of the loop, and must not c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, Unpack
 
 from flowstone.limestone.errors import WrongTime
 from flowstone.limestone.format.entries import WriteVersion
@@ -24,48 +24,19 @@ from flowstone.limestone.store.cursor import StoreSnapshot
 from flowstone.limestone.store.datastore import AsyncDatastore, Callback, Status
 from flowstone.limestone.store.epochs import Due
 from flowstone.outside import Outside, production
-from flowstone.outside.loop_thread import LoopEnded, LoopThread, Started
-
-T = TypeVar("T")
+from flowstone.outside.loop_thread import LoopThread
 
 NOTHING: Final = Due()
-
-
-class _Calls:
-    """Passes the calls of a store, its channels and its pools to the loop; raises WrongTime after a shutdown."""
-
-    def __init__(self, thread: LoopThread, path: str) -> None:
-        self._thread = thread
-        self._path = path
-
-    def run(self, call: Coroutine[Any, Any, T]) -> T:
-        with self._refusing():
-            return self._thread.run(call)
-
-    def start(self, call: Coroutine[Any, Any, T]) -> Started[T]:
-        with self._refusing():
-            return self._thread.start(call)
-
-    def result(self, started: Started[T]) -> T:
-        with self._refusing():
-            return self._thread.result(started)
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        try:
-            yield
-        except LoopEnded:
-            raise WrongTime(f"datastore {self._path} is shut down") from None
 
 
 class LogChannel:
     """Created by `Datastore.create_channel`; used by one thread at a time."""
 
-    def __init__(self, channel: AsyncLogChannel, store: AsyncDatastore, calls: _Calls) -> None:
+    def __init__(self, channel: AsyncLogChannel, store: AsyncDatastore, thread: LoopThread) -> None:
         self.id = channel.id
         self._channel = channel
         self._store = store
-        self._calls = calls
+        self._thread = thread
         # The channel's own methods, without a wrapper: they are called a million times a second.
         self.add_entry = channel.add_entry
         self.add_entries = channel.add_entries
@@ -91,12 +62,12 @@ class LogChannel:
             self._write()
             due = self._finished()
             # An interrupted caller does not cancel this: no other call records the due epoch.
-            recording = None if due == NOTHING else self._calls.start(self._store.done(due))
+            recording = None if due == NOTHING else self._thread.start(self._store.done(due))
         except BaseException as error:
             self._store.fail(error)
             raise
         if recording is not None:
-            self._calls.result(recording)
+            self._thread.result(recording)
 
     def _write(self) -> None:
         """Write and sync here, while the loop waits for the replicas. A shutdown waits for the local write."""
@@ -105,14 +76,14 @@ class LogChannel:
             if replicated is None:
                 file.sync()
                 return
-            replicating = self._calls.start(replicated)
+            replicating = self._thread.start(replicated)
             try:
                 file.sync()
             except BaseException:
                 replicating.cancel()
                 raise
         try:
-            self._calls.result(replicating)
+            self._thread.result(replicating)
         except BaseException:
             replicating.cancel()
             raise
@@ -121,26 +92,26 @@ class LogChannel:
         with self._store.guard:
             if not self._channel.has_hooks:
                 return self._channel.finish()
-        return self._calls.run(self._finished_in_loop())
+        return self._thread.run(self._finished_in_loop())
 
     async def _finished_in_loop(self) -> Due:
         return self._channel.finish()
 
     def abort_session(self) -> None:
         """Discard the session and all its entries."""
-        self._calls.run(self._channel.abort_session())
+        self._thread.run(self._channel.abort_session())
 
 
 class BlockingBlobPool:
     """Registers blobs for future entries. Releasing the pool deletes the blobs that no entry has named."""
 
-    def __init__(self, pool: BlobPool, calls: _Calls) -> None:
+    def __init__(self, pool: BlobPool, thread: LoopThread) -> None:
         self._pool = pool
-        self._calls = calls
+        self._thread = thread
 
     def register_data(self, data: bytes) -> int:
         """Store `data` as a blob, and return its id."""
-        return self._calls.run(self._pool.register_data(data))
+        return self._thread.run(self._pool.register_data(data))
 
     def register_file(self, path: str, *, is_temporary: bool = False) -> int:
         """Store a file as a blob, and return its id.
@@ -152,7 +123,7 @@ class BlockingBlobPool:
         Raises:
             BlobError: The file does not exist, or the pool has been released.
         """
-        return self._calls.run(self._pool.register_file(path, is_temporary=is_temporary))
+        return self._thread.run(self._pool.register_file(path, is_temporary=is_temporary))
 
     def duplicate_data(self, blob_id: int) -> int:
         """Register a new blob with the content of another, and return its id.
@@ -160,11 +131,11 @@ class BlockingBlobPool:
         Raises:
             BlobError: The blob does not exist, or the pool has been released.
         """
-        return self._calls.run(self._pool.duplicate_data(blob_id))
+        return self._thread.run(self._pool.duplicate_data(blob_id))
 
     def release(self) -> None:
         """Delete the registered blobs that no entry has named. Releasing twice has no effect."""
-        self._calls.run(self._pool.release())
+        self._thread.run(self._pool.release())
 
 
 class _Handover:
@@ -222,8 +193,8 @@ class Datastore:
             settings = Settings(settings, **fields)
         elif fields:
             raise TypeError("settings fields require a path, not a Settings object")
-        self._thread = LoopThread("flowstone-limestone")
-        self._calls = _Calls(self._thread, settings.path)
+        message = f"datastore {settings.path} is shut down"
+        self._thread = LoopThread("flowstone-limestone", lambda: WrongTime(message))
         self._store = AsyncDatastore(outside or production(), settings, guard=self._thread.lock)
 
     @classmethod
@@ -244,7 +215,7 @@ class Datastore:
             WrongTime: `ready` has been called.
             LimestoneError: The limit of open files is too low.
         """
-        return LogChannel(self._calls.run(self._store.create_channel()), self._store, self._calls)
+        return LogChannel(self._thread.run(self._store.create_channel()), self._store, self._thread)
 
     def ready(self) -> None:
         """Recover the directory. Sessions can begin after the first `switch_epoch`.
@@ -254,7 +225,7 @@ class Datastore:
             DamagedFile: A file is damaged.
             LimestoneError: The recovery fails, or required replicas are unavailable; the store has failed then.
         """
-        self._calls.run(self._store.ready())
+        self._thread.run(self._store.ready())
 
     def restore(
         self,
@@ -276,7 +247,7 @@ class Datastore:
             WrongTime: `ready` has been called.
             LimestoneError: The backup is incomplete, or the directory holds entries.
         """
-        self._calls.run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
+        self._thread.run(self._store.restore(source, replaces=replaces, keeps_source=keeps_source, entries=entries))
 
     @property
     def last_epoch(self) -> int:
@@ -297,7 +268,7 @@ class Datastore:
             WrongTime: The store is not ready, or `epoch` is not larger than the current one.
             DatastoreFailed: The store could not write, sync or replicate.
         """
-        self._calls.run(self._store.switch_epoch(epoch))
+        self._thread.run(self._store.switch_epoch(epoch))
 
     def add_persistent_callback(self, callback: Callback) -> None:
         """Call `callback` with each epoch that becomes durable. It covers all epochs before; some are skipped."""
@@ -313,15 +284,15 @@ class Datastore:
         Raises:
             DatastoreFailed: The store has failed.
         """
-        self._calls.run(self._store.until_durable(epoch))
+        self._thread.run(self._store.until_durable(epoch))
 
     def snapshot(self) -> StoreSnapshot:
         """Return the rows at the durable epoch, which later writes do not change; readable until the shutdown."""
-        return self._calls.run(self._store.snapshot())
+        return self._thread.run(self._store.snapshot())
 
     def blob_pool(self) -> BlockingBlobPool:
         """Return a pool that registers blobs for future entries."""
-        return BlockingBlobPool(self._store.blob_pool(), self._calls)
+        return BlockingBlobPool(self._store.blob_pool(), self._thread)
 
     def blob_path(self, blob_id: int) -> str:
         """Return the path of a blob.
@@ -342,7 +313,7 @@ class Datastore:
         """Compact all sessions up to the current epoch, once that epoch is durable.
 
         Another thread must begin a later epoch meanwhile. Sessions continue, and replicas are not notified."""
-        return self._calls.run(self._store.compact())
+        return self._thread.run(self._store.compact())
 
     def switch_available_boundary_version(self, version: WriteVersion) -> None:
         """Promise that no reader reads versions before this one: compaction may delete blobs that only these name."""
@@ -362,7 +333,7 @@ class Datastore:
         """
         handover = _Handover(self._thread.lock)
         try:
-            return self._calls.run(handover.give(partial(self._store.begin_backup, rotates=rotates)))
+            return self._thread.run(handover.give(partial(self._store.begin_backup, rotates=rotates)))
         except BaseException:
             handover.refuse()
             raise
@@ -375,7 +346,7 @@ class Datastore:
         """Release all resources; calling it twice is harmless. Open sessions are discarded.
 
         An interrupted shutdown continues. The next call, from any thread, waits until it is complete."""
-        with suppress(LoopEnded):  # another thread has completed the shutdown and closes the loop
+        with suppress(WrongTime):  # another thread has completed the shutdown and closes the loop
             self._thread.run(self._store.shutdown())
         self._thread.close()
 

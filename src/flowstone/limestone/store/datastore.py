@@ -34,9 +34,9 @@ from flowstone.limestone.store.epochs import Due, EpochRules
 from flowstone.limestone.store.recovery import FinishedSizes, RecoveredDirectory, recover_live
 from flowstone.limestone.store.rotation import Rotated, Rotation
 from flowstone.limestone.store.upkeep import CONTROL, Upkeep
-from flowstone.limestone.store.workers import with_workers
 from flowstone.limestone.store.writers import Writers
 from flowstone.outside import Disk, Outside
+from flowstone.outside.worker import with_workers
 
 Callback = Callable[[int], object]
 
