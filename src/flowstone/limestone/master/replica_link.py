@@ -1,9 +1,27 @@
 """The link of a master to one replica: connect, catch up, replicate, and reconnect after a loss.
 
-Each connection is a `Conversation`. A replica counts towards the quorum once it has everything that the master has. A
-Flowstone replica resumes or is seeded, while it already receives live sessions. The original's replica is taken as it
-is, once, and never again after a loss, because it cannot be told where to resume. Relies on `catch_up.py` for what a
-replica lacks. Never decides what happens to an epoch without the replica: `propagation.py` does.
+Relies on `catch_up.py` for what a replica lacks. Never decides what happens to an epoch without the replica:
+`propagation.py` does.
+
+Theory of operation
+-------------------
+
+A link outlives its connections; each connection is a `Conversation`. The state of the link changes along TRANSITIONS:
+
+- CONNECTING: the link connects and opens the control channel. A Flowstone replica reports the epoch and the master of
+  its data in the answer to HELLO; PREPARE then makes it resume after an epoch, or put its data aside and be seeded.
+- CATCHING_UP: the link sends the sessions that the replica lacks, from the log files of the master. The replica
+  receives live sessions already.
+- LIVE: the replica has everything that the master has, and counts towards the quorum.
+- LOST: the connection failed, or the replica rejected something. The link connects again after a pause, which doubles
+  up to `RETRY_SECONDS_MAX`.
+- GONE: the link is closed, or a retry cannot help. The original's replica is used only once: it cannot be told where to
+  resume, so it goes from CONNECTING to LIVE, and is gone after its first loss.
+
+Invariants:
+
+- A session is sent on a connection either live or from the log files, never in both ways.
+- A replica counts for an epoch only after it has acknowledged the commit of that epoch.
 """
 
 from __future__ import annotations
@@ -56,12 +74,25 @@ below `UNACKNOWLEDGED_MAX` of `conversation.py`: a slow replica must not count a
 
 
 class LinkState(Enum):
+    """The state of the link to one replica."""
+
     CONNECTING = "connecting"
     CATCHING_UP = "catching up"
     LIVE = "live"
     LOST = "lost"
     GONE = "gone"
-    """Lost, and not reached for again."""
+    """Lost, and not connected again."""
+
+
+TRANSITIONS: Final[dict[LinkState, frozenset[LinkState]]] = {
+    # A replica of the original's does not catch up. A closed link is gone, whatever its state was.
+    LinkState.CONNECTING: frozenset({LinkState.CATCHING_UP, LinkState.LIVE, LinkState.LOST, LinkState.GONE}),
+    LinkState.CATCHING_UP: frozenset({LinkState.LIVE, LinkState.LOST, LinkState.GONE}),
+    LinkState.LIVE: frozenset({LinkState.LOST, LinkState.GONE}),
+    LinkState.LOST: frozenset({LinkState.CONNECTING, LinkState.GONE}),
+    LinkState.GONE: frozenset(),
+}
+"""Maps each state to the states that may follow it."""
 
 
 @dataclass(frozen=True)
@@ -137,16 +168,16 @@ class ReplicaLink:
         self._was_original = False
         self._must_seed = False
         self.takes_commits = True
-        """Whether epochs are recorded there; a real replica that has refused one still takes sessions."""
+        """True if the replica records epochs. A real replica that refused one still accepts sessions."""
         self._unacknowledged: dict[EndedSession, float] = {}
         self._committing: tuple[int, float] | None = None
-        """The epoch that it is to record, and since when."""
+        """The epoch that the replica has been asked to record, and the time of that request."""
         self._next_acknowledged: asyncio.Future[None] | None = None
         self._is_closed = False
         self._task: asyncio.Task[None] | None = None
         self._closing_control: asyncio.Task[None] | None = None
         self._told: tuple[str, float] | None = None
-        """Why it is lost, as it was said last, and when; None while it is not."""
+        """The last logged reason of the loss, and the time of that line; None while the link is up."""
 
     # --- what it is asked ---
 
@@ -192,7 +223,7 @@ class ReplicaLink:
         await self._end_conversation()
 
     async def connect_channel(self, channel_id: int) -> None:
-        """In the original's order, before there is a control channel; ReplicaLost if the replica does not want it."""
+        """Open a log channel before the control channel, as the original does; raise ReplicaLost if it is rejected."""
         if self._conversation is None:
             self._conversation = Conversation(self._outside, self._peer)
         await self._open_channel(self._conversation, channel_id)
@@ -227,22 +258,23 @@ class ReplicaLink:
             self._set_state(LinkState.CONNECTING)
 
     async def _one_life(self) -> ReplicaLost:
-        """From reaching it to losing it, and why."""
+        """Run one connection from start to loss; return the reason of the loss."""
         try:
             await self._join()
             return await self._watch()
         except ReplicaLost as error:
             return error
         except (OSError, FlowstoneError) as error:
-            # Of our own files: the replica is not to blame, but cannot be brought up to us.
+            # An error of our own files: the replica is not to blame, but it cannot catch up.
             return ReplicaLost(self._peer.endpoint, f"catch-up failed: {error}")
         except Exception as error:
-            # Ours, and not foreseen. A link that is not even lost would be waited for without end.
+            # A bug of ours. Without a state of loss, callers would wait for this link forever.
             what = f"link to replica {self._peer.endpoint} failed"
             asyncio.get_running_loop().call_exception_handler({"message": what, "exception": error})
             return ReplicaLost(self._peer.endpoint, f"{type(error).__name__}: {error}")
 
     def _set_state(self, state: LinkState) -> None:
+        assert state in TRANSITIONS[self.state], f"invalid transition of a link: {self.state.value} to {state.value}"
         self.state = state
         if state is LinkState.LIVE:
             tell = LOG.info if self._told is None else LOG.warning
@@ -320,7 +352,7 @@ class ReplicaLink:
         try:
             answer = await conversation.exchange(prepared)
         except ReplicaRefused:
-            # Where we want it to be it cannot go back to.
+            # The replica cannot return to the epoch of RESUME, so the next attempt seeds it.
             self._must_seed = prepared.action is Action.RESUME
             raise
         if not isinstance(answer, CommonAck):
@@ -335,7 +367,7 @@ class ReplicaLink:
             hint = "restart the master, and the replica on a copy of its directory"
             reason = "missed sessions cannot be sent to an original replica"
             raise ReplicaLost(endpoint, reason, hint=hint, is_final=True)
-        for channel_id in self._all.channels:  # in order: it numbers its files by it
+        for channel_id in self._all.channels:  # in order: the replica numbers its files by it
             await self._open_channel(conversation, channel_id)
         if conversation.lost.done():
             raise conversation.lost.result()
@@ -363,7 +395,7 @@ class ReplicaLink:
         return ack
 
     async def _catch_up(self, conversation: Conversation, prepared: Prepare) -> None:
-        """What ends from now on is sent when it does, what has ended is in the files that are opened after that."""
+        """Send the sessions in the log files. Sessions that end from now on are sent when they end."""
         self._set_state(LinkState.CATCHING_UP)
         for channel_id in self._all.channels:
             conversation.channel(channel_id)

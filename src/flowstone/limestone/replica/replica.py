@@ -1,13 +1,36 @@
 """A replica: makes the sessions of a master durable before it acknowledges them, and records committed epochs.
 
-Serves one master at a time, the original or Flowstone, on the Outside that is passed in. Each connection has a task.
-Whatever a peer sends, at worst its connection is closed, with the protocol's ERROR if there is one
-(`docs/spec/limestone.md#replica-acceptance`). If there is a shared secret, nothing is written for a peer that has not
-proved it.
+`Replica` accepts connections and owns the data directory. The conversations (`conversations.py`) handle the messages of
+each connection. The replica serves one master at a time, the original or Flowstone, on the Outside that is passed in.
+
+Theory of operation
+-------------------
+
+A master uses one control channel and any number of log channels, each a connection with a task of its own. The first
+message says which: SESSION_BEGIN opens the control channel, LOG_CHANNEL_CREATE a log channel.
+
+1. Admission. The first channel makes its sender the master, and leaves only durable sessions in the directory. While
+   that master has a connection, a second control channel is rejected, unless the same instance proves itself again.
+   With a shared secret, nothing is written for a peer that has not proved the secret.
+2. HELLO and PREPARE (Flowstone masters only). The replica reports its durable epoch and the master of its data. The
+   master then asks it to resume after an epoch, which removes later sessions, or to be seeded: the old data is put
+   aside until the new data is durable, and restored if it never is (`store/seeding.py`).
+3. Sessions. A log channel appends the entries of a session to its file, syncs the file at the end of the session, and
+   acknowledges.
+4. Epochs. GROUP_COMMIT records an epoch in the epoch file, once all its ended sessions are synced, and acknowledges.
+
+When the last connection of a master has closed, the next one may be another master. An invalid message closes its
+connection, with the protocol's ERROR if there is one (`docs/spec/limestone.md#replica-acceptance`).
 
 `compatible`: files and answers are the original's, byte for byte. Otherwise the markers in the log files carry the
 epochs of the sessions, so that the directory can be recovered after a crash at any point, and the session secret offers
 Flowstone masters to identify themselves, resume and seed (`extensions.py`).
+
+Invariants:
+
+- An acknowledged session is on disk, and an acknowledged epoch is in the epoch file.
+- An epoch is recorded only if all its sessions that ended are synced; an interrupted one makes the commit fail.
+- A master never gets the data of another database replaced, unless `reseed` allows it, once.
 """
 
 from __future__ import annotations

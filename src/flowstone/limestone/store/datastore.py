@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from flowstone.limestone.errors import DatastoreFailed, LimestoneError, WrongTime
 from flowstone.limestone.format import manifest, names, packing, transcode
@@ -42,12 +42,21 @@ Callback = Callable[[int], object]
 
 
 class State(Enum):
-    """States of a store, in this order; none is entered again."""
+    """The state of a store."""
 
     NEW = "new"
     READY = "ready"
     FAILED = "failed"
     CLOSED = "closed"
+
+
+TRANSITIONS: Final[dict[State, frozenset[State]]] = {
+    State.NEW: frozenset({State.READY, State.FAILED, State.CLOSED}),
+    State.READY: frozenset({State.FAILED, State.CLOSED}),
+    State.FAILED: frozenset({State.CLOSED}),
+    State.CLOSED: frozenset(),
+}
+"""Maps each state to the states that may follow it."""
 
 
 @dataclass(frozen=True)
@@ -533,7 +542,7 @@ class AsyncDatastore:
     def fail(self, error: BaseException) -> None:
         """Stop the store: nothing more is written or reported. The first error is the reported one. Thread-safe."""
         with self.guard:
-            if self._state not in (State.NEW, State.READY):
+            if State.FAILED not in TRANSITIONS[self._state]:
                 return
             self._state, self._failure = State.FAILED, error
         if self._loop is None or _running_loop() is self._loop:

@@ -1,13 +1,35 @@
 """The rules by which an epoch becomes durable, driven by sessions that begin, end and abort.
 
-Pure (`docs/spec/limestone.md#epoch-update`). Events in, `Due` out: which epoch to record in the epoch file and on the
-replicas, and which epoch to report as durable. One record is due at a time; the next follows when `recorded` confirms
-the first. The caller reports the end of a session only when it is durable on every side that counts.
+Pure (`docs/spec/limestone.md#epoch-update`): no file, no network, no clock. `datastore.py` carries out what is due.
 
-An epoch is durable when a later one has begun and every session of it, and of older ones, has ended. Only epochs in
-which a session has ended are recorded; the others are still reported. Every epoch with an ended session is kept until
-it is recorded. The original keeps only the last one of each channel, and reports epochs that no file contains when a
-channel is already in a later epoch.
+Theory of operation
+-------------------
+
+The application numbers its work by epochs, which never decrease. A session belongs to the epoch that is current when it
+begins. An epoch is durable when a later one has begun, and all its sessions and those of earlier epochs have ended:
+no session can be added to it any more.
+
+Input: `switch` begins an epoch; `begin`, `finish` and `abort` report the sessions of the channels; `recorded` confirms
+a record. The caller calls `finish` only when the session is durable on every side that counts. Output: a `Due`, which
+names the epoch to record in the epoch file and on the replicas, and the epoch to report as durable to the application.
+
+An epoch passes through these stages:
+
+- current: sessions begin in it.
+- closed: a later epoch is current, but sessions of this one, or of an earlier one, are open.
+- due: all those sessions have ended. The largest due epoch is recorded, and covers all before it. One record is
+  due at a time; the next follows when `recorded` confirms the first.
+- durable: the record is written. An epoch in which no session has ended is never recorded; it becomes durable as soon
+  as all epochs before it are.
+
+The original keeps only the last epoch of each channel, and reports epochs that no file contains when a channel is
+already in a later epoch. Here, every epoch with an ended session is kept until it is recorded.
+
+Invariants:
+
+- `informed` never covers an epoch that has an open session, or an ended one that is not recorded.
+- `durable` and `informed` never decrease.
+- No session begins in an epoch up to `floor`: recovery has found that epoch durable.
 """
 
 from __future__ import annotations

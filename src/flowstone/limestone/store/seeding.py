@@ -45,6 +45,16 @@ class Phase(Enum):
     """New data is durable; the data put aside is no longer needed."""
 
 
+TRANSITIONS: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.SETTLED: frozenset({Phase.MOVING}),
+    Phase.MOVING: frozenset({Phase.SEEDING, Phase.SETTLED}),
+    # Old data is moved back if the new data never becomes durable.
+    Phase.SEEDING: frozenset({Phase.DISCARDING, Phase.MOVING}),
+    Phase.DISCARDING: frozenset({Phase.SETTLED}),
+}
+"""Maps each phase to the phases that may follow it."""
+
+
 @dataclass(frozen=True)
 class SeedingState:
     """`follows`: the identity of the master whose epochs the directory holds; None if unknown."""
@@ -73,34 +83,35 @@ def write(disk: Disk, directory: str, state: SeedingState) -> None:
     files.replace(disk, directory, FILE, TEMPORARY, data)
 
 
+def _advance(disk: Disk, directory: str, state: SeedingState, phase: Phase) -> SeedingState:
+    assert phase in TRANSITIONS[state.phase], f"invalid transition of a seeding: {state.phase.value} to {phase.value}"
+    state = replace(state, phase=phase)
+    write(disk, directory, state)
+    return state
+
+
 def put_aside(disk: Disk, directory: str) -> SeedingState:
     """Move all data aside, and leave an empty directory."""
     state = read(disk, directory)
     assert state.phase is Phase.SETTLED
     delete_aside(disk, directory)
-    write(disk, directory, replace(state, phase=Phase.MOVING))
+    state = _advance(disk, directory, state, Phase.MOVING)
     _move(disk, directory, f"{directory}/{ASIDE}")
     epoch_file.EpochWriter.open(disk, directory)
     catalog.write(disk, directory, Catalog())
-    state = replace(state, phase=Phase.SEEDING)
-    write(disk, directory, state)
-    return state
+    return _advance(disk, directory, state, Phase.SEEDING)
 
 
 def keep(disk: Disk, directory: str, follows: str) -> SeedingState:
     """Record that the new data of this master is durable; the old data can no longer be restored."""
-    state = SeedingState(follows, Phase.DISCARDING)
-    write(disk, directory, state)
-    return state
+    return _advance(disk, directory, replace(read(disk, directory), follows=follows), Phase.DISCARDING)
 
 
 def discard(disk: Disk, directory: str, state: SeedingState) -> SeedingState:
     """Delete the data that was put aside."""
     assert state.phase is Phase.DISCARDING
     delete_aside(disk, directory)
-    state = replace(state, phase=Phase.SETTLED)
-    write(disk, directory, state)
-    return state
+    return _advance(disk, directory, state, Phase.SETTLED)
 
 
 def delete_aside(disk: Disk, directory: str) -> None:
@@ -122,12 +133,10 @@ def bring_back(disk: Disk, directory: str) -> tuple[SeedingState, bool]:
         return state, False
     if state.phase is Phase.SEEDING:
         _delete(disk, directory)
-        write(disk, directory, replace(state, phase=Phase.MOVING))
+        state = _advance(disk, directory, state, Phase.MOVING)
     _move(disk, f"{directory}/{ASIDE}", directory)
     catalog.settle(disk, directory)
-    state = replace(state, phase=Phase.SETTLED)
-    write(disk, directory, state)
-    return state, True
+    return _advance(disk, directory, state, Phase.SETTLED), True
 
 
 def promote(disk: Disk, directory: str) -> bool:

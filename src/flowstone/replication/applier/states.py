@@ -88,7 +88,7 @@ FAILED: Final = frozenset({_State.OFF, _State.LOADING, _State.STOPPED, _State.DI
 ENDED: Final = frozenset({_State.OFF, _State.STOPPED})
 """States without a retry: the applier stays there until it is started again."""
 
-_FORWARD: Final = {
+FORWARD: Final = {
     _State.OFF: (_State.CONNECT,),
     _State.CONNECT: (_State.CONNECTED,),
     _State.CONNECTED: (_State.AUTH, _State.READY),
@@ -107,11 +107,12 @@ _FORWARD: Final = {
     _State.STOPPED: (_State.CONNECT,),
     _State.DISCONNECTED: (_State.CONNECT,),
 }
+"""The transitions of an attempt that succeeds, without errors and stops."""
 
 TRANSITIONS: Final[dict[ApplierState, frozenset[ApplierState]]] = {
     # An applier with a connection can fail or be stopped; one without a connection can only be stopped.
     state: frozenset(after) | (ENDED - {state} if state in FAILED else FAILED)
-    for state, after in _FORWARD.items()
+    for state, after in FORWARD.items()
 }
 """Maps each state to the states that may follow it."""
 

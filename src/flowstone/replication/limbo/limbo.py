@@ -252,7 +252,7 @@ class Limbo(LimboState[T]):
         assert entry.state in (EntryState.WAITING, EntryState.RELEASED), "a verdict is written after its transactions"
         # A CONFIRM overtook the write of this asynchronous entry and removed it from the queue.
         if entry.state is EntryState.RELEASED:
-            entry.state = EntryState.COMMITTED
+            entry.become(EntryState.COMMITTED)
             return [Commit((entry,)), *self._advance()]
         # Only rows of the owner count for the quorum; local rows have LSNs of their own.
         if entry.origin_id:
@@ -278,7 +278,7 @@ class Limbo(LimboState[T]):
         error = write_failure()
         # A CONFIRM has removed it from the queue: only its own write decides.
         if entry.state is EntryState.RELEASED:
-            entry.state = EntryState.UNDONE
+            entry.become(EntryState.UNDONE)
             return [Undo(entry, error)]
         if entry.state is not EntryState.WAITING:
             return []
@@ -391,7 +391,7 @@ class Limbo(LimboState[T]):
         if overdue.count > 1:
             # Only the first transaction of the run has timed out; the others are rolled back because they follow it.
             first = overdue.take_others(1)
-            first.state = EntryState.UNDONE
+            first.become(EntryState.UNDONE)
             actions.append(Undo(overdue, sync_rollback()))
         # Last, because it is the oldest: undoing in another order would restore tuples that never existed.
         return [*actions, Undo(first, quorum_timeout())]

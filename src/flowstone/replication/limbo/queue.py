@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from enum import Enum
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar, cast
 
 from flowstone.replication.vclock import VClock
 
@@ -29,6 +29,15 @@ class EntryState(Enum):
     RELEASED = "released"  # out of the queue: only its own write is pending
     COMMITTED = "committed"
     UNDONE = "undone"
+
+
+TRANSITIONS: Final[dict[EntryState, frozenset[EntryState]]] = {
+    EntryState.WAITING: frozenset({EntryState.RELEASED, EntryState.COMMITTED, EntryState.UNDONE}),
+    EntryState.RELEASED: frozenset({EntryState.COMMITTED, EntryState.UNDONE}),
+    EntryState.COMMITTED: frozenset(),
+    EntryState.UNDONE: frozenset(),
+}
+"""Maps each state to the states that may follow it."""
 
 
 class EntryRun(Protocol):
@@ -86,6 +95,11 @@ class LimboEntry(Generic[T]):
         self.is_part = False
         self.written_at: float | None = None
         self.state = EntryState.WAITING
+
+    def become(self, state: EntryState) -> None:
+        """Change the state."""
+        assert state in TRANSITIONS[self.state], f"invalid transition of an entry: {self.state.value} to {state.value}"
+        self.state = state
 
     @property
     def first_lsn(self) -> int:
@@ -212,10 +226,10 @@ class LimboQueue(Generic[T]):
             self._count -= entry.count
             # A synchronous entry up to `lsn` is written: a verdict is written after its transactions.
             if entry.is_synchronous or entry.is_written:
-                entry.state = EntryState.COMMITTED
+                entry.become(EntryState.COMMITTED)
                 committed.append(entry)
             else:
-                entry.state = EntryState.RELEASED
+                entry.become(EntryState.RELEASED)
         # Entries confirmed by another instance leave the list of those without a quorum, too.
         self.reach(lsn)
         return tuple(committed)
@@ -224,7 +238,7 @@ class LimboQueue(Generic[T]):
         part = entry.take_first(lsn)
         self.size -= part.size
         self._count -= part.count
-        part.state = EntryState.COMMITTED
+        part.become(EntryState.COMMITTED)
         return part
 
     def rollback(self, lsn: int) -> tuple[LimboEntry[T], ...]:
@@ -252,7 +266,7 @@ class LimboQueue(Generic[T]):
             self.size -= entry.size
             self._count -= entry.count
             self.rollback_count += entry.count
-            entry.state = EntryState.UNDONE
+            entry.become(EntryState.UNDONE)
             dropped.append(entry)
             if entry is first:
                 return tuple(dropped)

@@ -1,10 +1,32 @@
 """Membership: which peers may be followed according to `_cluster`, and the errors about expelled members.
 
+Pure: it reads `_cluster` through `Members`, and returns decisions or raises the error that ends the attempt.
+
+Theory of operation
+-------------------
+
 A row names its originator by an id, and ids are reissued: rows of an expelled member that still runs look like those of
-its successor. So rows and RAFT messages of a peer are accepted only while `_cluster` has its UUID under the id that the
-peer claims. A peer that is not registered may be about to send the row that registers it, so it is followed up to its
-own first row; a peer that has no rows that we lack is rejected. Pure. Real servers check membership only when a replica
-subscribes (docs/spec/replication.md#unregistered-originators).
+its successor. So rows and RAFT messages of a peer are accepted only while `_cluster` has the peer's UUID under the id
+that the peer claims. Real servers check membership only when a replica subscribes
+(docs/spec/replication.md#unregistered-originators).
+
+A `Standing` judges the peer at one address, across its connections. For the peer of the current connection:
+
+- member: `_cluster` lists it, or it is anonymous and claims no id. Everything that it sends is accepted.
+- not yet a member: `_cluster` does not list it, but it has rows that we lack, and one of them may register it. `split`
+  lets other originators' rows through, up to the first row of an unregistered originator. `hear` keeps its RAFT message
+  until it is a member. A peer without rows that we lack is rejected at SUBSCRIBE.
+- expelled: it was a member during this connection and no longer is. `check` raises NotAMember before its next message.
+
+NotAMember ends the attempt, and the applier retries: the registration may arrive through another member.
+
+A member may also have lost rows of its own, for example with its disk. `subscribed` compares its vclock with ours: a
+peer that lacks rows which it wrote is not followed until it has them back (`lost_tail.py`).
+
+Invariants:
+
+- No row of an originator without an entry in `_cluster` is applied, except rows that we already have.
+- A peer that was expelled is not followed again before it is registered again.
 """
 
 from __future__ import annotations

@@ -72,6 +72,15 @@ class ElectionState(IntEnum):
     LEADER = 3
 
 
+TRANSITIONS: Final[dict[ElectionState, frozenset[ElectionState]]] = {
+    # With a quorum of 1, a follower wins by its own vote.
+    ElectionState.FOLLOWER: frozenset({ElectionState.CANDIDATE, ElectionState.LEADER}),
+    ElectionState.CANDIDATE: frozenset({ElectionState.LEADER, ElectionState.FOLLOWER}),
+    ElectionState.LEADER: frozenset({ElectionState.FOLLOWER}),
+}
+"""Maps each state to the states that may follow it. A new term makes every member a follower."""
+
+
 class ElectionMode(Enum):
     """`election_mode`."""
 

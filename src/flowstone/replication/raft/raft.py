@@ -18,6 +18,7 @@ from flowstone.errors import LocalProtocolError
 from flowstone.iproto import errors
 from flowstone.replication.limbo.control_rows import RaftState
 from flowstone.replication.raft.election import (
+    TRANSITIONS,
     Config,
     ElectionInfo,
     ElectionMode,
@@ -392,7 +393,7 @@ class Raft:
             return
         self._note(f"follows leader {source_id}")
         self._leader = source_id
-        self._state = ElectionState.FOLLOWER
+        self._become(ElectionState.FOLLOWER)
         self._see_leader()
         # A member that ran only because of `promote` has lost.
         self._restore()
@@ -437,7 +438,7 @@ class Raft:
         self._volatile_term = term
         self._volatile_vote = self._leader = self._promote_term = 0
         self._candidate_vclock = None
-        self._state = ElectionState.FOLLOWER
+        self._become(ElectionState.FOLLOWER)
         self._votes.clear()
         self._witnesses.clear()
         # The leader of the new term may decide about the queue; our verdicts could contradict it.
@@ -514,14 +515,14 @@ class Raft:
             self._lead()
             return
         self._note(f"becomes candidate: needs {self._peers.quorum} votes")
-        self._state = ElectionState.CANDIDATE
+        self._become(ElectionState.CANDIDATE)
         self._wait_for(Wait.ELECTION_END)
         self._show()
 
     def _lead(self) -> None:
         assert not self._is_writing
         self._note(f"becomes leader: has a quorum of {self._peers.quorum}")
-        self._state = ElectionState.LEADER
+        self._become(ElectionState.LEADER)
         self._leader = self._id
         self._promote_term = self._term
         self._stop_timer()
@@ -557,11 +558,17 @@ class Raft:
             self._stop_timer()
         self._step_down()
 
+    def _become(self, state: ElectionState) -> None:
+        assert state is self._state or state in TRANSITIONS[self._state], (
+            f"invalid transition: {self._state!r} to {state!r}"
+        )
+        self._state = state
+
     def _step_down(self) -> None:
         if self._state is ElectionState.LEADER:
             self._leader_last_seen = self._now
             self._leader = self._promote_term = 0
-        self._state = ElectionState.FOLLOWER
+        self._become(ElectionState.FOLLOWER)
         self._show()
 
     def _mode_changed(self, old: ElectionMode) -> None:
