@@ -16,7 +16,6 @@ from flowstone.archive.manifest import (
     Gap,
     NotAnArchive,
     load,
-    missing_rows,
     save,
 )
 from flowstone.replication.vclock import VClock
@@ -25,7 +24,7 @@ from tests.node.fault_disk import Died
 
 
 def a_manifest() -> ArchiveManifest:
-    gap = Gap({1: 10}, {1: 20, 2: 5}, missing_rows(VClock({1: 10}), VClock({1: 20, 2: 5})), 3.5, "collected")
+    gap = Gap({1: 10}, {1: 20, 2: 5}, VClock({1: 10}).missing_rows(VClock({1: 20, 2: 5})), 3.5, "collected")
     return ArchiveManifest(
         INSTANCE,
         instance_uuid=INSTANCE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -77,8 +77,13 @@ def path_of(directory: str, vclock: VClock) -> str:
 
 def definition_files(disk: Disk, directory: str) -> list[DefinitionFile]:
     """Return all definitions files of a directory, in the order of their positions."""
-    names = ((name, _NAME.fullmatch(name)) for name in disk.list_directory(directory))
-    return [DefinitionFile(int(match[1]), posixpath.join(directory, name)) for name, match in names if match]
+    return definition_files_among(directory, disk.list_directory(directory))
+
+
+def definition_files_among(directory: str, names: Iterable[str]) -> list[DefinitionFile]:
+    """Return the definitions files among the sorted names of a directory, in the order of their positions."""
+    found = ((name, _NAME.fullmatch(name)) for name in names)
+    return [DefinitionFile(int(match[1]), posixpath.join(directory, name)) for name, match in found if match]
 
 
 def read_definitions(disk: Disk, path: str) -> DefinitionsFile:

@@ -14,7 +14,6 @@ import msgspec
 
 from flowstone.errors import FlowstoneError
 from flowstone.outside.disk import Disk
-from flowstone.replication.vclock import VClock
 
 NAME = "manifest.json"
 TEMPORARY = NAME + ".new"
@@ -120,11 +119,6 @@ def save(disk: Disk, directory: str, manifest: ArchiveManifest) -> None:
         file.sync()
     disk.rename(temporary, path)
     disk.sync_directory(directory)
-
-
-def missing_rows(have: VClock, need: VClock) -> tuple[tuple[int, int, int], ...]:
-    """Return the rows after `have` and up to `need`: replica id, first and last LSN of each originator."""
-    return tuple((number, have.get(number) + 1, lsn) for number, lsn in need if number and lsn > have.get(number))
 
 
 def rows_text(rows: tuple[tuple[int, int, int], ...]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from flowstone.archive.manifest import missing_rows, rows_text
+from flowstone.archive.manifest import rows_text
 from flowstone.client import rights
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
@@ -47,7 +47,7 @@ class UpstreamLostTail(ArchiveRefused, MemberLacksRows):
 
     def __init__(self, address: str, theirs: VClock, ours: VClock) -> None:
         self.theirs = theirs
-        self.missing = missing_rows(theirs, ours)
+        self.missing = theirs.missing_rows(ours)
         super().__init__(
             f"{address} has lost rows that are in this archive: {rows_text(self.missing)}"
             f" (server is at {theirs}, archive at {ours})",
@@ -64,7 +64,7 @@ class RowsMissing(ArchiveRefused):
     """The upstream no longer has the next rows, and the caller does not allow the archive to continue without them."""
 
     def __init__(self, address: str, why: str, ours: VClock, oldest: VClock | None) -> None:
-        self.missing = missing_rows(ours, oldest) if oldest is not None else ()
+        self.missing = ours.missing_rows(oldest) if oldest is not None else ()
         what = rows_text(self.missing) if self.missing else f"rows after {ours}"
         super().__init__(
             f"{address} no longer has {what}, which the archive needs next: {why}",

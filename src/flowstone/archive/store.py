@@ -23,7 +23,6 @@ from flowstone.archive.manifest import (
     ArchiveManifest,
     Gap,
     NotAnArchive,
-    missing_rows,
 )
 from flowstone.archive.received_snapshot import IncomingSnapshot, replicaset_uuid_of
 from flowstone.archive.settled_tracker import Verdicts
@@ -231,7 +230,7 @@ class ArchiveStore:
         return added
 
     def _note_gap(self, after: VClock, until: VClock, why: str) -> Gap:
-        gap = Gap(after.to_mapping(), until.to_mapping(), missing_rows(after, until), self._wall(), why)
+        gap = Gap(after.to_mapping(), until.to_mapping(), after.missing_rows(until), self._wall(), why)
         self.manifest.gaps = [*self.manifest.gaps, gap]
         return gap
 

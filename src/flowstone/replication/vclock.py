@@ -130,6 +130,15 @@ class VClock:
             {replica_id: min(lsn, theirs[replica_id]) for replica_id, lsn in self._lsns.items() if replica_id in theirs}
         )
 
+    def missing_rows(self, end: VClock) -> tuple[tuple[int, int, int], ...]:
+        """Return the rows after this position and up to `end`: replica id, first and last LSN of each originator."""
+        ours = self._lsns
+        return tuple(
+            (replica_id, ours.get(replica_id, 0) + 1, lsn)
+            for replica_id, lsn in end._lsns.items()
+            if replica_id and lsn > ours.get(replica_id, 0)
+        )
+
     def compare(self, other: VClock, *, ignore_zero: bool = False) -> Order:
         """Compare component by component; `ignore_zero` excludes the local component."""
         if ignore_zero:

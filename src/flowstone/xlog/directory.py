@@ -54,6 +54,8 @@ class LogDirectory:
     """Paths of `.inprogress` files: left by a crash, or being written."""
     vinyl_count: int = 0
     """Number of vinyl files, which Flowstone does not read."""
+    others: tuple[str, ...] = ()
+    """Names of all other files and directories."""
 
     def newest_snapshot(self) -> ListedFile | None:
         return self.snapshots[-1] if self.snapshots else None
@@ -93,6 +95,7 @@ def scan_directory(disk: Disk, path: str) -> LogDirectory:
     """List the log files in `path`. Reads no file, so that a large directory costs one call."""
     found: dict[str, list[ListedFile]] = {"snap": [], "xlog": []}
     leftovers: list[str] = []
+    others: list[str] = []
     vinyl_count = 0
     for name in disk.list_directory(path):
         full = posixpath.join(path, name)
@@ -103,8 +106,11 @@ def scan_directory(disk: Disk, path: str) -> LogDirectory:
             leftovers.append(full)
         elif _VINYL.fullmatch(name):
             vinyl_count += 1
+        else:
+            others.append(name)
     # Names have 20 digits each, so the order of names is the order of signatures.
-    return LogDirectory(path, tuple(found["snap"]), tuple(found["xlog"]), tuple(leftovers), vinyl_count)
+    logs, snapshots = tuple(found["xlog"]), tuple(found["snap"])
+    return LogDirectory(path, snapshots, logs, tuple(leftovers), vinyl_count, tuple(others))
 
 
 def _is_ours(log: ListedFile, instance_uuid: str | None, force: bool) -> bool:

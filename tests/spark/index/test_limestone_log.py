@@ -9,6 +9,7 @@ import pytest
 
 from flowstone.limestone.format.entries import put
 from flowstone.outside import production
+from flowstone.replication.vclock import VClock
 from flowstone.spark.index.limestone_log import LimestoneLog
 from flowstone.spark.index.limestone_spaces import position_of, space_id_of
 from flowstone.spark.index.log_index import DataLoss
@@ -24,12 +25,16 @@ def directory(tmp_path: Path) -> WrittenDirectory:
     return directory
 
 
+def end_of(log: LimestoneLog, start: VClock) -> VClock:
+    return log.plan(start, max_rows=1000, max_bytes=1 << 20).end
+
+
 def test_positions_are_epochs(directory: WrittenDirectory) -> None:
     log = LimestoneLog.open(production().disk, directory.path)
     assert (log.settled, log.earliest, log.replicaset_uuid) == (position_of(6), position_of(0), UUID)
     assert [each.vclock for each in log.snapshots] == [position_of(6)]
-    assert log.cut(position_of(0), max_rows=12) == position_of(2)
-    assert log.row_count(position_of(2), position_of(4)) == 10
+    plan = log.plan(position_of(0), max_rows=12, max_bytes=1 << 20)
+    assert (plan.start, plan.end, plan.row_count) == (position_of(0), position_of(2), 10)
     names = [space.name for space in log.schema_at(position_of(3)).schema if space.id >= 512]
     assert names == ["storage_1", "storage_2", "storage_3"]
     directory.session(0, 7, clear(2, 7), put(9, b"new", b"", version(7)))
@@ -46,10 +51,10 @@ def test_a_batch_ends_where_compaction_has_been(directory: WrittenDirectory) -> 
     directory.session(0, 7, put(9, b"new", b"", version(7)))
     directory.durable(7)
     log = LimestoneLog.open(production().disk, directory.path)
-    assert log.cut(position_of(3)) == position_of(6)
-    assert log.cut(position_of(6)) == position_of(7)
+    assert end_of(log, position_of(3)) == position_of(6)
+    assert end_of(log, position_of(6)) == position_of(7)
     os.unlink(f"{directory.path}/{detached}")
     log.refresh()
     with pytest.raises(DataLoss, match="changes after epoch 3 were removed by compaction"):
-        log.cut(position_of(3))
-    assert log.cut(position_of(6)) == position_of(7)
+        end_of(log, position_of(3))
+    assert end_of(log, position_of(6)) == position_of(7)

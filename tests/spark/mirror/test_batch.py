@@ -23,14 +23,13 @@ from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.index.slice_bytes import NoBytes, SliceServer, Transport
 from flowstone.spark.mirror.batch import (
     SHUFFLE_ROWS,
-    BatchJob,
+    ArchiveJob,
+    Executors,
     FoldedTable,
     Target,
     by_space,
     fold_partition,
-    has_two_keys,
     mask_rows,
-    truncations,
 )
 from flowstone.spark.sources.change_batches import read_slice
 from flowstone.spark.sources.change_contract import RAW_COLUMNS, ChangeContract
@@ -102,16 +101,21 @@ def test_a_large_snapshot_does_not_go_through_the_driver(
     archive.save()
     index, plans = ArchiveIndex.open(archive.disk, archive.directory), Plans()
     with closing(SliceServer()) as server:
-        job = BatchJob(cast(SparkSession, plans), 2, transport, server)
-        loaded = job.load(index, index.snapshots[-1], [512])
+        job = ArchiveJob(index, Executors(cast(SparkSession, plans), 2, transport, server))
+        loaded = job.load(index.snapshots[-1], [512])
         assert isinstance(loaded, SliceRows)
         assert plans.sent["data"].null_count == len(plans.sent) > 0
         (batch,) = [each for each in loaded.read(plans.sent.to_batches()) if each.num_rows]
         assert batch["_tuple_msgpack"].to_pylist() == [pack((1, "a"))]
         for _ in range(2):
-            job.load(index, index.snapshots[-1], [512])
+            job.load(index.snapshots[-1], [512])
         with pytest.raises(NoBytes, match="no longer has this slice"):  # what is over is not kept for ever
             list(loaded.read(plans.sent.to_batches()))
+
+
+def job_of(index: ArchiveIndex) -> ArchiveJob:
+    """Return the jobs of a log for calls that the driver answers itself."""
+    return ArchiveJob(index, Executors(cast(SparkSession, None), 2))
 
 
 def changes(index: ArchiveIndex) -> list[pa.RecordBatch]:
@@ -178,7 +182,7 @@ def test_a_masked_table_is_told_apart_from_its_exact_twin() -> None:
 
 def test_what_came_before_a_truncation_is_gone() -> None:
     index = index_of(*CHANGES, whole(truncate(8)), whole(insert(9, 9, "z")))
-    ((space, found),) = truncations(index, START, index.settled, {512: ORDERS}).items()
+    ((space, found),) = job_of(index).truncations(START, index.settled, {512: ORDERS}).items()
     assert (space, found.version, found.lsn, found.time) == (512, 8, 8, 108_000_000)
     emptied = Target(ORDERS, START, START, Tuples((2, "was")), truncated=(8, 8))  # type: ignore[arg-type]
     sent = list(fold_partition({512: emptied}, changes(index)))
@@ -194,17 +198,17 @@ def test_what_came_before_a_truncation_is_gone() -> None:
 )
 def test_a_space_that_is_dropped_and_made_again_in_a_transaction_is_emptied(dropped: tuple[Row, ...]) -> None:
     index = index_of(*CHANGES, whole(*dropped, define_key(11, 512)), whole(insert(12, 9, "z")))
-    found = truncations(index, START, index.settled, {512: ORDERS})
+    found = job_of(index).truncations(START, index.settled, {512: ORDERS})
     assert [(space, each.lsn) for space, each in found.items()] == [(512, 9)]
     secondary = index_of(*CHANGES, whole(delete(8, 512, 1, space=288)))
-    assert not truncations(secondary, START, secondary.settled, {512: ORDERS})
+    assert not job_of(secondary).truncations(START, secondary.settled, {512: ORDERS})
 
 
 def test_truncations_of_other_spaces_and_of_other_times_are_none_here() -> None:
     index = index_of(*CHANGES, whole(truncate(8)))
-    assert not truncations(index, START, index.settled, {513: ORDERS})
-    assert not truncations(index, index.settled, index.settled, {512: ORDERS})
-    assert not truncations(index, START, VClock({1: 7}), {512: ORDERS})
+    assert not job_of(index).truncations(START, index.settled, {513: ORDERS})
+    assert not job_of(index).truncations(index.settled, index.settled, {512: ORDERS})
+    assert not job_of(index).truncations(START, VClock({1: 7}), {512: ORDERS})
 
 
 def test_spaces_without_a_table_are_left_out() -> None:
@@ -255,17 +259,17 @@ BY_NAME = (1, "string")
 def test_rows_of_two_keys_in_a_transaction_are_seen(rows: list[Row], has_both: bool) -> None:
     index = index_of(*CHANGES, whole(*rows))
     start = VClock({1: 7})
-    emptied = truncations(index, start, index.settled, [512]).get(512)
-    assert has_two_keys(index, start, index.settled, 512, emptied) is has_both
+    emptied = job_of(index).truncations(start, index.settled, [512]).get(512)
+    assert job_of(index).has_two_keys(start, index.settled, 512, emptied) is has_both
 
 
 def test_a_small_batch_needs_no_job() -> None:
     index = index_of(*CHANGES)
-    job = BatchJob(cast(SparkSession, None), 2)
-    found = job.run(index, START, index.settled, {512: target(Tuples((2, "was"), (3, "gone")))}, row_count=5)
+    job = job_of(index)
+    found = job.run(START, index.settled, {512: target(Tuples((2, "was"), (3, "gone")))}, row_count=5)
     assert [row for _, row in states(found[512])] == [(1, "b"), (2, "new"), None, (4, "fresh")]
-    assert job.run(index, index.settled, index.settled, {512: target()}, row_count=0) == {}
-    assert job.run(index, START, index.settled, {}, row_count=5) == {}
+    assert job.run(index.settled, index.settled, {512: target()}, row_count=0) == {}
+    assert job.run(START, index.settled, {}, row_count=5) == {}
 
 
 def test_a_larger_batch_is_the_same_as_a_job(spark: SparkSession, tmp_path: Path) -> None:
@@ -274,8 +278,9 @@ def test_a_larger_batch_is_the_same_as_a_job(spark: SparkSession, tmp_path: Path
     archive.write(*(whole(insert(3 + number, number % 900, f"n{number}")) for number in range(2000)))
     archive.save()
     index = ArchiveIndex.open(production().disk, archive.directory)
-    here = BatchJob(spark, 2).run(index, START, index.settled, {512: target()}, row_count=1)[512]
+    job = ArchiveJob(index, Executors(spark, 2))
+    here = job.run(START, index.settled, {512: target()}, row_count=1)[512]
     for row_count in (SHUFFLE_ROWS - 1, SHUFFLE_ROWS):  # by one task, and by several behind a shuffle
-        there = BatchJob(spark, 2).run(index, START, index.settled, {512: target()}, row_count=row_count)[512]
+        there = job.run(START, index.settled, {512: target()}, row_count=row_count)[512]
         assert there.states.sort_by("sort_key").to_pylist() == here.states.sort_by("sort_key").to_pylist()
         assert (there.change_count, there.newest) == (here.change_count, here.newest) == (2000, 2_102_000_000)

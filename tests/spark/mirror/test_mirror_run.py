@@ -26,7 +26,7 @@ from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.index.slice_bytes import Transport
 from flowstone.spark.lake import Lake
 from flowstone.spark.mirror import mirror_run
-from flowstone.spark.mirror.batch import BatchJob
+from flowstone.spark.mirror.batch import ArchiveJob
 from flowstone.spark.mirror.choice import MirrorChoice
 from flowstone.spark.mirror.mirror_run import LakePlace
 from flowstone.spark.mirror.progress import MirrorCaughtUp, MirrorDataLoss, MirrorStopped
@@ -455,16 +455,16 @@ def test_a_mirror_that_was_overtaken_stops_and_changes_nothing(
     mirror_once(spark, [archive.directory], lake)
     archive.write(whole(update(4, 1, ("+", 3, 1))))
     archive.save()
-    original = BatchJob.run
+    original = ArchiveJob.run
 
-    def overtaken(job: BatchJob, *args: Any, **kwargs: Any) -> Any:
+    def overtaken(job: ArchiveJob, *args: Any, **kwargs: Any) -> Any:
         folded = original(job, *args, **kwargs)
-        monkeypatch.setattr(BatchJob, "run", original)
+        monkeypatch.setattr(ArchiveJob, "run", original)
         mirror_once(spark, [archive.directory], lake)
         return folded
 
     monkeypatch.setattr("flowstone.spark.mirror.mirror_run.lake_lock", lambda lake: nullcontext())
-    monkeypatch.setattr(BatchJob, "run", overtaken)
+    monkeypatch.setattr(ArchiveJob, "run", overtaken)
     with pytest.raises(AnotherWriter):
         mirror_once(spark, [archive.directory], lake)
     assert tuples_of(lake, "orders") == [(1, "n", 1)]
@@ -568,7 +568,7 @@ def test_executors_get_the_log_where_they_find_the_driver(
     options = mirror_run.MirrorOptions(transport=asked, transport_address=address)
     spark = cast(SparkSession, SimpleNamespace(sparkContext=context))
     with ExitStack() as stack:
-        job = mirror_run.MirrorRun(spark, [], LakePlace("/lake"), options)._batch_job(stack)
+        job = mirror_run.MirrorRun(spark, [], LakePlace("/lake"), options)._make_executors(stack)
         assert job.transport == transport
         assert (job.server.address[0] if job.server is not None else None) == listens
 

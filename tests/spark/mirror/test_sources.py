@@ -13,7 +13,7 @@ from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.mirror import mirror_run
-from flowstone.spark.mirror.sources import DirectorySource, LiveSource, MirrorBusy, server_version
+from flowstone.spark.mirror.sources import DirectorySource, LiveSource, MirrorBusy
 from flowstone.spark.sources.tarantool.spool import facts_of
 from tests.node.archived_server import RealServer
 from tests.real_tarantool import free_port
@@ -43,7 +43,7 @@ def test_a_directory_is_seen_as_it_grows(archive: WrittenArchive) -> None:
 
 
 def test_the_server_that_logged_says_its_version(archive: WrittenArchive) -> None:
-    assert server_version(ArchiveIndex.open(production().disk, archive.directory)) == (2, 11, 9)
+    assert ArchiveIndex.open(production().disk, archive.directory).server_version == (2, 11, 9)
 
 
 def test_a_spool_has_one_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def mode(path: str) -> int:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mirror that starts, and has nothing to do."""
-    monkeypatch.setattr(MirrorRun, "_batch_job", lambda self, stack: None)
+    monkeypatch.setattr(MirrorRun, "_make_executors", lambda self, stack: None)
     monkeypatch.setattr(MirrorRun, "_loop", lambda self: None)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from flowstone.archive.archive_log import start_verdicts, version_of
 from flowstone.archive.block_index import RunBuilder, blocks_of
-from flowstone.archive.manifest import Gap, NotAnArchive, missing_rows
+from flowstone.archive.manifest import Gap, NotAnArchive
 from flowstone.archive.received_snapshot import replicaset_uuid_of
 from flowstone.archive.settled_tracker import FLAGS_SINCE, Verdicts
 from flowstone.box.schema import UnknownSpace
@@ -124,7 +124,7 @@ class DirectoryRuns:
                 f"{path} starts at {start}, but the log before it ends at {self._reached}",
                 hint="the directory has logs of two histories; remove those of one",
             )
-        missing = missing_rows(self._reached, start)
+        missing = self._reached.missing_rows(start)
         self._gaps.append(
             Gap(self._reached.to_mapping(), start.to_mapping(), missing, 0.0, "no log in the directory has them")
         )

@@ -1,6 +1,6 @@
 """A Limestone directory as the log that a mirror follows: durable epochs are settled positions, storages are spaces.
 
-The counterpart of `ArchiveIndex` for `DirectorySource`. There is no snapshot file: the state at the durable epoch,
+Fulfils `Log`, like `ArchiveIndex`. There is no snapshot file: the state at the durable epoch,
 built from the log itself, takes its place.
 """
 
@@ -11,6 +11,7 @@ from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.limestone_index import EpochLost, LimestoneIndex
 from flowstone.spark.index.limestone_spaces import epoch_of, position_of, space_id_of, tracker_of
+from flowstone.spark.index.log import NEWEST_VERSION, BatchPlan
 from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.index.log_runs import SnapshotFile
 
@@ -44,25 +45,26 @@ class LimestoneLog:
         """The current state."""
         return (SnapshotFile(self.directory, self.settled, self.entries.size_between(-1, self.entries.durable)),)
 
-    def cut(
-        self,
-        start: VClock,
-        *,
-        max_rows: int | None = None,
-        max_bytes: int | None = None,
-        at_definitions: bool = False,
-    ) -> VClock:
-        """As `ArchiveIndex.cut`. A batch never crosses the compaction horizon, because versions start over there."""
+    @property
+    def has_times(self) -> bool:
+        return False
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        return NEWEST_VERSION
+
+    def plan(self, start: VClock, *, max_rows: int, max_bytes: int) -> BatchPlan:
+        """Return the next batch. It never crosses the compaction horizon, because versions start over there."""
         at, index = epoch_of(start), self.entries
         try:
             index.check_changes(at, max(at, index.durable))
         except EpochLost as error:
             raise DataLoss(error.message, hint=error.hint) from error
         end = index.cut(at, max_rows=max_rows, max_bytes=max_bytes)
-        return position_of(min(end, index.horizon) if at < index.horizon else end)
-
-    def row_count(self, start: VClock, end: VClock) -> int:
-        return self.entries.row_count(epoch_of(start), epoch_of(end))
+        if at < index.horizon:
+            end = min(end, index.horizon)
+        position = position_of(end)
+        return BatchPlan(start, position, self.schema_at(position), index.row_count(at, end), 0)
 
     def schema_at(self, position: VClock) -> SchemaTracker:
         return tracker_of(tuple(self.entries.storages(epoch_of(position))))

@@ -17,7 +17,7 @@ import numpy as np
 
 from flowstone.archive import manifest as archive_manifest
 from flowstone.archive.block_index import BlockRun
-from flowstone.archive.manifest import Gap, missing_rows
+from flowstone.archive.manifest import Gap
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import SchemaTracker
 from flowstone.box.system import INDEX_ID, SPACE_ID, TRUNCATE_ID
@@ -26,6 +26,7 @@ from flowstone.iproto import scan
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.directory_index import DirectoryRuns
+from flowstone.spark.index.log import NEWEST_VERSION, BatchPlan
 from flowstone.spark.index.log_runs import Added, ArchiveRuns, DirectoryFacts, RunFeed, SnapshotFile, newest_at
 from flowstone.spark.index.schema_epochs import SchemaEpochs, newest
 from flowstone.spark.sources.change_contract import shape_of
@@ -110,6 +111,8 @@ class ArchiveIndex:
     _settled: VClock = field(default_factory=VClock)
     _begun_at: VClock | None = None
     _cuts: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    _version: tuple[str, tuple[int, ...]] = ("", NEWEST_VERSION)
+    """The newest file, and the version of the server that wrote it."""
 
     def __post_init__(self) -> None:
         self._schema = SchemaEpochs(self.disk)
@@ -179,6 +182,21 @@ class ArchiveIndex:
         return self.facts.replicaset_uuid
 
     @property
+    def has_times(self) -> bool:
+        return True
+
+    @property
+    def server_version(self) -> tuple[int, ...]:
+        """The version of the server that wrote the newest rows; the semantics of UPSERT depend on it."""
+        newest = self._runs[-1].path if self._runs else self.snapshots[-1].path if self.snapshots else ""
+        if newest != self._version[0]:
+            with LogFile.open(self.disk, newest) as log:
+                text = (log.meta.version or "").partition("-")[0]
+            version = tuple(int(part) for part in text.split(".") if part.isdecimal())
+            self._version = newest, version or NEWEST_VERSION
+        return self._version[1]
+
+    @property
     def gaps(self) -> Sequence[Gap]:
         """The missing stretches of the log."""
         return self.facts.gaps
@@ -232,7 +250,7 @@ class ArchiveIndex:
 
     def first_gap(self, start: VClock, end: VClock) -> Gap | None:
         """Return the first gap with rows after `start` up to `end`; rows before the oldest log count as a gap."""
-        missing = missing_rows(start, self.earliest.common(end))
+        missing = start.missing_rows(self.earliest.common(end))
         if missing:
             until = self.earliest.to_mapping()
             return Gap(start.to_mapping(), until, missing, 0.0, "the oldest log starts later")
@@ -252,6 +270,11 @@ class ArchiveIndex:
             )
 
     # --- batches ---
+
+    def plan(self, start: VClock, *, max_rows: int, max_bytes: int) -> BatchPlan:
+        """Return the next batch after `start`; its first transaction may change definitions, the others do not."""
+        end = self.cut(start, max_rows=max_rows, max_bytes=max_bytes, at_definitions=True)
+        return BatchPlan(start, end, self._schema.at(end), end.signature - start.signature, self.time_at(end))
 
     def cut(
         self,
@@ -291,7 +314,7 @@ class ArchiveIndex:
     def cut_before_gap(self, start: VClock) -> VClock:
         """Return the last settled position reachable from `start` without a gap; `start` if the gap follows at once."""
         end = start
-        if missing_rows(start, self.earliest):
+        if start.missing_rows(self.earliest):
             return start
         gaps = {VClock(gap.until) for gap in self.gaps if not VClock(gap.until) <= start}
         for number in range(self._first_after(start), len(self._runs)):
@@ -341,10 +364,6 @@ class ArchiveIndex:
             self._schema.at(first.before.vclock),
             self._withdrawn.within(first.before.vclock, last.vclock),
         )
-
-    def row_count(self, start: VClock, end: VClock) -> int:
-        """Return the approximate number of rows after `start` up to `end`."""
-        return end.signature - start.signature
 
     def size_between(self, start: VClock, end: VClock) -> int:
         """Return the approximate number of log bytes between two positions."""

@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from flowstone.archive.block_index import BlockRun, path_of, read_blocks
-from flowstone.archive.definitions_file import DefinitionFile, definition_files
+from flowstone.archive.definitions_file import DefinitionFile, definition_files_among
 from flowstone.archive.manifest import Gap, NotAnArchive, load
 from flowstone.errors import FlowstoneError
 from flowstone.outside.disk import Disk
@@ -129,7 +129,7 @@ class ArchiveRuns:
             tuple(manifest.gaps),
             VClock(manifest.images_since) if manifest.images_since is not None else None,
             snapshots_of(listed, self._snapshots),
-            tuple(definition_files(self.disk, self.directory)),
+            tuple(definition_files_among(self.directory, listed.others)),
             manifest.known_until,
         )
         added: list[Added] = []

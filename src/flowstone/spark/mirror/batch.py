@@ -7,10 +7,10 @@ already has are skipped by the table's vclock, so a batch may be repeated in ful
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ from flowstone.lake.table_files import PinnedTable
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.change_frames import RAW_COLUMNS, SliceRows, changes_frame, snapshot_rows
 from flowstone.spark.fold.key_fold import fold, keys_needing_old
-from flowstone.spark.index.limestone_log import LimestoneLog
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import SliceServer, Transport
 from flowstone.spark.sources.change_batches import read_slice
@@ -36,8 +35,8 @@ from flowstone.spark.worker_errors import clear_errors
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from flowstone.spark.index.log import Log
     from flowstone.spark.index.log_index import ArchiveIndex
-    from flowstone.spark.mirror.sources import Log
 
 FOLDED_SCHEMA: Final = pa.schema(
     [
@@ -59,6 +58,18 @@ DRIVER_ROWS: Final = 1000
 
 SHUFFLE_ROWS: Final = 20_000
 """Batches with fewer rows are folded by one task: a shuffle would take longer."""
+
+
+_TRUNCATION_COLUMNS: Final = (
+    "_operation",
+    "_commit_version",
+    "_commit_timestamp",
+    "_lsn",
+    "_space_id",
+    "_key_msgpack",
+)
+
+_KEY_COLUMNS: Final = ("_lsn", "_space_id", "_tuple_msgpack", "_key_msgpack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +104,17 @@ class FoldedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchJob:
-    """Runs the Spark jobs of a mirror."""
+class Truncation:
+    """The last truncation of a space in a batch: version and time of the transaction, and the LSN of the row."""
+
+    version: int
+    lsn: int
+    time: int
+
+
+@dataclass(frozen=True, slots=True)
+class Executors:
+    """Where jobs run, and how executors receive the log."""
 
     spark: SparkSession
     partitions: int
@@ -102,68 +122,136 @@ class BatchJob:
     server: SliceServer | None = None
     """Serves the slices that are not sent with the task."""
 
-    def run(
-        self, index: Log, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
-    ) -> dict[int, FoldedTable]:
+
+class BatchJob(Protocol):
+    """What a mirror reads of a log: the changes of a batch, and snapshots."""
+
+    @property
+    def log(self) -> Log: ...
+
+    def run(self, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int) -> dict[int, FoldedTable]:
         """Return the changes after `start` up to `end`, folded, by space. `row_count` is their approximate number."""
+        ...
+
+    def load(self, snapshot: SnapshotFile, spaces: Collection[int]) -> SliceRows | DataFrame:
+        """Return the rows of a snapshot: space id, sort key, tuple."""
+        ...
+
+    def truncations(self, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
+        """Return the last truncation of each of the spaces that is emptied between two positions."""
+        ...
+
+    def has_two_keys(self, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
+        """Return True if a transaction alters the primary key and changes rows under another definition of the key.
+
+        `emptied` is the truncation of the space in this batch.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveJob:
+    """Fulfils `BatchJob` for the logs of a replica set."""
+
+    log: ArchiveIndex
+    executors: Executors
+
+    def run(self, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int) -> dict[int, FoldedTable]:
         if not targets:
             return {}
-        if isinstance(index, LimestoneLog):
-            from flowstone.spark.mirror import limestone_batch as limestone_mirror
-
-            return by_space(limestone_mirror.folded(self.spark, index, start, end, targets, row_count))
         if row_count < DRIVER_ROWS:
-            return by_space(pa.Table.from_batches(_fold_here(index, start, end, targets), FOLDED_SCHEMA))
+            return by_space(pa.Table.from_batches(self._fold_here(start, end, targets), FOLDED_SCHEMA))
         self._next_batch()
         frame = changes_frame(
-            self.spark,
-            index,
+            self.executors.spark,
+            self.log,
             start,
             end,
             columns=RAW_COLUMNS,
             spaces=tuple(sorted(targets)),
-            transport=self.transport,
-            server=self.server,
+            transport=self.executors.transport,
+            server=self.executors.server,
         )
-        return self.fold(frame, targets, row_count)
-
-    def load(self, index: Log, snapshot: SnapshotFile, spaces: Collection[int]) -> SliceRows | DataFrame:
-        """Return the rows of a snapshot: space id, sort key, tuple."""
-        if isinstance(index, LimestoneLog):
-            from flowstone.spark.mirror import limestone_batch as limestone_mirror
-
-            return limestone_mirror.loaded(self.spark, index, snapshot.vclock, spaces)
-        self._next_batch()
-        return snapshot_rows(
-            self.spark,
-            index,
-            snapshot,
-            columns=("_space_id", "_sort_key", "_tuple_msgpack"),
-            spaces=tuple(spaces),
-            transport=self.transport,
-            server=self.server,
-        )
-
-    def _next_batch(self) -> None:
-        if self.server is not None:
-            self.server.next_batch()
-
-    def fold(self, frame: DataFrame, targets: Mapping[int, Target], row_count: int) -> dict[int, FoldedTable]:
         if row_count < SHUFFLE_ROWS:
             frame = frame.coalesce(1)
         else:
-            frame = frame.repartition(self.partitions, "_space_id", "_sort_key")
-        found = frame.mapInArrow(partial(fold_partition, dict(targets)), spark_ddl(FOLDED_SCHEMA)).toArrow()
-        return by_space(found)
+            frame = frame.repartition(self.executors.partitions, "_space_id", "_sort_key")
+        return by_space(frame.mapInArrow(partial(fold_partition, dict(targets)), spark_ddl(FOLDED_SCHEMA)).toArrow())
 
+    def _fold_here(self, start: VClock, end: VClock, targets: Mapping[int, Target]) -> Iterator[pa.RecordBatch]:
+        changes = self._changes(start, end, RAW_COLUMNS, sorted(targets), in_runs_of=targets)
+        yield from fold_partition(targets, changes)
 
-def _fold_here(
-    index: ArchiveIndex, start: VClock, end: VClock, targets: Mapping[int, Target]
-) -> Iterator[pa.RecordBatch]:
-    contract = ChangeContract(index.replicaset_uuid, wanted=RAW_COLUMNS, only=tuple(sorted(targets)))
-    slices = index.slices(start, end, spaces=tuple(targets))
-    changes = (each for part in slices for each in read_slice(index.disk, part, start, end, contract))
-    yield from fold_partition(targets, changes)
+    def load(self, snapshot: SnapshotFile, spaces: Collection[int]) -> SliceRows:
+        self._next_batch()
+        return snapshot_rows(
+            self.executors.spark,
+            self.log,
+            snapshot,
+            columns=("_space_id", "_sort_key", "_tuple_msgpack"),
+            spaces=tuple(spaces),
+            transport=self.executors.transport,
+            server=self.executors.server,
+        )
+
+    def _next_batch(self) -> None:
+        if self.executors.server is not None:
+            self.executors.server.next_batch()
+
+    def truncations(self, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
+        """As in `BatchJob`. A space is also emptied if one transaction drops and recreates it or its primary key.
+
+        The driver reads the log itself, because few runs of it have truncations.
+        """
+        found: dict[int, Truncation] = {}
+        only = (*spaces, SPACE_ID, INDEX_ID)
+        for batch in self._changes(start, end, _TRUNCATION_COLUMNS, only, in_runs_of=(TRUNCATE_ID,), show_system=True):
+            is_definition = pc.is_in(batch["_space_id"], pa.array([SPACE_ID, INDEX_ID], pa.int32()))
+            is_dropping = pc.and_(pc.equal(batch["_operation"], "delete"), is_definition)
+            rows = batch.filter(pc.or_(pc.equal(batch["_operation"], "truncate"), is_dropping))
+            times = rows["_commit_timestamp"].cast(pa.int64())
+            columns = (rows[name].to_pylist() for name in ("_space_id", "_key_msgpack", "_commit_version", "_lsn"))
+            for space_id, key, version, lsn, time in zip(*columns, times.to_pylist(), strict=True):
+                emptied = _dropped(space_id, unpack(key)) if space_id in (SPACE_ID, INDEX_ID) else space_id
+                if emptied is not None and emptied in spaces:
+                    found[emptied] = Truncation(version, lsn, time)
+        return found
+
+    def has_two_keys(self, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
+        """As in `BatchJob`.
+
+        If the transaction does not empty the space, the rows of the table have the former key, so any change conflicts.
+        Otherwise only changes between the truncation and the new key conflict. The driver reads the log itself.
+        """
+        changed: list[int] = []
+        defined = 0
+        only = (space_id, INDEX_ID)
+        for batch in self._changes(start, end, _KEY_COLUMNS, only, in_runs_of=only, show_system=True):
+            for row in batch.to_pylist():
+                if row["_space_id"] == space_id:
+                    changed.append(row["_lsn"])
+                elif unpack(row["_tuple_msgpack"] or row["_key_msgpack"])[:2] == (space_id, 0):
+                    defined = row["_lsn"]
+        if emptied is None:
+            return bool(changed)
+        return any(emptied.lsn < lsn < defined for lsn in changed)
+
+    def _changes(
+        self,
+        start: VClock,
+        end: VClock,
+        columns: Sequence[str],
+        only: Sequence[int],
+        *,
+        in_runs_of: Iterable[int],
+        show_system: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the changes of the spaces `only`, read by the driver from the runs that have rows of `in_runs_of`."""
+        contract = ChangeContract(
+            self.log.replicaset_uuid, wanted=tuple(columns), show_system=show_system, only=tuple(only)
+        )
+        for part in self.log.slices(start, end, spaces=tuple(in_runs_of)):
+            yield from read_slice(self.log.disk, part, start, end, contract)
 
 
 def fold_partition(targets: Mapping[int, Target], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -238,58 +326,6 @@ def by_space(found: pa.Table) -> dict[int, FoldedTable]:
     return result
 
 
-# --- truncations, key changes, masks ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Truncation:
-    """The last truncation of a space in a batch: version and time of the transaction, and the LSN of the row."""
-
-    version: int
-    lsn: int
-    time: int
-
-
-_TRUNCATION_COLUMNS: Final = (
-    "_operation",
-    "_commit_version",
-    "_commit_timestamp",
-    "_lsn",
-    "_space_id",
-    "_key_msgpack",
-)
-
-
-_KEY_COLUMNS: Final = ("_lsn", "_space_id", "_tuple_msgpack", "_key_msgpack")
-
-
-def truncations(index: Log, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
-    """Return the last truncation of each space that is emptied between two positions.
-
-    A space is also emptied if one transaction drops and recreates it or its primary key. The driver reads the log
-    itself, because few runs of it have truncations.
-    """
-    if isinstance(index, LimestoneLog):
-        from flowstone.spark.mirror import limestone_batch as limestone_mirror
-
-        return limestone_mirror.truncations(index, start, end, spaces)
-    only = (*spaces, SPACE_ID, INDEX_ID)
-    contract = ChangeContract(index.replicaset_uuid, wanted=_TRUNCATION_COLUMNS, show_system=True, only=only)
-    found: dict[int, Truncation] = {}
-    for part in index.slices(start, end, spaces=(TRUNCATE_ID,)):
-        for batch in read_slice(index.disk, part, start, end, contract):
-            is_definition = pc.is_in(batch["_space_id"], pa.array([SPACE_ID, INDEX_ID], pa.int32()))
-            is_dropping = pc.and_(pc.equal(batch["_operation"], "delete"), is_definition)
-            rows = batch.filter(pc.or_(pc.equal(batch["_operation"], "truncate"), is_dropping))
-            times = rows["_commit_timestamp"].cast(pa.int64())
-            columns = (rows[name].to_pylist() for name in ("_space_id", "_key_msgpack", "_commit_version", "_lsn"))
-            for space_id, key, version, lsn, time in zip(*columns, times.to_pylist(), strict=True):
-                emptied = _dropped(space_id, unpack(key)) if space_id in (SPACE_ID, INDEX_ID) else space_id
-                if emptied is not None and emptied in spaces:
-                    found[emptied] = Truncation(version, lsn, time)
-    return found
-
-
 def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
     """Return the space that loses its rows when this row of `_space` or `_index` is deleted, or None.
 
@@ -298,30 +334,8 @@ def _dropped(system_space: int, key: tuple[int, ...]) -> int | None:
     return key[0] if system_space == SPACE_ID or key[1] == 0 else None
 
 
-def has_two_keys(index: Log, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
-    """Return True if a transaction that alters the primary key also changes rows under another definition of the key.
-
-    If the transaction does not empty the space, the rows of the table have the former key, so any change conflicts.
-    Otherwise only changes between the truncation and the new key conflict. The driver reads the log itself.
-    """
-    assert not isinstance(index, LimestoneLog), "the primary key of a storage never changes"
-    contract = ChangeContract(index.replicaset_uuid, wanted=_KEY_COLUMNS, show_system=True, only=(space_id, INDEX_ID))
-    changed: list[int] = []
-    defined = 0
-    for part in index.slices(start, end, spaces=(space_id, INDEX_ID)):
-        for batch in read_slice(index.disk, part, start, end, contract):
-            for row in batch.to_pylist():
-                if row["_space_id"] == space_id:
-                    changed.append(row["_lsn"])
-                elif unpack(row["_tuple_msgpack"] or row["_key_msgpack"])[:2] == (space_id, 0):
-                    defined = row["_lsn"]
-    if emptied is None:
-        return bool(changed)
-    return any(emptied.lsn < lsn < defined for lsn in changed)
-
-
 def mask_rows(masks: Mapping[int, SpaceMask], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Mask the tuples of rows from `BatchJob.load`."""
+    """Mask the tuples of rows of a snapshot."""
     with clear_errors():
         for batch in batches:
             space_ids, keys, tuples = batch.columns

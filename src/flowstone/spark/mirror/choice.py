@@ -118,6 +118,8 @@ class MirrorChoice:
         """Return the mirrored spaces under `schema`; spaces in `known` are already mirrored and stay chosen."""
         found: dict[int, SpaceDefinition] = {}
         for space in schema:
+            if space.id < FIRST_USER_SPACE_ID:
+                continue
             is_known = space.id in known and space.primary_key is not None
             if is_known or self.takes(space):
                 found[space.id] = space

@@ -1,4 +1,4 @@
-"""A batch of a mirror from a Limestone directory: the states of touched keys, in the form of `mirror_batch`.
+"""A batch of a mirror from a Limestone directory: the states of touched keys, in the form of `batch.py`.
 
 Rows that a table already has are not skipped: the state of a key at the end of a batch follows from the log alone, so
 applying a batch again to a table that is ahead after a crash gives the same rows.
@@ -7,6 +7,7 @@ applying a batch again to a table that is ahead after a crash gives the same row
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,40 +29,62 @@ from flowstone.spark.fold.limestone_fold import (
 )
 from flowstone.spark.index.limestone_log import LimestoneLog
 from flowstone.spark.index.limestone_spaces import EPOCHS, epoch_of, storage_id_of
-from flowstone.spark.mirror.batch import DRIVER_ROWS, FOLDED_SCHEMA, SHUFFLE_ROWS, Target, Truncation
+from flowstone.spark.index.log_runs import SnapshotFile
+from flowstone.spark.mirror.batch import (
+    DRIVER_ROWS,
+    FOLDED_SCHEMA,
+    SHUFFLE_ROWS,
+    Executors,
+    FoldedTable,
+    Target,
+    Truncation,
+    by_space,
+)
 from flowstone.spark.sources.change_contract import spark_ddl
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
-def folded(
-    spark: SparkSession, log: LimestoneLog, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int
-) -> pa.Table:
-    """Return the effect of a batch on tables, with the columns of FOLDED_SCHEMA. The driver itself folds small ones."""
-    storages = tuple(sorted(map(storage_id_of, targets)))
-    begin, until, index = epoch_of(start), epoch_of(end), log.entries
-    work = batch_work(index, begin, until, storages, slice_size(spark, index.size_between(begin, until)))
-    emptied = frozenset(log.emptied(start, end))
-    make = partial(_as_folded, dict(targets), until)
-    if row_count < DRIVER_ROWS:
-        found = fold_batch(rows_here(index.disk, work), begin, emptied)
-        return pa.Table.from_batches(make(found), FOLDED_SCHEMA)
-    frame = rows_frame(spark, work)
-    count = partitions(spark, sum(part.size for part, _ in work))
-    frame = frame.coalesce(1) if row_count < SHUFFLE_ROWS else frame.repartition(count, *KEYS)
-    return frame.mapInArrow(folding(begin, emptied, make), spark_ddl(FOLDED_SCHEMA)).toArrow()
+@dataclass(frozen=True, slots=True)
+class LimestoneJob:
+    """Fulfils `BatchJob` for a Limestone directory."""
 
+    log: LimestoneLog
+    executors: Executors
 
-def loaded(spark: SparkSession, log: LimestoneLog, position: VClock, spaces: Collection[int]) -> DataFrame:
-    """Return the state at a position: space id, sort key, tuple."""
-    return state_frame(spark, log.entries, epoch_of(position), tuple(sorted(map(storage_id_of, spaces))))
+    def run(self, start: VClock, end: VClock, targets: Mapping[int, Target], row_count: int) -> dict[int, FoldedTable]:
+        """Return the effect of a batch on tables. The driver itself folds small ones."""
+        if not targets:
+            return {}
+        spark, index = self.executors.spark, self.log.entries
+        storages = tuple(sorted(map(storage_id_of, targets)))
+        begin, until = epoch_of(start), epoch_of(end)
+        work = batch_work(index, begin, until, storages, slice_size(spark, index.size_between(begin, until)))
+        emptied = frozenset(self.log.emptied(start, end))
+        make = partial(_as_folded, dict(targets), until)
+        if row_count < DRIVER_ROWS:
+            found = fold_batch(rows_here(index.disk, work), begin, emptied)
+            return by_space(pa.Table.from_batches(make(found), FOLDED_SCHEMA))
+        frame = rows_frame(spark, work)
+        count = partitions(spark, sum(part.size for part, _ in work))
+        frame = frame.coalesce(1) if row_count < SHUFFLE_ROWS else frame.repartition(count, *KEYS)
+        return by_space(frame.mapInArrow(folding(begin, emptied, make), spark_ddl(FOLDED_SCHEMA)).toArrow())
 
+    def load(self, snapshot: SnapshotFile, spaces: Collection[int]) -> DataFrame:
+        """Return the state at a position: space id, sort key, tuple."""
+        storages = tuple(sorted(map(storage_id_of, spaces)))
+        return state_frame(self.executors.spark, self.log.entries, epoch_of(snapshot.vclock), storages)
 
-def truncations(log: LimestoneLog, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
-    """Return the spaces that are emptied between two positions."""
-    epoch = epoch_of(end)
-    return {space_id: Truncation(epoch, epoch, 0) for space_id in sorted(log.emptied(start, end)) if space_id in spaces}
+    def truncations(self, start: VClock, end: VClock, spaces: Collection[int]) -> dict[int, Truncation]:
+        """Return the spaces that are emptied between two positions."""
+        epoch = epoch_of(end)
+        emptied = sorted(self.log.emptied(start, end))
+        return {space_id: Truncation(epoch, epoch, 0) for space_id in emptied if space_id in spaces}
+
+    def has_two_keys(self, start: VClock, end: VClock, space_id: int, emptied: Truncation | None) -> bool:
+        """Return False: the primary key of a storage never changes."""
+        return False
 
 
 def _as_folded(targets: Mapping[int, Target], end: int, found: FoldedEntries) -> Iterator[pa.RecordBatch]:

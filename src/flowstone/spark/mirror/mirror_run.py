@@ -14,27 +14,28 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from flowstone.archive.definitions_file import rows_of
 from flowstone.archive.manifest import Lsns
 from flowstone.box.definitions import SpaceDefinition
-from flowstone.box.schema import SchemaTracker
+from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.columns.arrow_columns import ColumnOptions
 from flowstone.lake.masks import Masking
 from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.key_fold import upsert_rules
+from flowstone.spark.index.log import BatchPlan, Log
 from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import SliceServer, Transport
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import LakeProgress as Saved
 from flowstone.spark.mirror import progress as events
-from flowstone.spark.mirror.batch import BatchJob, has_two_keys, truncations
+from flowstone.spark.mirror.batch import BatchJob, Executors, Truncation
 from flowstone.spark.mirror.choice import MirrorChoice, Spaces, TableChanges, changes_between
-from flowstone.spark.mirror.sources import DirectorySource, LiveSource, Log, MirrorSource, server_version
+from flowstone.spark.mirror.sources import DirectorySource, LiveSource, MirrorSource
 from flowstone.spark.mirror.start_checks import (
     Origin,
     OtherSettings,
@@ -168,6 +169,20 @@ class _Stream:
         return self.target <= self.position or (is_received and self.position == self.source.index.settled)
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch, the mirrored spaces at its end, and what it does to their tables besides changing rows."""
+
+    plan: BatchPlan
+    spaces: Spaces
+    changes: TableChanges
+    truncated: Mapping[int, Truncation]
+
+    @property
+    def affects_tables(self) -> bool:
+        return bool(self.changes or self.truncated)
+
+
 class MirrorRun:
     """One run of a mirror: from opening the lake until `stopping` is set or, with `once`, until the lake has caught up.
 
@@ -245,7 +260,7 @@ class MirrorRun:
             catalog=self._options.catalog,
             on_event=self._tell,
         )
-        self._job = self._batch_job(stack)
+        self._executors = self._make_executors(stack)
         for origin in origins:
             stream = self._open_source(origin, saved.get(origin.replicaset_uuid))
             stack.callback(stream.source.close)
@@ -271,8 +286,8 @@ class MirrorRun:
         stack.enter_context(made(spool, *within, is_private=True))
         return Lake.open(exact, spark=self._spark, several_sets=len(self._places) > 1) if is_masked else None
 
-    def _batch_job(self, stack: ExitStack) -> BatchJob:
-        """Return the job runner, with a slice server if executors may need one.
+    def _make_executors(self, stack: ExitStack) -> Executors:
+        """Describe the executors, with a slice server if they may need one.
 
         The server listens on the address at which executors reach the driver unless an address is configured.
         """
@@ -284,7 +299,7 @@ class MirrorRun:
             driver = context.getConf().get("spark.driver.host")
             server = SliceServer(self._options.transport_address or driver or LOOPBACK)
             stack.callback(server.close)
-        return BatchJob(self._spark, int(context.defaultParallelism), transport, server)
+        return Executors(self._spark, int(context.defaultParallelism), transport, server)
 
     def _open_source(self, origin: Origin, known: Saved | None) -> _Stream:
         if isinstance(origin.source, DirectorySource):
@@ -357,52 +372,49 @@ class MirrorRun:
 
     def _turn(self, stream: _Stream) -> bool:
         """Load the snapshot or mirror one batch. Return True if there was anything to do."""
-        index = stream.source.index
+        job = stream.source.job(self._executors)
         if stream.position is None:
-            self._begin(stream, index, first_snapshot(index, is_history=self._options.history))
+            self._begin(stream, job, first_snapshot(job.log, is_history=self._options.history))
             return True
         try:
-            end = self._plan(stream, index)
+            batch = self._next_batch(stream, stream.position, job)
         except DataLoss as error:
             if self._options.fail_on_data_loss:
                 raise
             self._tell(events.MirrorDataLoss(stream.uuid, str(error)))
-            self._begin(stream, index, _snapshot_behind(index, stream.position, error))
+            self._begin(stream, job, _snapshot_behind(job.log, stream.position, error))
             return True
-        if end == stream.position:
+        if batch is None:
             return False
-        self._batch(stream, index, end)
+        self._mirror(stream, batch, job)
         return True
 
-    def _plan(self, stream: _Stream, index: Log) -> VClock:
-        """Return the end of the next batch. Definitions that do not affect the tables do not end a batch."""
-        start = stream.position
-        assert start is not None
-        end = index.cut(start, max_rows=self._options.max_rows, max_bytes=BATCH_BYTES, at_definitions=True)
-        if end == start or self._means_something(stream, index, start, end):
-            return end
+    def _next_batch(self, stream: _Stream, start: VClock, job: BatchJob) -> _Batch | None:
+        """Return the next batch, or None if there are no rows. Definitions that do not affect tables do not end it."""
+        most = self._options.max_rows
+        batch = self._batch_of(stream, job, job.log.plan(start, max_rows=most, max_bytes=BATCH_BYTES))
+        if batch.plan.end == start:
+            return None
         for _ in range(EXTENSIONS_MAX):
-            left = self._options.max_rows - index.row_count(start, end)
-            if left <= 0 or end == index.settled:
+            end, left = batch.plan.end, most - batch.plan.row_count
+            if batch.affects_tables or left <= 0 or end == job.log.settled:
                 break
-            after = index.cut(end, max_rows=left, max_bytes=BATCH_BYTES, at_definitions=True)
-            if after == end or self._means_something(stream, index, end, after):
+            following = self._batch_of(stream, job, job.log.plan(end, max_rows=left, max_bytes=BATCH_BYTES))
+            if following.plan.end == end or following.affects_tables:
                 break
-            end = after
-        return end
+            batch = replace(following, plan=batch.plan.extended(following.plan))
+        return batch
 
-    def _means_something(self, stream: _Stream, index: Log, start: VClock, end: VClock) -> bool:
-        """Return True if a definition or truncation between `start` and `end` affects the tables.
-
-        The range holds at most one such transaction.
-        """
-        after = self._options.choice.spaces_of(index.schema_at(end).schema, stream.spaces)
-        return bool(changes_between(stream.spaces, after)) or bool(truncations(index, start, end, stream.spaces))
+    def _batch_of(self, stream: _Stream, job: BatchJob, plan: BatchPlan) -> _Batch:
+        spaces = self._options.choice.spaces_of(plan.definitions.schema, stream.spaces)
+        truncated = job.truncations(plan.start, plan.end, stream.spaces.keys() | spaces.keys())
+        return _Batch(plan, spaces, changes_between(stream.spaces, spaces), truncated)
 
     # --- snapshots ---
 
-    def _begin(self, stream: _Stream, index: Log, snapshot: SnapshotFile | None) -> None:
+    def _begin(self, stream: _Stream, job: BatchJob, snapshot: SnapshotFile | None) -> None:
         """Replace the tables with the state of a snapshot. Without one they start empty: the log is complete."""
+        index = job.log
         position = snapshot.vclock if snapshot is not None else index.earliest
         self._tell(events.MirrorSnapshot(stream.uuid, position.to_mapping()))
         begun = time.monotonic()
@@ -417,7 +429,7 @@ class MirrorRun:
         self._tables.drop(changes.dropped, stream.uuid, position, time_us)
         rows = 0
         if spaces and snapshot is not None:
-            loaded = self._job.load(index, snapshot, spaces)
+            loaded = job.load(snapshot, spaces)
             rows = self._tables.load(loaded, spaces, stream.uuid, position, time_us)
         self._tables.leave(changes.renamed, spaces, stream.uuid, position, time_us)
         self._save(stream, position, tracker, spaces, time_us)
@@ -427,30 +439,27 @@ class MirrorRun:
 
     # --- batches ---
 
-    def _batch(self, stream: _Stream, index: Log, end: VClock) -> None:
-        start = stream.position
-        assert start is not None
+    def _mirror(self, stream: _Stream, batch: _Batch, job: BatchJob) -> None:
+        """Commit a batch to the tables, then save the progress."""
+        plan, spaces, changes, truncated = batch.plan, batch.spaces, batch.changes, batch.truncated
+        start, end, time_us = plan.start, plan.end, plan.time
         begun = time.monotonic()
-        tracker = index.schema_at(end)
-        spaces = self._options.choice.spaces_of(tracker.schema, stream.spaces)
-        changes = changes_between(stream.spaces, spaces)
         self._check_masks(changes)
-        truncated = truncations(index, start, end, spaces)
         rekeyed = [now for was, now in changes.altered if key_parts(was) != key_parts(now)]
         for space in rekeyed:
-            if has_two_keys(index, start, end, space.id, truncated.get(space.id)):
+            if job.has_two_keys(start, end, space.id, truncated.get(space.id)):
                 raise LakeError(
                     f"transaction after {start} changes both the primary key of space {space.name!r} and its"
                     " rows, which tables do not support",
                     hint="mirror into a new lake, from a snapshot taken after that transaction",
                 )
-        self._load_late(stream, index, changes.created, start, end)
-        time_us = index.time_at(end)
+        if changes.created:
+            self._check_created(stream, job.log.schema_at(start).schema, changes.created, start)
         self._tables.drop(changes.dropped, stream.uuid, end, time_us)
         self._tables.rename(changes.renamed, stream.uuid, start)
-        rules = upsert_rules(server_version(index))
+        rules = upsert_rules(job.log.server_version)
         targets = self._tables.targets(spaces, stream.uuid, truncated, rules, created=changes.created)
-        folded = self._job.run(index, start, end, targets, row_count=index.row_count(start, end))
+        folded = job.run(start, end, targets, plan.row_count)
         newest = None
         versions = self._tables.create(changes.created, stream.uuid, end, folded)
         for space_id, space in spaces.items():
@@ -468,7 +477,7 @@ class MirrorRun:
             self._meter.table(time.monotonic(), space.name, count, version)
             if found is not None and found.newest is not None:
                 newest = max(newest or 0, found.newest)
-        self._save(stream, end, tracker, spaces, time_us)
+        self._save(stream, end, plan.definitions, spaces, time_us)
         now = time.monotonic()
         lag = None if newest is None else max(0.0, time.time() - newest / 1e6)
         self._meter.batch(now, now - begun, lag if lag is not None else self._meter.lag)
@@ -479,11 +488,10 @@ class MirrorRun:
         for was, now in (*changes.renamed, *changes.altered):
             self._options.masking.follow(was, now)
 
-    def _load_late(
-        self, stream: _Stream, index: Log, created: Sequence[SpaceDefinition], start: VClock, end: VClock
+    def _check_created(
+        self, stream: _Stream, before: Schema, created: Sequence[SpaceDefinition], start: VClock
     ) -> None:
         """Raise OtherSettings if a rename adds a space that already has rows: those rows are not in the lake."""
-        before = index.schema_at(start).schema
         for space in created:
             was = before.get(space.id)
             if was is not None and was.primary_key is not None and space.id not in stream.spaces:
@@ -523,9 +531,9 @@ def key_parts(space: SpaceDefinition) -> tuple[object, ...]:
     return space.primary_key.parts if space.primary_key is not None else ()
 
 
-def _snapshot_behind(index: Log, position: VClock, loss: DataLoss) -> SnapshotFile:
+def _snapshot_behind(log: Log, position: VClock, loss: DataLoss) -> SnapshotFile:
     """Return the newest settled snapshot, which replaces the lost rows. Raise DataLoss if none is after `position`."""
-    settled = [each for each in index.snapshots if each.vclock <= index.settled and position <= each.vclock]
+    settled = [each for each in log.snapshots if each.vclock <= log.settled and position <= each.vclock]
     if not settled or settled[-1].vclock == position:
         raise DataLoss(loss.message, hint="no snapshot replaces these rows yet; take one, then restart the mirror")
     return settled[-1]

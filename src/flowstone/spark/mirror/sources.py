@@ -7,10 +7,10 @@ rows are in the lake.
 from __future__ import annotations
 
 import os
-import posixpath
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from flowstone.archive.definitions_file import DefinitionRow
@@ -24,16 +24,13 @@ from flowstone.outside.disk import AlreadyLocked
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.limestone_index import is_limestone
 from flowstone.spark.index.limestone_log import LimestoneLog
+from flowstone.spark.index.log import Log
 from flowstone.spark.index.log_index import ArchiveIndex
+from flowstone.spark.mirror.batch import ArchiveJob, BatchJob, Executors
+from flowstone.spark.mirror.limestone_batch import LimestoneJob
 from flowstone.spark.sources.tarantool.spool import Spool
-from flowstone.xlog.reader import LogFile
 
 POLL_SECONDS: Final = 0.2
-NEWEST_VERSION: Final = (2, 11)
-
-
-Log = ArchiveIndex | LimestoneLog
-"""The log index that a mirror follows."""
 
 
 class MirrorBusy(FlowstoneError):
@@ -49,6 +46,10 @@ class MirrorSource(Protocol):
     @property
     def index(self) -> Log:
         """The log as of this call. Cheap: the mirror reads it in every iteration."""
+        ...
+
+    def job(self, executors: Executors) -> BatchJob:
+        """Return the jobs of a batch, over the log as of this call."""
         ...
 
     @property
@@ -80,17 +81,30 @@ class DirectorySource:
 
     def __init__(self, directory: str) -> None:
         self.name = directory
-        kind = LimestoneLog if is_limestone(directory) else ArchiveIndex
-        self._index: Log = kind.open(production().disk, directory)
+        self._index: Log
+        self._make_job: Callable[[Executors], BatchJob]
+        if is_limestone(directory):
+            self._index = entries = LimestoneLog.open(production().disk, directory)
+            self._make_job = partial(LimestoneJob, entries)
+        else:
+            self._index = rows = ArchiveIndex.open(production().disk, directory)
+            self._make_job = partial(ArchiveJob, rows)
         self.replicaset_uuid = self._index.replicaset_uuid
         self._is_fresh = True
 
     @property
     def index(self) -> Log:
+        self._refresh()
+        return self._index
+
+    def _refresh(self) -> None:
         if not self._is_fresh:
             self._index.refresh()
         self._is_fresh = False
-        return self._index
+
+    def job(self, executors: Executors) -> BatchJob:
+        self._refresh()
+        return self._make_job(executors)
 
     @property
     def received(self) -> VClock:
@@ -160,6 +174,9 @@ class LiveSource:
     def index(self) -> ArchiveIndex:
         return self._spool.index
 
+    def job(self, executors: Executors) -> BatchJob:
+        return ArchiveJob(self._spool.index, executors)
+
     @property
     def received(self) -> VClock:
         return self._spool.position
@@ -178,13 +195,3 @@ class LiveSource:
 
     def close(self) -> None:
         self._spool.close()
-
-
-def server_version(index: Log) -> tuple[int, ...]:
-    """Return the version of the server that wrote the log; the semantics of UPSERT depend on it."""
-    names = [name for name in index.disk.list_directory(index.directory) if name.endswith((".xlog", ".snap"))]
-    if not names:
-        return NEWEST_VERSION
-    with LogFile.open(index.disk, posixpath.join(index.directory, max(names))) as log:
-        text = log.meta.version or ""
-    return tuple(int(part) for part in text.partition("-")[0].split(".") if part.isdecimal()) or NEWEST_VERSION

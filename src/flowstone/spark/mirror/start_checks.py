@@ -18,12 +18,12 @@ from flowstone.iproto.uri import Uri, UriError, means_a_path, parse_members, wit
 from flowstone.lake.masks import WrongMask
 from flowstone.outside import production
 from flowstone.outside.disk import DIRECTORY_MODE, AlreadyLocked
-from flowstone.spark.index.limestone_log import LimestoneLog
+from flowstone.spark.index.log import Log
 from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.lake import Lake
 from flowstone.spark.lake import LakeProgress as Saved
-from flowstone.spark.mirror.sources import DirectorySource, Log, MirrorBusy
+from flowstone.spark.mirror.sources import DirectorySource, MirrorBusy
 from flowstone.spark.sources.tarantool.spool import facts_of
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _check_beginning(origin: Origin, options: MirrorOptions) -> None:
     """Check that the choice and the masks fit the spaces of the first load."""
     if isinstance(origin.source, DirectorySource):
         index = origin.source.index
-        if options.history and isinstance(index, LimestoneLog):
+        if options.history and not index.has_times:
             raise OtherSettings(
                 f"cannot keep a history of {index.directory}: the log of Limestone has no times",
                 hint="omit --history",

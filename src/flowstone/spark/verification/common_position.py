@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from flowstone.archive.manifest import missing_rows, rows_text
+from flowstone.archive.manifest import rows_text
 from flowstone.replication.vclock import VClock
 from flowstone.spark.sources.options import AsOf
 from flowstone.spark.verification.sides import Side, SideError
@@ -87,7 +87,7 @@ def meet(
             side.refresh()
     if fixed is not None:
         raise _cannot_show(lagging[0], fixed)
-    if not missing_rows(a.reach, position) and not missing_rows(b.reach, position):
+    if not a.reach.missing_rows(position) and not b.reach.missing_rows(position):
         raise _cannot_show(lagging[0], position)
     return _late(a, b, position)
 
@@ -105,7 +105,7 @@ def _late(a: Side, b: Side, position: VClock) -> Meeting:
 
     The rows that both have are still compared, at one position if both sides can show it.
     """
-    lacks_a, lacks_b = missing_rows(a.reach, position), missing_rows(b.reach, position)
+    lacks_a, lacks_b = a.reach.missing_rows(position), b.reach.missing_rows(position)
     common = a.reach.common(b.reach)
     if a.can_show(common) and b.can_show(common):
         return Meeting(common, common, lacks_a, lacks_b)
@@ -121,6 +121,6 @@ def _in_common(a: Side, b: Side) -> Meeting:
 
 
 def _cannot_show(side: Side, position: VClock) -> SideError:
-    lacks = missing_rows(side.reach, position)
+    lacks = side.reach.missing_rows(position)
     why = f"it lacks {rows_text(lacks)}" if lacks else "it has no snapshot or version that is old enough"
     return SideError(f"{side.name} cannot show {position}: {why}", hint=f"its newest position is {side.reach}")
