@@ -20,10 +20,10 @@ from flowstone.iproto.requests import decode_request
 from flowstone.iproto.scan import Cells
 from flowstone.node.configuration import configure
 from flowstone.node.instance import Instance
+from flowstone.node.server.executor import Executor
 from flowstone.node.server.procedures_box import built_in
+from flowstone.node.server.request_batch import Reply
 from flowstone.node.server.session import Session
-from flowstone.node.server.turn import Turns
-from flowstone.node.server.turn_batch import Reply
 from flowstone.node.server.watchers import Watchers, sources_of
 from flowstone.node.synchro.elections import Elections
 from flowstone.node.wal.commits import Commits
@@ -153,8 +153,8 @@ class _Served:
         elections = Elections(outside, journal, commits.queue)
         who = UUID, REPLICASET_UUID, configure({}), elections
         instance = Instance(outside, self.box, journal, commits, *who, status="running")
-        self.turns = Turns(self.box, journal, commits, clock, wide=False)
-        self.turns._table = TABLE  # one for all: errors keep the frames, and so the turns, that they went through
+        self.executor = Executor(self.box, journal, commits, clock, wide=False)
+        self.executor._table = TABLE  # one for all: errors keep the frames, and so the turns, that they went through
         self.peers = [_Peer(instance) for _ in range(count)]
 
     def one_by_one(self, pieces: Sequence[bytes]) -> None:
@@ -163,15 +163,15 @@ class _Served:
             while at < len(piece) and not peer.is_refused:
                 packet = _first_packet(piece[at:])
                 peer.unread += packet or piece[at:]
-                self.turns.run([peer])
-                self.turns.run([peer])
+                self.executor.execute([peer])
+                self.executor.execute([peer])
                 at += len(packet) or len(piece)
 
     def at_once(self, pieces: Sequence[bytes]) -> None:
         for peer, piece in zip(self.peers, pieces, strict=True):
             peer.unread += piece
-        self.turns.run(self.peers)
-        self.turns.run(self.peers)  # what is no packet may be told in a turn of its own
+        self.executor.execute(self.peers)
+        self.executor.execute(self.peers)  # what is no packet may be told in a turn of its own
 
     def contents(self) -> list[tuple[int, int, list[tuple[Any, bytes]]]]:
         """Of every index, in its order; a HASH has none."""

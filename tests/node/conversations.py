@@ -13,9 +13,9 @@ from flowstone.iproto.packet import Response, decode_response, encode_request, s
 from flowstone.iproto.requests import decode_request
 from flowstone.node.instance import Instance
 from flowstone.node.server.procedures_box import built_in
+from flowstone.node.server.request_batch import Reply
 from flowstone.node.server.session import Session
 from flowstone.node.server.streams import OpenTransactions
-from flowstone.node.server.turn_batch import Reply
 from flowstone.node.server.watchers import Watchers, sources_of
 
 SALT = bytes(range(32))

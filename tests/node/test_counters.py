@@ -6,7 +6,17 @@ import pytest
 
 from flowstone.iproto.constants import RequestType
 from flowstone.node.counters import Histogram
-from tests.node.server.test_turn import DELETE, INSERT, NUMBERS, SELECT, Served, in_bulk, numbered, plainly, statement
+from tests.node.server.test_executor import (
+    DELETE,
+    INSERT,
+    NUMBERS,
+    SELECT,
+    Served,
+    in_bulk,
+    numbered,
+    plainly,
+    statement,
+)
 
 
 def test_a_histogram_counts_a_value_below_the_first_bound_that_it_does_not_exceed() -> None:

@@ -22,8 +22,8 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import encode_request
 from flowstone.iproto.row import Row
-from flowstone.node.server.turn import BULK_COUNT_MIN, Turns
-from flowstone.node.server.turn_batch import Reply
+from flowstone.node.server.executor import BATCH_COUNT_MIN, Executor
+from flowstone.node.server.request_batch import Reply
 from flowstone.node.wal.commits import Commits
 from flowstone.node.wal.journal import Journal, WalMode
 from flowstone.node.wal.log_tail import packets_of
@@ -51,9 +51,9 @@ def warm_up() -> int:
         EngineSpace(SpaceDefinition(SPACE_ID, "warm_up", indexes=(index,)), box.collations, box.views, box.dialect)
     )
     journal = Journal(outside, "", instance_uuid="", vclock=VClock(), replica_id=1, mode=WalMode.NONE)
-    turns = Turns(box, journal, Commits(box, journal, outside.clock), outside.clock, wide=True)
+    executor = Executor(box, journal, Commits(box, journal, outside.clock), outside.clock, wide=True)
     client = _Client()
-    turns.run([client])
+    executor.execute([client])
     _replicate()
     return client.reply_count
 
@@ -84,7 +84,7 @@ def _row(lsn: int) -> Row:
 
 
 def _requests() -> bytes:
-    count = 2 * BULK_COUNT_MIN
+    count = 2 * BATCH_COUNT_MIN
     return b"".join(
         encode_request(
             request, 1, pack(_body(request, number if request is not RequestType.INSERT else number + count))

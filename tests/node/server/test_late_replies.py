@@ -16,7 +16,7 @@ from flowstone.replication.limbo.tenures import Tenures
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import LogFile
 from tests.box.spaces import definition, on, put
-from tests.node.server.test_turn import (
+from tests.node.server.test_executor import (
     DELETE,
     INSERT,
     NUMBERS,

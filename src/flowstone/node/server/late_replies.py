@@ -27,16 +27,16 @@ class ReplyPeer(Protocol):
 class LateReply:
     """One reply, called with the verdict. `packet` is sent if the transaction is committed."""
 
-    __slots__ = ("_all", "_peer", "_sync", "packet")
+    __slots__ = ("_all", "_packet", "_peer", "_sync")
 
     def __init__(self, all: LateReplies, peer: ReplyPeer, sync: int, packet: bytes) -> None:
         self._all = all
         self._peer = peer
         self._sync = sync
-        self.packet = packet
+        self._packet = packet
 
     def __call__(self, error: FlowstoneError | None) -> None:
-        self._all.send(self._peer, self.packet if error is None else self._all.refusal(self._sync, error))
+        self._all.send(self._peer, self._packet if error is None else self._all.refusal(self._sync, error))
 
 
 class LateRun:
@@ -96,7 +96,7 @@ class LateReplies:
         self._due: dict[ReplyPeer, list[bytes]] = {}
         self._counts: dict[ReplyPeer, int] = {}
 
-    def reply(self, peer: ReplyPeer, sync: int, packet: bytes = b"") -> LateReply:
+    def reply(self, peer: ReplyPeer, sync: int, packet: bytes) -> LateReply:
         """Return the callback for the verdict on a transaction that is about to be submitted."""
         return LateReply(self, peer, sync, packet)
 

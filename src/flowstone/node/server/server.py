@@ -1,8 +1,8 @@
 """The IPROTO server: accepts and greets clients, collects their packets for the next turn, and enforces limits.
 
-Sessions interpret requests, and `turn.py` executes them in batches. The server limits the number of connections, packet
-sizes, bytes read ahead, pending requests and unread output. A client that sends an invalid packet gets an error and is
-disconnected; other clients are not affected.
+`executor.py` executes the packets in batches, and sessions interpret those that are not plain statements. The server
+limits the number of connections, packet sizes, bytes read ahead, pending requests and unread output. A client that
+sends an invalid packet gets an error and is disconnected; other clients are not affected.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from flowstone.iproto.requests import Request, decode_request
 from flowstone.node.downstream.relays import Relays
 from flowstone.node.instance import Instance
 from flowstone.node.server.auth_deadline import AuthDeadline
+from flowstone.node.server.executor import Executor
 from flowstone.node.server.limits import ServerLimits, limits_of
 from flowstone.node.server.login_attempts import LoginAttempts
 from flowstone.node.server.procedures_box import built_in
+from flowstone.node.server.request_batch import Reply
 from flowstone.node.server.session import Session, no_replication
 from flowstone.node.server.streams import OpenTransactions
-from flowstone.node.server.turn import Turns
-from flowstone.node.server.turn_batch import Reply
 from flowstone.node.server.watchers import Watchers, sources_of
 from flowstone.outside import Client, Listener, Receiver, Tls
 
@@ -395,7 +395,7 @@ class Server:
         self.open_transactions = OpenTransactions(
             self.limits.transactions_max, self.limits.transactions_max_before_auth, self.trusts_guests
         )
-        self._turns = Turns(
+        self._executor = Executor(
             instance.box,
             instance.journal,
             instance.commits,
@@ -513,7 +513,7 @@ class Server:
             connection.before_turn()
             size += len(connection.unread)
         try:
-            self._turns.run(connections)
+            self._executor.execute(connections)
         except Exception:
             LOG.exception("turn failed")
             journal.flush()

@@ -30,8 +30,8 @@ from flowstone.iproto.requests import Request
 from flowstone.node.instance import Instance
 from flowstone.node.server.login_attempts import LoginAttempts, address_of
 from flowstone.node.server.procedures import Call, Procedures, rows_of_call_16
+from flowstone.node.server.request_batch import Reply
 from flowstone.node.server.streams import OpenTransactions, RequestStream
-from flowstone.node.server.turn_batch import Reply
 from flowstone.node.server.watchers import BALLOT, Watchers, ballot
 from flowstone.node.synchro.linearizable import linearization_point
 

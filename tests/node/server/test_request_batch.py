@@ -7,8 +7,8 @@ from typing import Any, cast
 import numpy as np
 
 from flowstone.iproto import request_scan as scan
-from flowstone.node.server.turn_batch import ScannedBatch
-from tests.node.server.test_turn import INSERT, Served, numbered
+from flowstone.node.server.request_batch import ScannedBatch
+from tests.node.server.test_executor import INSERT, Served, numbered
 
 
 def scanned(served: Served, *batches: bytes) -> ScannedBatch:

@@ -1,9 +1,9 @@
-"""The quick lane: fast path for a turn that consists of one plain statement.
+"""Executes a plain statement that came alone, and writes its row at once.
 
-A single request cannot share costs with others, so its cost is the number of steps. A
-SELECT by primary key, and an INSERT, REPLACE or DELETE, on a space that has a lane (`box/engine/bulk.py`) skips
-sessions, transactions and queues. The rules are those of the lane, the checks those of its format and key. Whatever is
-not plain, or would fail, is left to the session with nothing done.
+A single request cannot share costs with others, so its cost is the number of steps. A SELECT by primary key, and an
+INSERT, REPLACE or DELETE, on a space that has a lane (`box/engine/bulk.py`) skips sessions, transactions and queues.
+The rules are those of the lane, the checks those of its format and key. Whatever is not plain, or would fail, is left
+to the session with nothing done.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _timestamp: Final = struct.Struct(">d").pack
 
 
-class QuickLane:
+class SingleStatements:
     """Executes single plain statements. `wide` selects the encoding of replies, see `iproto/replies.py`."""
 
     def __init__(

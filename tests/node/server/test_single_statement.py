@@ -1,4 +1,4 @@
-"""The quick lane: one statement alone gives the reply, the state and the row that its session would give."""
+"""A single statement gives the reply, the state and the row that its session would give."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flowstone.box.access import GUEST
 from flowstone.box.engine.transaction import ADMIN
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import frame
-from flowstone.node.server.quick import QuickLane
+from flowstone.node.server.single_statement import SingleStatements
 from flowstone.node.wal.journal import WalMode
-from tests.node.server.test_turn import (
+from tests.node.server.test_executor import (
     DELETE,
     INSERT,
     NUMBERS,
@@ -32,7 +32,7 @@ from tests.node.server.test_turn import (
 
 def by_sessions() -> Any:
     """While this lasts, nothing is quick."""
-    return patch.object(QuickLane, "execute", lambda *_: None)
+    return patch.object(SingleStatements, "execute", lambda *_: None)
 
 
 async def serve(packets: list[bytes], user: int, filled: int, *, fails: bool = False) -> Served:

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from flowstone.box.access import GUEST, Privilege, User
 from flowstone.box.engine import statements
-from flowstone.box.engine.transaction import ADMIN, Statement
+from flowstone.box.engine.transaction import ADMIN
 from flowstone.iproto.constants import Key, RequestType
-from flowstone.iproto.msgpack import pack, unpack
+from flowstone.iproto.msgpack import pack
 from flowstone.iproto.packet import Response, decode_response, encode_request, frame, split
 from flowstone.iproto.requests import decode_request
 from flowstone.node.configuration import configure
 from flowstone.node.instance import Instance
-from flowstone.node.server import turn
+from flowstone.node.server import executor
+from flowstone.node.server.executor import Executor
 from flowstone.node.server.procedures_box import built_in
+from flowstone.node.server.request_batch import Reply
 from flowstone.node.server.session import Session
-from flowstone.node.server.turn import Turns
-from flowstone.node.server.turn_batch import Reply
 from flowstone.node.server.watchers import Watchers, sources_of
 from flowstone.node.synchro.elections import Elections
 from flowstone.node.wal.commits import Commits
@@ -142,7 +142,7 @@ class Served:
         who = UUID, REPLICASET_UUID, configure({}), elections
         instance = Instance(outside, self.box, self.journal, self.commits, *who, status="running")
         self.counters = instance.counters
-        self.turns = Turns(self.box, self.journal, self.commits, clock, self.counters, wide=False)
+        self.executor = Executor(self.box, self.journal, self.commits, clock, self.counters, wide=False)
         self.peers = [Connection(instance, user) for user in users]
 
     async def run(self, batches: Sequence[bytes]) -> None:
@@ -152,7 +152,7 @@ class Served:
         before = -1
         while (left := sum(len(peer.unread) for peer in self.peers)) != before:
             before = left
-            self.turns.run(self.peers)
+            self.executor.execute(self.peers)
         await self.journal.drain()
 
     def fill(self, count: int) -> None:
@@ -171,12 +171,12 @@ class Served:
 
 def plainly() -> Any:
     """While this lasts, every request goes to its session."""
-    return patch.object(turn, "BULK_SIZE_MIN", 1 << 40)
+    return patch.object(executor, "SCAN_SIZE_MIN", 1 << 40)
 
 
 def in_bulk(count_min: int = 2) -> Any:
     """While this lasts, few requests are many."""
-    return patch.multiple(turn, BULK_SIZE_MIN=0, BULK_COUNT_MIN=count_min)
+    return patch.multiple(executor, SCAN_SIZE_MIN=0, BATCH_COUNT_MIN=count_min)
 
 
 def statement(type: int, space_id: int, values: tuple[Any, ...], sync: int = 1, **more: Any) -> bytes:
@@ -289,21 +289,9 @@ def test_a_failed_write_is_error_40_to_every_write_and_restores_memory(
         assert number == temporary or found == wanted
 
 
-async def test_a_long_stretch_never_reaches_the_sessions() -> None:
-    served = Served()
-    count = 3000
-    for kind in (INSERT, SELECT, REPLACE, DELETE):
-        served.peers[0].sent.clear()
-        await served.run([numbered(kind, range(count))])
-        assert served.peers[0].codes() == [0] * count
-        assert [response.sync for response in served.peers[0].responses()] == list(range(count))
-    assert served.peers[0].handled == 0
-    assert served.journal.vclock == VClock({1: 5 + 3 * count})
-
-
 async def test_a_stretch_too_large_for_one_block_of_the_log_goes_one_by_one() -> None:
     served = Served()
-    with patch.object(turn, "BULK_SIZE_MAX", 1000):
+    with patch.object(executor, "BATCH_SIZE_MAX", 1000):
         await served.run([numbered(REPLACE, range(100))])
     assert served.peers[0].codes() == [0] * 100
     assert served.peers[0].handled == 100
@@ -341,22 +329,6 @@ async def test_rights_are_those_of_each_connection() -> None:
     assert served.journal.vclock == VClock({1: 5 + 90})
 
 
-async def test_a_read_only_instance_takes_no_writes_in_bulk_either() -> None:
-    served = Served()
-    served.box.is_read_only = True
-    await served.run([numbered(REPLACE, range(30)) + numbered(SELECT, range(30))])
-    assert served.peers[0].codes() == [7] * 30 + [0] * 30
-    assert served.rows == []
-
-
-async def test_listeners_hear_of_every_statement_of_a_long_stretch() -> None:
-    served = Served()
-    heard: list[Statement] = []
-    served.commits.on_commit.append(heard.extend)
-    await served.run([numbered(REPLACE, range(30))])
-    assert [unpack(each.body)[0x21][0] for each in heard] == list(range(30))
-
-
 @pytest.mark.parametrize("count", [1, 40])
 async def test_a_packet_that_is_not_whole_waits_for_its_rest(count: int) -> None:
     whole = numbered(REPLACE, range(count + 1))
@@ -384,11 +356,11 @@ async def test_what_is_no_packet_ends_its_connection_and_no_other(count: int, ba
 
 async def test_what_a_turn_cannot_take_waits_for_the_next() -> None:
     served = Served([ADMIN] * 3)
-    with patch.object(turn, "TURN_REQUESTS_MAX", 100):
-        served.turns = Turns(served.box, served.journal, served.commits, cast("Any", StoppedClock()), wide=False)
+    with patch.object(executor, "TURN_REQUESTS_MAX", 100):
+        served.executor = Executor(served.box, served.journal, served.commits, cast("Any", StoppedClock()), wide=False)
         for number, peer in enumerate(served.peers):
             peer.unread += numbered(REPLACE, range(number * 70, number * 70 + 70))
-        served.turns.run(served.peers)
+        served.executor.execute(served.peers)
         await served.journal.drain()
         assert [len(peer.codes()) for peer in served.peers] == [70, 30, 0]
         await served.run([b""] * 3)
@@ -416,20 +388,12 @@ async def test_a_turn_that_fails_late_answers_by_its_own_syncs() -> None:
     served.disk.broken.add("sync")
     for first in (100, 200):
         served.peers[0].unread += numbered(REPLACE, range(50, 90), first=first)
-        served.turns.run(served.peers)
+        served.executor.execute(served.peers)
     await served.journal.drain()
     assert served.peers[0].codes() == [WAL_IO] * 80
     syncs = [response.sync for response in served.peers[0].responses()]
     assert sorted(syncs) == [*range(100, 140), *range(200, 240)]
     assert len(served.box.space(NUMBERS)) == 20
-
-
-async def test_who_has_to_wait_is_not_served_in_bulk() -> None:
-    served = Served()
-    served.fill(40)
-    served.peers[0].is_waiting = True
-    await served.run([numbered(SELECT, range(40))])
-    assert served.peers[0].handled == 40
 
 
 async def test_a_batch_does_not_go_on_in_bulk_behind_a_request_that_has_to_wait() -> None:
@@ -447,22 +411,3 @@ async def test_a_batch_does_not_go_on_in_bulk_behind_a_request_that_has_to_wait(
         tail = b"".join(statement(DELETE, NUMBERS, (key,)) + statement(SELECT, NUMBERS, (key,)) for key in range(10))
         await served.run([statement(SELECT, NUMBERS, (1,)) + numbered(INSERT, [3]) + tail])
     assert peer.handled == 21
-
-
-async def test_connections_are_told_how_much_is_on_its_way_to_them() -> None:
-    served = Served()
-    served.fill(40)
-    await served.run([numbered(SELECT, range(40))])
-    assert served.peers[0].handled == 0
-    assert served.peers[0].replied == len(b"".join(served.peers[0].sent))
-
-
-async def test_a_bulk_write_that_cannot_be_answered_leaves_nothing() -> None:
-    served = Served()
-    with (
-        patch("flowstone.iproto.batches.build_replies", side_effect=MemoryError),
-        pytest.raises(MemoryError),
-    ):
-        await served.run([numbered(REPLACE, range(40))])
-    assert len(served.box.space(NUMBERS)) == 0
-    assert not served.box.in_flight

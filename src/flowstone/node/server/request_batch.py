@@ -1,8 +1,8 @@
-"""The requests of a turn: the connections that sent them, and ranges of the table that a scan fills with them."""
+"""The requests of a turn and their replies: connections, ranges of the table that a scan fills, and the outbox."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -65,6 +65,35 @@ class BatchPeer(Protocol):
         ...
 
 
+class Outbox:
+    """The replies of a turn, in order by connection; sent when the log has all rows of the turn."""
+
+    def __init__(self) -> None:
+        self._replies: dict[BatchPeer, list[bytes]] = {}
+        self._waiting = 1  # the turn itself
+
+    def add(self, peer: BatchPeer, packet: bytes) -> Callable[[bytes], None]:
+        """Queue `packet`; return a function that replaces it with another packet."""
+        peer.replying(len(packet))
+        packets = self._replies.setdefault(peer, [])
+        place = len(packets)
+        packets.append(packet)
+
+        def replace(other: bytes) -> None:
+            packets[place] = other
+
+        return replace
+
+    def hold(self) -> None:
+        self._waiting += 1
+
+    def release(self) -> None:
+        self._waiting -= 1
+        if not self._waiting:
+            for peer, packets in self._replies.items():
+                peer.send(packets)
+
+
 class BatchPart:
     """Requests of a batch: columns `start` to `end` of `cells`, or a selection of them."""
 
@@ -77,7 +106,7 @@ class BatchPart:
         self.start = start
         self.end = end
         self._peers = peers
-        self._spans = [(peers[span], first, behind) for span, first, behind in scan.runs(self.line(scan.SPAN))]
+        self._spans = [(peers[span], first, end) for span, first, end in scan.runs(self.line(scan.SPAN))]
         # The table belongs to the next turn by the time that a write may fail.
         self.syncs: Cells = self.line(scan.SYNC).copy()
 
@@ -88,6 +117,12 @@ class BatchPart:
         """Return some of the requests, by their numbers from the start."""
         cells = np.ascontiguousarray(self.cells[:, self.start + which])
         return BatchPart(self.data, self.buf, cells, 0, len(which), self._peers)
+
+    def first(self, count: int) -> BatchPart:
+        """Return the first `count` requests."""
+        if self.start + count == self.end:
+            return self
+        return BatchPart(self.data, self.buf, self.cells, self.start, self.start + count, self._peers)
 
     def by_peer(self) -> list[tuple[BatchPeer, int, int]]:
         """Return the connections, each with the range of its requests, counted from the start."""
