@@ -4,7 +4,7 @@
 with a tap (tap.py) on every connection, and writes the recording of VERSION. Quorum 2; a is instance 1, b 2, c 3.
 
 1. a leads term 2, and its first insert is confirmed.
-2. a's insert 2, and a plain one behind it, reach b only. a is killed. b is elected and its PROMOTE makes both facts.
+2. a's insert 2, and an asynchronous one after it, reach b only. a is killed. b is elected; its PROMOTE confirms both.
 3. a is started again, and hears so. With a quorum out of reach, insert 3 of b is rolled back by a timeout.
 4. b is cut off; its insert 4 reaches nobody. a and c miss their leader at the same time and contest the next term.
    The winner's PROMOTE rolls insert 4 back when b hears of it; b's own row of it becomes a NOP everywhere else.

@@ -1,4 +1,4 @@
-"""A simulated disk that loses power at any operation of a piece of work, with any loss of what was not synced."""
+"""A simulated disk that loses power at any operation of a task, with any loss of unsynced data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def mounted(machine: Storage) -> Disk:
 
 
 def crashed(prepare: Callable[[Disk], None], work: Callable[[Disk], None]) -> Iterator[tuple[Disk, bool]]:
-    """The disk after each crash of `work` on the ground that `prepare` made; True with the one that saw all of it."""
+    """Yield the disk after each crash of `work`, starting from the state made by `prepare`;
+
+    True with the disk without a crash.
+    """
     for seed in range(SEEDS):
         operations, is_done = 0, False
         while not is_done:

@@ -1,7 +1,7 @@
-"""The damage that the real tools were shown, and what they said: a clean file of epochs 4 and 5, and what was appended.
+"""Damaged files with the verdicts of the real tools: a clean file of epochs 4 and 5, with appended bytes.
 
-The durable epoch is 5 (docs/spec/limestone.md#damage-matrix). The tests of the tools use it; `test_scan.py` has what a
-scan makes of it.
+The durable epoch is 5 (docs/spec/limestone.md#damage-matrix). The tests of the tools use it; `test_log_scan.py` has the
+results of a scan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ SIX: Final = session(6, set_key(b"c", b"6", 6))
 
 
 class Damage(NamedTuple):
-    """`inspect`: its exit code. `repair` and `cut`: what repair says. `repaired`: what becomes of these bytes."""
+    """`inspect`: the exit code.
+
+    `repair` and `cut`: the messages of repair. `repaired`: the appended bytes after a repair.
+    """
 
     name: str
     appended: bytes
@@ -49,7 +52,7 @@ def _marked(data: bytes) -> bytes:
 
 
 def _kept(name: str, data: bytes, code: int, status: str) -> Damage:
-    """What no repair changes."""
+    """Return damage that repair does not change."""
     return Damage(name, data, code, status, status, data, data)
 
 
@@ -82,7 +85,7 @@ MATRIX: Final = [
 
 
 def write(directory: Path, appended: bytes) -> Path:
-    """A directory whose only log file is clean but for what is appended."""
+    """Write a directory whose only log file is clean except for the appended bytes."""
     directory.mkdir()
     (directory / names.MANIFEST).write_bytes(manifest.encode(Manifest(UUID)))
     catalog.write(production().disk, str(directory), Catalog())

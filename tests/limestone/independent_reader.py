@@ -1,8 +1,8 @@
-"""A second reader of Limestone directories: what the original makes of one, without a line of the code under test.
+"""A second reader of Limestone directories with the original's rules, independent of the code under test.
 
-Follows the reference (data directory, log entries on disk, recovery, snapshot) and imports nothing from `src`, so that
-an error in our own recovery cannot hide in its judge. Takes a directory as a mapping from relative paths to contents,
-whatever disk it is on. Interop tests hold its verdicts and rows against the original's.
+It follows the reference (data directory, log entries on disk, recovery, snapshot) and imports nothing from `src`, so an
+error in our own recovery cannot hide here. It takes a directory as a mapping from relative paths to contents, from any
+kind of disk. Interop tests compare its verdicts and rows with the original's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REMOVE: Final = struct.Struct("<IQ")
 _VERSION: Final = struct.Struct("<QQ")
 
 OK, REPAIRED, NONDURABLE, BROKEN_MARKED, BROKEN, CORRUPTED, UNEXPECTED = 0, 1, 0x40, 0x11, 0x41, 0x42, 0x81
-"""Severities of what a scan finds (docs/spec/limestone.md#scanner)."""
+"""Severities of scan results (docs/spec/limestone.md#scanner)."""
 
 Files = Mapping[str, bytes]
 Version = tuple[int, int]
@@ -41,7 +41,7 @@ class Broken(Exception):
 
 
 class Entry(NamedTuple):
-    """What is at one place of a file. `is_short`: the file ends inside it, and only `kind` is known."""
+    """An entry at an offset of a file. `is_short`: the file ends inside it, and only `kind` is known."""
 
     at: int
     kind: int
@@ -63,9 +63,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Judgement:
-    """`problem`: why the original would abort at its start; None if it opens, and then `rows` are what it shows.
+    """`problem`: why the original would abort at its start; None if it opens the directory, and then shows `rows`.
 
-    `inspect`: the exit code of `tglogutil inspect`. `last_epoch` is what `datastore::last_epoch` would say."""
+    `inspect`: the exit code of `tglogutil inspect`. `last_epoch`: the result of `datastore::last_epoch`.
+    """
 
     problem: str | None
     inspect: int
@@ -79,13 +80,13 @@ class Judgement:
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    """The content of a directory of this machine."""
+    """Return the content of a directory on this machine."""
     found = (path for path in directory.rglob("*") if path.is_file())
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in found}
 
 
 def judge(files: Files) -> Judgement:
-    """What the original makes of a directory; it changes nothing."""
+    """Return the original's verdict on a directory, which is not changed."""
     top = {name: content for name, content in files.items() if "/" not in name}
     if not top:
         return Judgement(None, 64)
@@ -123,7 +124,7 @@ def _check_manifest(files: Files) -> None:
     found = [_manifest(files.get(name)) for name in (MANIFEST, f"{MANIFEST}.back")]
     version = next((each for each in found if each is not None), None)
     if MANIFEST not in files or version is None:
-        raise Broken("no manifest, or one that cannot be read")
+        raise Broken("the manifest is missing or unreadable")
     if not 1 <= version <= 7:
         raise Broken(f"persistent format version {version}")
 
@@ -149,12 +150,15 @@ def _durable_epoch(files: Files) -> int:
 
 def _records(data: bytes) -> list[int]:
     if len(data) % 9 or any(data[at] != DURABLE for at in range(0, len(data), 9)):
-        raise Broken("the epoch file is torn, or has something else in it")
+        raise Broken("the epoch file is torn or damaged")
     return [epoch for _, epoch in struct.iter_unpack("<BQ", data)]
 
 
 def _catalog(files: Files) -> tuple[set[str], set[str]]:
-    """Compacted and detached files that count. A missing catalog is made anew, and empty; a damaged one is not."""
+    """Return the compacted and detached files that count.
+
+    A missing catalog is recreated empty; a damaged one is an error.
+    """
     if CATALOG not in files:
         return set(), set()
     try:
@@ -189,7 +193,7 @@ def _parsed_catalog(data: bytes) -> tuple[set[str], set[str]]:
             case ["MAX_BLOB_ID", number, *_] if re.match(r"[+-]?\d", number):
                 pass
             case _:
-                raise Broken(f"the catalog has a line {line!r}")
+                raise Broken(f"the catalog has an invalid line {line!r}")
     raise Broken("the catalog has no footer")
 
 
@@ -197,7 +201,8 @@ def _parsed_catalog(data: bytes) -> tuple[set[str], set[str]]:
 
 
 def entries_of(data: bytes) -> Iterator[Entry]:
-    """Entries and markers up to the end, or to the first that is not whole or not one (its kind is above 10, or 0)."""
+    """Yield entries and markers up to the end, or to the first incomplete or invalid one (its kind is above 10, or
+    0)."""
     at = 0
     while at < len(data):
         found, end = _entry(data, at)
@@ -254,9 +259,10 @@ def _bytes(data: bytes, at: int, size: int) -> tuple[bytes, int]:
 
 @dataclass
 class _Scan:
-    """One log file by the rules of the scanner. At a start it stops at the first error, for inspection it goes on.
+    """A scan of one log file. At startup it stops at the first error; inspection continues.
 
-    A later error replaces an earlier one there, whatever is worse, as it does in the original."""
+    In an inspection, a later error replaces an earlier one, whichever is worse, as in the original.
+    """
 
     data: bytes
     durable: int
@@ -275,7 +281,7 @@ class _Scan:
                 return
 
     def refuse(self, name: str) -> None:
-        """Broken if the original does not open a directory with this file."""
+        """Raise Broken if the original does not open a directory with this file."""
         is_detached = len(name) > 9
         tolerated = (OK, REPAIRED, BROKEN_MARKED) if is_detached else (OK, REPAIRED)
         if self.severity not in tolerated:
@@ -285,7 +291,7 @@ class _Scan:
         self.severity = max(self.severity, severity)
 
     def _take(self, entry: Entry) -> bool:
-        """False if the scan ends here."""
+        """Process an entry; return False if the scan ends here."""
         if entry.kind in (BEGIN, INVALIDATED):
             self._open(entry)
         elif entry.kind in DATA:
@@ -360,7 +366,7 @@ def _compacted(data: bytes) -> Iterator[Entry]:
             raise Broken(f"{COMPACTED} is damaged at byte {entry.at}")
         if entry.kind in (PUT, REMOVE, PUT_BLOBS):
             if _sort_key(entry) < previous:
-                raise Broken(f"{COMPACTED} is not in order at byte {entry.at}")
+                raise Broken(f"{COMPACTED} is out of order at byte {entry.at}")
             previous = _sort_key(entry)
             yield entry
 
@@ -373,7 +379,10 @@ def _sort_key(entry: Entry) -> bytes:
 
 
 def _rows(entries: list[Entry], compacted: list[Entry], *, hides_compacted: bool) -> Iterator[Row]:
-    """What a cursor shows. A remove hides the compacted copy of its key only if the catalog lists that file."""
+    """Return the rows that a cursor shows.
+
+    A remove hides the compacted copy of its key only if the catalog lists that file.
+    """
     cleared: dict[int, Version] = {}
     winners: dict[bytes, Entry] = {}
     for entry in entries:
@@ -384,7 +393,7 @@ def _rows(entries: list[Entry], compacted: list[Entry], *, hides_compacted: bool
             if before is None or before.version <= entry.version:
                 winners[_sort_key(entry)] = entry
     shown: dict[bytes, Entry] = {}
-    for entry in reversed(compacted):  # of several with one key the first counts
+    for entry in reversed(compacted):  # of several rows with one key the first counts
         shown[_sort_key(entry)] = entry
     for key, entry in list(shown.items()):
         if entry.version < cleared.get(entry.storage, (0, 0)):

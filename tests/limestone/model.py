@@ -1,7 +1,6 @@
-"""What a store must hold, as simply as it can be said: sessions in the order of their making, rows by looking at all.
+"""The expected content of a store, computed as simply as possible: sessions in order of creation, rows by full scan.
 
-Knows nothing of files, channels or replicas. `tests/limestone/test_crashes_everywhere.py` compares with it what is
-found on disks.
+Knows nothing of files, channels or replicas. `tests/limestone/test_crashes_everywhere.py` compares it with the disks.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Row = tuple[int, bytes, bytes]
 
 @dataclass
 class Session:
-    """What one session wrote. `is_ending`: its end was asked for, so that it may be durable from then on."""
+    """The entries of one session. `is_ending`: its end was requested, so it may be durable from then on."""
 
     epoch: int
     entries: list[Entry] = field(default_factory=list)
@@ -26,7 +25,7 @@ class Session:
 
 @dataclass
 class Model:
-    """All sessions of a store, and the largest epoch that was reported persistent."""
+    """All sessions of a store, and the largest epoch that was reported durable."""
 
     sessions: list[Session] = field(default_factory=list)
     reported: int = 0
@@ -37,15 +36,15 @@ class Model:
         return session
 
     def start(self) -> None:
-        """A new life of the store: empty epochs that were reported are not on disk, and may be used again."""
+        """Start a new life of the store: reported epochs without sessions are not on disk, and may be reused."""
         self.reported = self.must_be_durable()
 
     def forget(self, durable_epoch: int) -> None:
-        """A crash: what was of later epochs never was."""
+        """Apply a crash: drop later epochs."""
         self.sessions = [session for session in self.sessions if session.epoch <= durable_epoch]
 
     def rows(self, durable_epoch: int) -> list[Row]:
-        """What a cursor shows when all epochs up to this one are durable, and no other."""
+        """Return the rows of a cursor if exactly the epochs up to this one are durable."""
         entries = [
             entry
             for session in self.sessions
@@ -55,16 +54,16 @@ class Model:
         return rows_of(entries)
 
     def last_epoch(self) -> int:
-        """The largest epoch in which a session has ended."""
+        """Return the largest epoch with an ended session."""
         return max((session.epoch for session in self.sessions if session.is_ended), default=0)
 
     def must_be_durable(self) -> int:
-        """The epoch that a store must have kept after a crash: the last with a session, of those reported."""
+        """Return the epoch that a store must still have after a crash: the last reported one with a session."""
         ended = [session.epoch for session in self.sessions if session.is_ended]
         return max((epoch for epoch in ended if epoch <= self.reported), default=0)
 
     def unfinished(self, durable_epoch: int) -> list[Session]:
-        """Sessions that cannot be durable: nobody has asked for their end."""
+        """Return the sessions that cannot be durable because their end was never requested."""
         return [
             session
             for session in self.sessions
@@ -73,7 +72,7 @@ class Model:
 
 
 def rows_of(entries: list[Entry]) -> list[Row]:
-    """The puts that nothing newer has replaced, removed or cleared, in the order of cursors."""
+    """Return the puts that no newer entry replaced, removed or cleared, in cursor order."""
     found = []
     for entry in entries:
         is_put = entry.type in (EntryType.NORMAL, EntryType.NORMAL_WITH_BLOB)

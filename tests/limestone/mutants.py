@@ -3,9 +3,9 @@
     with MUTANTS["answer_a_session_before_its_sync"]():
         violations = run(seed)
 
-Each is a patch of one decision of the product, taken back behind the `with`. `ORIGINAL` runs have the model of the
-original's master and our replica, `OURS` a master and a replica of ours. Each says by which words of a run it is found:
-others may be those of a patch that does not fit the code any more.
+Each is a patch of one decision of the product, removed after the `with`. `ORIGINAL` runs have a model of the original's
+master and our replica, `OURS` a master and a replica of ours. Each names the message by which a run finds it: other
+messages may come from a patch that no longer fits the code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def original(seed: int) -> list[str]:
 
 
 def ours(seed: int) -> list[str]:
-    """A pair of ours alone, with sessions that are in the file long before their end."""
+    """Run a pair of ours alone, with sessions that are in the file long before their end."""
     return _ours(seed, Shape(channels=3, entries=12, pause_seconds=0.3))
 
 
@@ -62,7 +62,7 @@ def _ours(seed: int, shape: Shape) -> list[str]:
 
 @dataclass(frozen=True)
 class Mutant:
-    """To be entered (`with it():`). `words`, a regular expression, is how a run tells of it."""
+    """A context manager (`with it():`). `words` is a regular expression for the message of a run that finds the bug."""
 
     make: Make
     run: Run
@@ -72,12 +72,12 @@ class Mutant:
         return self.make()
 
     def is_found(self, seed: int) -> bool:
-        """True if a run under the patch reports it by its words. The patch has been entered."""
+        """Return True if a run under the active patch reports it by its message."""
         return any(re.search(self.words, violation) for violation in self.run(seed))
 
 
 MUTANTS: Final[dict[str, Mutant]] = {}
-"""All of them, by name."""
+"""All mutants by name."""
 
 
 def mutant(run: Run, words: str) -> Callable[[Make], Make]:
@@ -99,7 +99,7 @@ DIFFERS: Final = r"differs at epoch \d+"
 
 @mutant(original, FORGOTTEN)
 def defer_an_epoch_and_keep_the_last_only() -> AbstractContextManager[object]:
-    """An epoch with open sessions is answered at once, and recorded when all of them have ended."""
+    """An epoch with open sessions is acknowledged immediately, and recorded when all of them have ended."""
     record = ControlConversation._record
 
     async def deferring(self: ControlConversation, master: Any, epoch: int) -> None:
@@ -111,7 +111,7 @@ def defer_an_epoch_and_keep_the_last_only() -> AbstractContextManager[object]:
 
 @mutant(original, UNFINISHED)
 def leave_open_sessions_visible() -> AbstractContextManager[object]:
-    """The epoch is recorded though sessions of it are open, and their markers say that they count."""
+    """The epoch is recorded although it has open sessions, and their markers count."""
 
     async def hide_unfinished(self: ReplicaDirectory, epoch: int) -> None:
         pass
@@ -121,7 +121,7 @@ def leave_open_sessions_visible() -> AbstractContextManager[object]:
 
 @mutant(original, LOST)
 def never_show_hidden_sessions() -> AbstractContextManager[object]:
-    """A hidden session stays hidden when it has ended."""
+    """A hidden session stays hidden after its end."""
     hide = ReplicaChannel.hide
 
     def for_good(self: ReplicaChannel, sessions: list[ReceivedSession]) -> None:
@@ -134,7 +134,7 @@ def never_show_hidden_sessions() -> AbstractContextManager[object]:
 
 @mutant(original, FORGOTTEN)
 def acknowledge_an_epoch_before_its_fsync() -> AbstractContextManager[object]:
-    """The record of an epoch is appended and not synced."""
+    """The record of an epoch is appended but not synced."""
 
     def write(self: EpochWriter, epoch: int) -> None:
         with self._disk.append_to(self._path) as file:
@@ -148,7 +148,7 @@ def acknowledge_an_epoch_before_its_fsync() -> AbstractContextManager[object]:
 
 @mutant(original, rf"{LOST}|{UNFINISHED}")
 def acknowledge_a_session_before_its_fsync() -> AbstractContextManager[object]:
-    """The end of a session is answered when it is written."""
+    """The end of a session is acknowledged when it is written, before the sync."""
 
     def flush(self: ReplicaChannel, sync: bool) -> list[ReceivedSession]:
         self._write()
@@ -166,7 +166,7 @@ def acknowledge_a_session_before_its_fsync() -> AbstractContextManager[object]:
 
 @mutant(original, rf"{UNFINISHED}|cannot open")
 def keep_what_a_lost_master_began() -> AbstractContextManager[object]:
-    """A session that is cut short stays in the file."""
+    """An interrupted session stays in the file."""
 
     def abandon(self: ReplicaChannel) -> None:
         self.flush(False)
@@ -184,7 +184,7 @@ def withdraw_nothing() -> AbstractContextManager[object]:
 
 @mutant(original, r"blob \d+ is missing, or another one")
 def store_blobs_without_fsync() -> AbstractContextManager[object]:
-    """A blob is a file when its session is acknowledged, but not one that survives a loss of power."""
+    """A blob is written but not synced when its session is acknowledged."""
 
     def unsynced(disk: Disk, directory: str, name: str, temporary: str, data: bytes) -> None:
         with disk.create(f"{directory}/{temporary}") as file:
@@ -199,7 +199,7 @@ def store_blobs_without_fsync() -> AbstractContextManager[object]:
 
 @mutant(ours, rf"{DIFFERS}|{FORGOTTEN}")
 def send_open_sessions_when_catching_up() -> AbstractContextManager[object]:
-    """All bytes of a file are taken for sessions that have ended."""
+    """All bytes of a file count as ended sessions."""
 
     def whole_sizes(self: AsyncDatastore) -> dict[str, int]:
         disk, path = self._outside.disk, self.path
@@ -211,7 +211,7 @@ def send_open_sessions_when_catching_up() -> AbstractContextManager[object]:
 
 @mutant(ours, rf"{DIFFERS}|of which a session is open")
 def record_an_epoch_with_open_sessions() -> AbstractContextManager[object]:
-    """An epoch is recorded when it has been switched from, whoever is still writing in it."""
+    """An epoch is recorded at the switch, although sessions of it are open."""
     update = EpochRules._update
 
     def early(self: EpochRules) -> Due:
@@ -226,7 +226,7 @@ def record_an_epoch_with_open_sessions() -> AbstractContextManager[object]:
 
 @mutant(ours, FORGOTTEN)
 def report_without_the_replica() -> AbstractContextManager[object]:
-    """Nobody waits for the quorum."""
+    """Durability is reported without waiting for the quorum."""
 
     async def wait(self: Propagation, waiter: object) -> None:
         pass
@@ -236,7 +236,7 @@ def report_without_the_replica() -> AbstractContextManager[object]:
 
 @mutant(ours, rf"{DIFFERS}|{FORGOTTEN}")
 def count_a_replica_that_is_catching_up() -> AbstractContextManager[object]:
-    """A replica counts for the quorum before it has all that the master has."""
+    """A replica counts for the quorum before it has everything that the master has."""
 
     def has_committed(self: ReplicaLink, epoch: int) -> bool:
         return self.state in (LinkState.LIVE, LinkState.CATCHING_UP)
@@ -246,7 +246,7 @@ def count_a_replica_that_is_catching_up() -> AbstractContextManager[object]:
 
 @mutant(ours, DIFFERS)
 def recover_without_marking() -> AbstractContextManager[object]:
-    """Sessions beyond the durable epoch stay as they are, and count when later epochs are durable."""
+    """Sessions after the durable epoch are not marked, and count when later epochs are durable."""
     apply = recovery.apply
 
     def cut_only(disk: Disk, path: str, changes: FileRepair) -> None:

@@ -1,4 +1,4 @@
-"""Bytes made wrong in the ways that disks, networks and attackers make them wrong."""
+"""Bytes damaged as disks, networks and attackers damage them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Mutation = Callable[[bytearray, random.Random, Sequence[bytes]], None]
 
 
 def mutated(data: bytes, rng: random.Random, others: Sequence[bytes]) -> bytes:
-    """The data with one to four things wrong with it; pieces of `others` may turn up in it."""
+    """Return the data with one to four errors; pieces of `others` may appear in it."""
     found = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         rng.choice(MUTATIONS)(found, rng, others)

@@ -1,6 +1,6 @@
-"""What the real program would show of a directory: its rules of start and cursor, as plainly as they can be said.
+"""The original's view of a directory: its rules for startup and cursors, as plainly as possible.
 
-Only for directories that it opens (docs/spec/limestone.md#snapshot). Blob ids are shown with the rows.
+Only for directories that it opens (docs/spec/limestone.md#snapshot). Rows include blob ids.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = tuple[int, bytes]
 
 
 def listed(disk: Disk, directory: str) -> Catalog:
-    """The catalog that it loads at open. A missing file is replaced by an empty one, whatever `.back` says."""
+    """Return the catalog that the original loads. It replaces a missing file by an empty one, regardless of `.back`."""
     path, back = f"{directory}/{names.CATALOG}", f"{directory}/{names.CATALOG_BACK}"
     data = read_whole(disk, path)
     if data is None:
@@ -32,10 +32,13 @@ def listed(disk: Disk, directory: str) -> Catalog:
 
 
 def instance(disk: Disk, directory: str) -> Manifest:
-    """The manifest that it opens with. It locks the main file first, so that must be there; `.back` may have to do."""
+    """Return the manifest that the original opens.
+
+    It locks the main file first, which must exist; `.back` may replace its content.
+    """
     path, back = f"{directory}/{names.MANIFEST}", f"{directory}/{names.MANIFEST_BACK}"
     data = read_whole(disk, path)
-    assert data is not None, f"the real program takes {directory} for one of version 0"
+    assert data is not None, f"the original takes {directory} for version 0"
     try:
         return manifest.parse(data, path)
     except DamagedFile:
@@ -43,7 +46,7 @@ def instance(disk: Disk, directory: str) -> Manifest:
 
 
 def rows(disk: Disk, directory: str) -> list[Entry]:
-    """What its cursor shows after ready(); the versions are those it has."""
+    """Return the rows of its cursor after ready(), with their versions."""
     found = listed(disk, directory)
     winners, cleared = _sorted_entries(disk, directory, found.detached)
     snapshot = {
@@ -82,7 +85,7 @@ def _sorted_entries(
                     before = winners.get((entry.storage_id, entry.key))
                     if before is None or before.version <= entry.version:
                         winners[entry.storage_id, entry.key] = entry
-        assert scan.verdict.is_clean, f"the real program does not open this: {name}: {scan.findings}"
+        assert scan.verdict.is_clean, f"the original does not open {name}: {scan.findings}"
     return winners, cleared
 
 

@@ -1,9 +1,8 @@
-"""A model of the original's master: its messages in its orders, and its rules of when an epoch is recorded.
+"""A model of the original's master: its messages and their order, and its rules for recording epochs.
 
-Written after the reference (datastore and log channel contract) and the source it cites, defects included: a channel
-that has finished a session of an epoch is not waited for when it has another one of that epoch open. Threads are tasks
-here, and every pause is a chance for another one. Keeps no files; what it has been told is in the `Ledger`, which
-outlives it.
+Written after the reference (datastore and log channel contract) and the source that it cites, including defects: a
+channel that has finished a session of an epoch is not waited for when it has another one open. Threads are tasks here,
+and every pause lets another one run. It keeps no files; what it was told is in the `Ledger`, which outlives it.
 """
 
 from __future__ import annotations
@@ -31,12 +30,15 @@ STORAGE: Final = 3
 
 
 class Aborted(Exception):
-    """The original ends its process: the replica refused something, or is gone."""
+    """The original aborts its process: the replica rejected something, or is lost."""
 
 
 @dataclass
 class Life:
-    """`committed`: the largest epoch whose group commit the replica has acknowledged; `asked`: that was sent to it."""
+    """`committed`: the largest epoch whose group commit the replica acknowledged;
+
+    `asked`: the largest one sent to it.
+    """
 
     committed: int = 0
     asked: int = 0
@@ -44,7 +46,7 @@ class Life:
 
 @dataclass
 class Session:
-    """`is_ended`: the end was sent. `is_acknowledged`: the replica has answered it."""
+    """`is_ended`: the end was sent. `is_acknowledged`: the replica answered it."""
 
     life: Life
     epoch: int
@@ -55,15 +57,16 @@ class Session:
 
     @property
     def must_be_there(self) -> bool:
-        """True if the replica has acknowledged its end, and its epoch to the same master.
+        """True if the replica acknowledged its end, and its epoch to the same master.
 
-        What a master did not commit before it died is withdrawn when the next one comes."""
+        Sessions that a master did not commit before it died are withdrawn when the next one connects.
+        """
         return self.is_acknowledged and self.epoch <= self.life.committed
 
 
 @dataclass
 class Ledger:
-    """What all masters of a replica have written, and been told. `committed`: the largest acknowledged epoch."""
+    """Everything that all masters of a replica wrote and were told. `committed`: the largest acknowledged epoch."""
 
     sessions: list[Session] = field(default_factory=list)
     committed: int = 0
@@ -90,7 +93,7 @@ class _Channel:
 
 
 class OriginalMaster:
-    """One life. `pause`: seconds that a step of a thread takes at most."""
+    """One life. `pause`: maximum seconds of a step of a thread."""
 
     def __init__(self, outside: Outside, ledger: Ledger, orders: Orders, rng: Random, pause: float) -> None:
         self.channels: list[_Channel] = []
@@ -106,7 +109,7 @@ class OriginalMaster:
         self._control: Peer
 
     async def connect(self, endpoint: Endpoint, channels: int) -> None:
-        """Log channels first, in order, then the control channel."""
+        """Open the log channels in order, then the control channel."""
         try:
             for number in range(channels):
                 peer = await Peer.connect(self._outside.network, endpoint)
@@ -123,14 +126,14 @@ class OriginalMaster:
         for channel in self.channels:
             await channel.peer.close()
 
-    # --- what its clients call ---
+    # --- interface for its clients ---
 
     async def switch_epoch(self, epoch: int) -> None:
         self.switched = self._ledger.last_epoch = epoch
         await self._update()
 
     async def session(self, channel: _Channel, name: str, entries: int) -> None:
-        """A whole session, the end acknowledged."""
+        """Send a whole session and wait for the acknowledgement of its end."""
         await self._begin(channel)
         for number in range(entries):
             await self._add(channel, f"{name}-{number}".encode())

@@ -1,8 +1,8 @@
-"""The original's master, played by its model, and a replica of ours in the simulator, each started again when it died.
+"""A model of the original's master and our replica in the simulator, each restarted after it dies.
 
-Checked on the replica's disk, by the independent reader: whatever was acknowledged is there, sessions are there as a
-whole, and none is whose end was never sent, or whose epoch its master did not commit before it died. That holds at
-every death, after every start, and in the end.
+The independent reader checks the replica's disk: all acknowledged data is present, sessions are complete, and there is
+no session whose end was never sent, or whose epoch its master did not commit before it died. That holds at every death,
+after every start, and at the end.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tests.simulation.simulation import Crashed, Simulation
 CHANNELS: Final = 3
 DEAD_SECONDS: Final = 0.2
 PAUSE_SECONDS: Final = (0.05, 1.0)
-"""Between two things that happen to them, and after a program, unless others are given."""
+"""Default range of seconds between two faults, and after a program."""
 
 FINISH_SECONDS: Final = 300.0
 SESSIONS_MAX: Final = 40
-"""Of one life, after which its master rests."""
+"""Number of sessions of one life, after which its master idles."""
 
 SESSIONS_TOTAL_MAX: Final = 400
-"""All of which every check looks at."""
+"""Number of all sessions, which every check scans."""
 
 
 class OriginalPair:
-    """`start()` at any time, and `finish()` when all faults are over: what was wrong, in words."""
+    """Call `start()` at any time, and `finish()` after all faults; it returns the violations as text."""
 
     def __init__(self, sim: Simulation, rng: Random, pause_seconds: tuple[float, float] = PAUSE_SECONDS) -> None:
         self.ledger = Ledger()
@@ -105,7 +105,7 @@ class OriginalPair:
         return master
 
     async def _program(self, master: OriginalMaster, rng: Random) -> None:
-        """Sessions on all channels while epochs are switched, until it is over or somebody dies."""
+        """Run sessions on all channels while epochs are switched, until the end or a death."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._switch(master, Random(rng.random())))
@@ -158,7 +158,7 @@ class OriginalPair:
             if not sim.is_running(name):
                 continue
             self.hurt_count += 1
-            # The model of the master has no disk, and a replica hears of a host that is gone only when it is back.
+            # The model of the master has no disk, and a replica learns of a dead host only when that is back.
             match rng.randrange(4) if name == REPLICA else 0:
                 case 0:
                     sim.kill(name)
@@ -220,7 +220,7 @@ class OriginalPair:
 
 
 def run(seed: int, seconds: float = 6.0) -> tuple[list[str], OriginalPair]:
-    """What is wrong in one run of such a pair alone. Half of them put open sessions into the file early."""
+    """Return the violations in one run of such a pair. Half of the runs put open sessions into the file early."""
     sim = Simulation(f"original/{seed}")
     spill = Random(f"{seed}/spill").choice([0, 200, SPILL, SPILL])
 

@@ -1,4 +1,4 @@
-"""A master and its replica in the simulator, each started again when it has died and its directory was checked."""
+"""A master and its replica in the simulator, each restarted after its death and a check of its directory."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.limestone.programs import (
 from tests.simulation.simulation import Crashed, Simulation
 
 PAUSE_SECONDS: Final = 0.2
-"""For how long a machine stays dead."""
+"""How long a machine stays down."""
 
 BETWEEN_SECONDS: Final = (0.0, 8.0)
-"""From the end of a program to the beginning of the next one."""
+"""Time from the end of a program to the start of the next one."""
 
 
 class Pair:
-    """Programs on a master with a replica, until all of one is persistent and it `is_enough`."""
+    """Runs programs on a master with a replica, until one is fully durable and `is_enough` holds."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class Pair:
         self.settings = settings
         self.model = Model()
         self.past: list[Model] = []
-        """What would have been without each of the master's crashes."""
+        """The expected content without each of the master's crashes."""
         self.seed = seed
         self.program_count = 0
-        """Of programs that were begun."""
+        """Number of started programs."""
         self._on_death = on_death
         self._is_enough = is_enough
         stage.build(MASTER, REPLICA)
@@ -67,7 +67,7 @@ class Pair:
             keeper.cancel()
 
     def check_end(self) -> None:
-        """Both have all of it."""
+        """Check that both sides have everything."""
         for name in (MASTER, REPLICA):
             self.stage.storage(name).spare()
             assert check(self.stage, name, self.model) >= self.model.last_epoch()
@@ -77,7 +77,7 @@ class Pair:
             pass
 
     async def _lived(self) -> bool:
-        """Whether the master came to the end of its programs."""
+        """Return True if the master completed its programs."""
         stage, model = self.stage, self.model
         try:
             master = await start_master(stage, model, self.settings, self.shape.channels)

@@ -1,4 +1,4 @@
-"""A master that is a few sockets and says what a test wants it to say, and directories as dictionaries."""
+"""A scripted master made of a few sockets, and directories as dictionaries."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Peer:
         self._stream.write(b"".join(each if isinstance(each, bytes) else encode(each) for each in messages))
 
     async def receive(self) -> Message | None:
-        """The next answer; None when the connection is closed."""
+        """Return the next answer; None if the connection is closed."""
         async with asyncio.timeout(SECONDS):
             while (message := self._parser.next_message()) is None:
                 try:
@@ -84,7 +84,7 @@ class Peer:
         assert answer == (), answer
 
     async def refused(self, *messages: Message | bytes) -> int | None:
-        """The code of the ERROR, None if there is none; then the connection is closed."""
+        """Return the code of the ERROR, None if there is none, once the connection is closed."""
         answer = await self.ask(*messages)
         if answer is None:
             return None
@@ -108,7 +108,7 @@ class Peer:
 
 
 class Connector:
-    """Part of a Network: connects, and closes in the end what a test has left open."""
+    """A part of Network: connects, and finally closes the connections that a test left open."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -125,7 +125,7 @@ class Connector:
 
 
 class Master:
-    """Control and log channels of a master of ours, or of the original."""
+    """Control and log channels of a master, ours or the original's."""
 
     def __init__(self, network: Network | Connector, endpoint: Endpoint) -> None:
         self._network = network
@@ -192,14 +192,14 @@ def blob_session(epoch: int, key: str, *blobs: Blob) -> LogEntries:
 
 
 def content(root: Path) -> dict[str, bytes]:
-    """All files of a directory, but what names an instance."""
+    """Return all files of a directory, except those that identify an instance."""
     found = {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
     found.pop("limestone-manifest.json", None)
     return found
 
 
 async def replay(network: Network | Connector, endpoint: Endpoint, name: str) -> None:
-    """What a real master sent, in the order in which it was seen; every answer must be the recorded one."""
+    """Replay a real master's messages in their recorded order; every answer must match the recording."""
     wire = recorded.HERE / name / "wire"
     peers: dict[int, Peer] = {}
     for line in (wire / "chunks.jsonl").read_text().splitlines():

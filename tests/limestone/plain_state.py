@@ -1,6 +1,6 @@
-"""The state that entries add up to, in a plain way: what the compiled one is compared with.
+"""The state that entries add up to, computed plainly, to compare with the compiled code.
 
-Per key the entry of the highest write version, unless its storage was cleared later
+Per key, the entry with the highest write version, unless its storage was cleared later
 (docs/spec/limestone.md#winning-entry). Takes entries that count, in any order; of two entries with the same version the
 later one wins.
 """
@@ -19,23 +19,23 @@ _BEGIN: Final = Marker(EntryType.MARKER_BEGIN, 0)
 
 
 def sort_key(entry: Entry) -> bytes:
-    """The order of snapshots, compacted files and cursors: the storage id as it is on disk, then the key."""
+    """The order of snapshots, compacted files and cursors: the storage id as on disk, then the key."""
     return _STORAGE.pack(entry.storage_id) + entry.key
 
 
 class Snapshot:
-    """Grows by `add`; at any moment its state can be asked for."""
+    """Grows by `add`; its state is available at any moment."""
 
     def __init__(self) -> None:
         self.cleared: dict[int, WriteVersion] = {}
-        """Per storage, when it was last cleared or removed."""
+        """Per storage, the version at which it was last cleared or removed."""
         self.max_blob_id = 0
-        """The largest id of any blob that any entry has named, so that none is given out again."""
+        """The largest blob id of any entry, so that none is reused."""
         self._winners: dict[tuple[int, bytes], Entry] = {}
         self._compacted: dict[tuple[int, bytes], Entry] = {}
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Entries of log files."""
+        """Add entries of log files."""
         winners, cleared = self._winners, self.cleared
         for entry in entries:
             kind = entry.type
@@ -50,7 +50,7 @@ class Snapshot:
                 cleared[entry.storage_id] = max(before_cleared, entry.version)
 
     def add_compacted(self, entries: Iterable[Entry]) -> None:
-        """Entries of a compacted file, to which any entry of a log file is newer."""
+        """Add entries of a compacted file; any entry of a log file is newer."""
         for entry in entries:
             self._compacted[entry.storage_id, entry.key] = entry
             self._note_blobs(entry)
@@ -60,14 +60,15 @@ class Snapshot:
             self.max_blob_id = max(self.max_blob_id, *entry.blob_ids)
 
     def rows(self) -> list[Entry]:
-        """What a cursor shows: the puts that are left, of log files and of the compacted file, in key order."""
+        """Return the rows of a cursor: the remaining puts of log files and compacted file, in key order."""
         newest = self._compacted | self._winners
         return sorted((entry for entry in self._alive(newest.values()) if not _is_remove(entry)), key=sort_key)
 
     def changes(self, *, with_removes: bool) -> list[Entry]:
-        """What a snapshot file holds: the winners of the log files alone, in key order.
+        """Return the content of a snapshot file: the winners among the entries of log files, in key order.
 
-        Removes are for a directory with a compacted file, whose copy of the key they hide."""
+        Removes matter in a directory with a compacted file, whose copy of the key they hide.
+        """
         found = self._alive(self._winners.values())
         return sorted((entry for entry in found if with_removes or not _is_remove(entry)), key=sort_key)
 
@@ -81,10 +82,10 @@ def _is_remove(entry: Entry) -> bool:
 
 
 def encode_snapshot(changes: Iterable[Entry]) -> bytes:
-    """The bytes of `data/snapshot`: a begin marker of epoch 0, the entries, no end marker."""
+    """Encode `data/snapshot`: a begin marker of epoch 0 and the entries, without an end marker."""
     return b"".join((encode(_BEGIN), *map(encode, changes)))
 
 
 def encode_compacted(rows: Iterable[Entry]) -> bytes:
-    """The bytes of a compacted file: as a snapshot, but of versions that every log file's entry is newer than."""
+    """Encode a compacted file: like a snapshot, but with versions older than those of any log file."""
     return encode_snapshot(row._replace(version=_ZERO) for row in rows)

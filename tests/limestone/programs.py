@@ -1,7 +1,7 @@
-"""Random programs for a master and its replica in the simulator, and what their directories must hold afterwards.
+"""Random programs for a master and its replica in the simulator, and the expected content of their directories.
 
-A program runs some log channels at once, each with session after session, while epochs are switched; the `Model` is
-told what was done, and of which epochs the store said that they are persistent. A blob holds the value of its row.
+A program runs several log channels concurrently, each with session after session, while epochs are switched. The
+`Model` records the calls, and the epochs that the store reported durable. A blob holds the value of its row.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from tests.simulation.simulation import Simulation
 MASTER, REPLICA = "master", "replica"
 ENDPOINT: Final = Endpoint(REPLICA, 4000)
 REPAIRABLE: Final = 1
-"""What the original's tool exits with where it can repair a directory without a loss."""
+"""Exit code of the original's tool if it can repair a directory without loss."""
 
 KEYS: Final = tuple(b"k%d" % number for number in range(6))
 STORAGES: Final = (1, 2, 256)
-"""Of which the last comes first in the order of cursors."""
+"""The last one comes first in cursor order."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a program is."""
+    """The size of a program."""
 
     channels: int = 2
     sessions: int = 6
@@ -48,11 +48,11 @@ class Shape:
     pause_seconds: float = 0.01
     aborts: bool = True
     compacts: bool = False
-    """Whether the master compacts in the middle of it."""
+    """True if the master compacts during the program."""
 
 
 class Master:
-    """A store as a process of the stage, with its channels."""
+    """A store as a process of the simulation, with its channels."""
 
     def __init__(self, store: AsyncDatastore, clock: Clock) -> None:
         self.store = store
@@ -64,7 +64,7 @@ class Master:
 
 
 async def start_master(stage: Simulation, model: Model, settings: Settings, channels: int) -> Master:
-    """A store that is ready, and in an epoch that nothing is in yet."""
+    """Return a ready store in a new epoch."""
 
     async def start(outside: Outside) -> Master:
         master = Master(AsyncDatastore(outside, settings), outside.clock)
@@ -80,7 +80,7 @@ async def start_master(stage: Simulation, model: Model, settings: Settings, chan
 
 
 class Program:
-    """One run of a program on a master; goes on where the last one on the same model ended."""
+    """One run of a program on a master; continues after the last one on the same model."""
 
     def __init__(self, stage: Simulation, model: Model, shape: Shape, rng: Random) -> None:
         self._stage = stage
@@ -92,7 +92,7 @@ class Program:
         self.open_channels = 0
 
     async def run(self, master: Master) -> None:
-        """All sessions, and the switches of epochs, until everything is persistent. Crashed if the master dies."""
+        """Run all sessions and epoch switches until everything is durable; raise Crashed if the master dies."""
         self._clock = master.clock
         works = [self._write(master.store, channel, Random(self._rng.random())) for channel in master.channels]
         if self._shape.compacts:
@@ -109,7 +109,7 @@ class Program:
     async def _switch(self, store: AsyncDatastore) -> None:
         pause, sessions = self._shape.pause_seconds, 0
         while self.open_channels:
-            # Ever more rarely where all wait for a replica.
+            # Increasingly rare if all wait for a replica.
             pause = 1.5 * pause if sessions == len(self._model.sessions) else self._shape.pause_seconds
             sessions = len(self._model.sessions)
             await self._clock.sleep(self._rng.uniform(0, 2 * pause))
@@ -166,7 +166,7 @@ class Program:
 
 
 def log(channel: AsyncLogChannel, entry: Entry) -> None:
-    """The call of a channel that writes this entry."""
+    """Call the channel method that writes this entry."""
     match entry.type:
         case EntryType.REMOVE:
             channel.remove_entry(entry.storage_id, entry.key, entry.version)
@@ -190,7 +190,7 @@ async def start_replica(stage: Simulation, *, compatible: bool = False) -> Repli
 
 
 def found_on(stage: Simulation, name: str) -> RecoveredDirectory:
-    """What a process that starts on this machine's directory would find; nothing is changed."""
+    """Return what a process that starts on this machine's directory would find, without changes."""
     disk = stage.look(name)
     disk.make_directory(f"/{name}")
     return recover(disk, f"/{name}", repairs=False)
@@ -201,7 +201,7 @@ def shown(found: RecoveredDirectory) -> list[Row]:
 
 
 def files_on(disk: Disk, directory: str) -> dict[str, bytes]:
-    """The content of a directory of a simulated machine."""
+    """Return the content of a directory on a simulated machine."""
     found: dict[str, bytes] = {}
     if disk.kind(directory) != "directory":
         return found
@@ -216,22 +216,24 @@ def files_on(disk: Disk, directory: str) -> dict[str, bytes]:
 
 
 def is_seeding(stage: Simulation, name: str) -> bool:
-    """Whether a replica's content is not that of its directory: it would come back at a start."""
+    """Return True if a replica's content is not that of its directory: old data would be restored at a start."""
     disk, path = stage.look(name), f"/{name}"
     return disk.kind(path) is not None and replica_seeding.read(disk, path).phase in (Phase.MOVING, Phase.SEEDING)
 
 
 def check(stage: Simulation, name: str, *timelines: Model) -> int:
-    """One side holds what was reported persistent, in full, and of later epochs all or nothing; its durable epoch.
+    """Check that one side has all reported epochs in full, and later ones completely or not at all; return its durable
+    epoch.
 
-    A replica may not have heard yet that its master crashed, and hold what would have been without that."""
+    A replica may not know yet that its master crashed, and have the content without that crash.
+    """
     found = found_on(stage, name)
     durable, rows = found.durable_epoch, shown(found)
     needed = timelines[0].must_be_durable()
-    assert durable >= needed, f"{name} forgot epoch {needed}: it has {durable}"
+    assert durable >= needed, f"{name} lost epoch {needed}: it has {durable}"
     check_by_the_original(stage.look(name), f"/{name}", found)
     possible = [model for model in timelines if not model.unfinished(durable)]
-    assert possible, f"{name} has epoch {durable}, of which a session is open"
+    assert possible, f"{name} has epoch {durable}, which has an open session"
     assert any(rows == model.rows(durable) for model in possible), f"{name} differs at epoch {durable}"
     for row in found.snapshot.rows():
         for blob_id in row.blob_ids:
@@ -241,10 +243,11 @@ def check(stage: Simulation, name: str, *timelines: Model) -> int:
 
 
 def check_by_the_original(disk: Disk, directory: str, found: RecoveredDirectory) -> None:
-    """The original opens the directory with the catalog that we have, and shows the rows that we do.
+    """Check that the original opens the directory with the same catalog and the same rows.
 
-    What a session or a record of an epoch that was cut short leaves it does not open before that has been repaired, by
-    its tool or by our next start; it may not hold it for the loss of something durable."""
+    It does not open the remains of an interrupted session or epoch record before a repair, by its tool or by our next
+    start; it must not report them as a loss of durable data.
+    """
     assert original.listed(disk, directory) == found.catalog, f"the original has another catalog of {directory}"
     judged = judge(files_on(disk, directory))
     if judged.problem is None:

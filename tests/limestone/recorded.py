@@ -1,4 +1,4 @@
-"""Directories and conversations of the real program (tests/vectors/limestone), and strategies for entries."""
+"""Directories and conversations of the original (tests/vectors/limestone), and strategies for entries."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ HERE = VECTORS / "limestone"
 
 
 def log_files() -> list[Path]:
-    """Every recorded file that is made of entries, the torn ones of a killed replica left out."""
+    """Return every recorded file of entries, except the torn ones of a killed replica."""
     found = [path for pattern in ("pwal_*", "epoch", "snapshot") for path in HERE.rglob(pattern)]
     return sorted(path for path in found if path.is_file() and "replica_crash" not in path.parts)
 
 
 def rows(text: str) -> list[tuple[int, bytes, bytes]]:
-    """Storage, key and value of each line `row` that the real program printed from its cursor."""
+    """Return storage, key and value of each `row` line that the original printed from its cursor."""
     found = []
     for line in text.splitlines():
         if line.startswith("row "):

@@ -1,4 +1,4 @@
-"""The calls that made a recorded directory, made again: its sessions in the order of their epochs."""
+"""Repeat the calls that made a recorded directory: its sessions in the order of their epochs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Session = tuple[int, int, list[Entry]]
 
 
 def sessions(directory: Path, *, after: Path | None = None) -> list[Session]:
-    """Those of all log files, by epoch, then by channel; `after`: without those that were there already."""
+    """Return the sessions of all log files by epoch and channel; `after`: without those that this directory has."""
     found: list[Session] = []
     for channel, path in enumerate(sorted(directory.glob("pwal_????"))):
         skipped = (after / path.name).stat().st_size if after is not None and (after / path.name).exists() else 0
@@ -34,7 +34,7 @@ def _snippets(data: bytes, path: Path) -> Iterator[tuple[int, list[Entry]]]:
 
 
 def add(channel: AsyncLogChannel, entry: Entry) -> None:
-    """The call that makes this entry."""
+    """Make the call that writes this entry."""
     storage_id, version = entry.storage_id, entry.version
     match entry.type:
         case EntryType.REMOVE:
@@ -50,7 +50,7 @@ def add(channel: AsyncLogChannel, entry: Entry) -> None:
 
 
 async def replay(store: AsyncDatastore, channels: list[AsyncLogChannel], made: list[Session], last_epoch: int) -> None:
-    """All of them, and switches to every epoch up to one behind the last."""
+    """Write all sessions, and switch to every epoch up to the one after the last."""
     first = made[0][0]
     for epoch in range(first, last_epoch + 1):
         await store.switch_epoch(epoch)

@@ -1,4 +1,4 @@
-"""A replica on the real disk and network, what a test says to it, and what it has written."""
+"""A replica on the real disk and network, messages to it, and the content of its directory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def peer_of(replica: Replica) -> Peer:
 
 
 def rows(path: Path) -> Rows:
-    """What the directory holds, read by somebody who changes nothing."""
+    """Read the rows of the directory without changing it."""
     found = recover(OUTSIDE.disk, str(path), repairs=False).snapshot.rows()
     return [(entry.key, entry.value) for entry in found]
 

@@ -1,4 +1,4 @@
-"""A replica that does as it is told, and remembers every byte: for what a master says, and how it takes an answer."""
+"""A scripted replica that records every byte: for the messages of a master, and its reaction to answers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NONCE = bytes(range(32))
 TOKEN = bytes(range(32, 64))
 
 Answer = bytes | None
-"""None: the connection is closed. b"": nothing is said."""
+"""None: the connection is closed. b"": no answer."""
 
 
 @dataclass
 class Connection:
-    """What came on one connection, and what was made of it."""
+    """The bytes received on one connection, and the decoded messages."""
 
     writer: asyncio.StreamWriter
     received: bytearray = field(default_factory=bytearray)
@@ -45,9 +45,10 @@ class Connection:
 
 
 class ScriptedReplica:
-    """Acknowledges what it must, unless `answers` says otherwise of a message: the first that gives an answer counts.
+    """Acknowledges as required, unless `answers` returns another answer for a message: the first answer counts.
 
-    `is_ours`: it offers the extensions, and says of itself what `follows` and `durable_epoch` hold."""
+    `is_ours`: it offers the extensions, and reports `follows` and `durable_epoch`.
+    """
 
     def __init__(self, *, is_ours: bool = False) -> None:
         self.is_ours = is_ours
@@ -65,7 +66,7 @@ class ScriptedReplica:
 
     @property
     def heard(self) -> list[Message | Frame]:
-        """On all connections, in the order of those."""
+        """Return the messages of all connections, in order of connection."""
         return [message for connection in self.connections for message in connection.messages]
 
     def heard_of(self, *kinds: type) -> list[Message | Frame]:
@@ -76,7 +77,7 @@ class ScriptedReplica:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def vanish(self) -> None:
-        """Close everything, as a process that is killed."""
+        """Close everything, as a kill does."""
         assert self._server is not None
         self._server.close()
         for connection in self.connections:

@@ -1,4 +1,4 @@
-"""A disk on which a worker stops before one of its operations, until it may go on: time to cancel who waits for it."""
+"""A disk that stops a worker before one of its operations until it is resumed: time to cancel its caller."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flowstone.outside.disk import SystemDisk
 COUNTED = ("open", "create", "append_to", "overwrite", "rename", "link", "unlink", "make_directory", "sync_directory")
 DEADLINE_SECONDS = 10.0
 PAUSE_SECONDS = 0.01
-"""How long something that must not happen is waited for."""
+"""How long to wait for an event that must not occur."""
 
 
 class StoppableDisk(SystemDisk):
-    """Counts the operations of all threads but the one that made it."""
+    """Counts the operations of all threads except the one that created it."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -29,9 +29,10 @@ class StoppableDisk(SystemDisk):
         self._lock = threading.Lock()
 
     def stop_at(self, number: int, *, unless: str | None = None) -> None:
-        """Stop the worker that begins the operation with this number, counted from now; no other one.
+        """Stop the worker that starts the operation with this number, counted from now.
 
-        `unless`: operations on files of this name are not counted."""
+        `unless`: operations on files of this name are not counted.
+        """
         self._unless = unless
         self.stopped.clear()
         self.may_go_on.clear()
@@ -48,7 +49,7 @@ class StoppableDisk(SystemDisk):
             assert self.may_go_on.wait(DEADLINE_SECONDS)
 
     async def until_stopped(self, work: asyncio.Future[Any]) -> bool:
-        """False if the work ended before it came to the operation."""
+        """Return False if the work ended before that operation."""
         stopped = asyncio.ensure_future(asyncio.to_thread(self.stopped.wait, DEADLINE_SECONDS))
         await asyncio.wait([stopped, work], return_when=asyncio.FIRST_COMPLETED)
         has_stopped = self.stopped.is_set()

@@ -1,6 +1,7 @@
 """Large blobs, and many blobs of one entry, cost neither the master nor the replica much memory.
 
-Both are processes, which report their peak."""
+Both are processes, which report their peak.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def peak():
     with open("/proc/self/status") as status:
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read())[1]) * 1024
 """
-"""Not `ru_maxrss`: a process begins with that of its parent, and a large parent would hide what the process takes."""
+"""Not `ru_maxrss`: a process inherits its parent's value, and a large parent would hide its own."""
 
 REPLICA = (
     PEAK

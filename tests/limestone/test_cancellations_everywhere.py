@@ -1,6 +1,5 @@
-"""Callers that are cancelled, time out or press Ctrl-C while a worker is at any of its disk operations: the worker's
-guard is held until it has ended, so nothing of what is called next meets it, and the directory is let go after it.
-"""
+"""Callers that are cancelled, time out or press Ctrl-C while a worker is at any disk operation: the worker keeps its
+guard until it has ended, so later calls do not collide with it, and the directory is released after it."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ from tests.limestone.store.test_rotation import started, write
 
 DISK = production().disk
 NUMBERS = partial(count, 1, 1 if FULL else 4)
-"""Operations of a worker to stop at, until there are no more."""
+"""Operations at which a worker is stopped, until there are no more."""
 Call = Callable[[AsyncDatastore, Path], Coroutine[Any, Any, Any]]
 
 
 class Store:
-    """A store with a row and a blob in epoch 1, which is durable, and another blob; on a disk that can be stopped."""
+    """A store with a row and a blob in the durable epoch 1, and another blob, on a disk that can be stopped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,7 +71,7 @@ class Store:
 
 
 async def reopened(path: Path) -> list[bytes]:
-    """By us; the original must see the same before and after."""
+    """Reopen the store; the original must see the same before and after."""
     seen = [row.key for row in original.rows(DISK, str(path))]
     store = AsyncDatastore(production(), Settings(str(path)))
     await store.ready()
@@ -84,7 +83,7 @@ async def reopened(path: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("is_repeated", [False, True])
 async def test_a_compaction_whose_caller_is_cancelled_stays_alone(tmp_path: Path, is_repeated: bool) -> None:
-    """Or it would delete a blob that a row got meanwhile, and a second one would begin with an empty catalog."""
+    """Otherwise it could delete a blob that a row has got since, and a second one would start from an empty catalog."""
     for number in NUMBERS():
         path = tmp_path / str(number)
         made = Store(path)
@@ -174,7 +173,7 @@ async def test_a_snapshot_whose_caller_is_cancelled_is_not_overtaken_by_the_next
     await store.shutdown()
 
 
-# --- what is cancelled, and then the store is shut down ---
+# --- cancelled calls before a shutdown ---
 
 
 async def compact(store: AsyncDatastore, _: Path) -> None:
@@ -238,7 +237,7 @@ async def restore(store: AsyncDatastore, path: Path) -> None:
 
 
 async def ends_with_the_store(path: Path, disk: StoppableDisk, store: AsyncDatastore, call: Call, number: int) -> bool:
-    """Whether the call came to its end before that operation."""
+    """Return True if the call completed before that operation."""
     disk.stop_at(number)
     work = await started(call(store, path))
     if not await disk.until_stopped(work):
@@ -252,7 +251,7 @@ async def ends_with_the_store(path: Path, disk: StoppableDisk, store: AsyncDatas
     await ending
     with suppress(asyncio.CancelledError):
         await work
-    assert has_waited, f"shut down while a worker was at its operation {number}"
+    assert has_waited, f"shut down while a worker was at operation {number}"
     manifest.lock(DISK, str(path)).release()
     return False
 
@@ -370,7 +369,7 @@ async def test_a_replica_waits_for_the_worker_of_a_cancelled_compaction(tmp_path
 
 
 async def test_a_backup_waits_for_the_worker_of_a_compaction(tmp_path: Path) -> None:
-    """Its list would be of files before the compaction, and the catalog that it copies of after it."""
+    """Its list would be from before the compaction, and the copied catalog from after it."""
     path = tmp_path / "data"
     for number in (2, 6, 12):
         made = Store(path / str(number))
@@ -417,7 +416,7 @@ def copied(taken: Backup, target: Path) -> None:
 
 @contextmanager
 def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
-    """Ctrl-C, as soon as this is so; it must become so inside the block."""
+    """Press Ctrl-C when the condition becomes true, which must happen inside the block."""
 
     def press() -> None:
         deadline = time.monotonic() + DEADLINE_SECONDS
@@ -438,7 +437,7 @@ def interrupted_when(condition: Callable[[], bool]) -> Iterator[None]:
 
 @pytest.fixture
 def threaded(tmp_path: Path) -> Iterator[tuple[Datastore, StoppableDisk]]:
-    """A store with a row in epoch 1; the epoch is 2."""
+    """A store with a row in epoch 1; the current epoch is 2."""
     disk = StoppableDisk()
     with Datastore(str(tmp_path), outside=disk.outside()) as store:
         channel = store.create_channel()

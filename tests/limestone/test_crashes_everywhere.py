@@ -1,6 +1,5 @@
-"""Random programs, and a crash at any write, sync or send of either side: what was reported persistent is there, in
-full, and of what was not all or nothing; both sides go on from there and agree.
-"""
+"""Random programs with a crash at any write, sync or send of either side: reported epochs are present in full, other
+epochs completely or not at all; both sides continue from there and agree."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ SHAPE: Final = Shape()
 COMPACTING: Final = Shape(compacts=True)
 PATIENCE_SECONDS: Final = 300.0
 STEP: Final = 7
-"""Outside of the full scale a store dies in every seventh operation, and in others with each of as many seeds."""
+"""Below full scale a store dies in every seventh operation, in different ones for as many seeds."""
 
 
 # --- a store alone ---
@@ -49,7 +48,7 @@ async def run_alone(stage: Simulation, model: Model, rng: Random, shape: Shape) 
 
 
 def operations_alone(seed: int, shape: Shape) -> int:
-    """How many writes and syncs a program makes that nothing happens to."""
+    """Return the number of writes and syncs of a program without faults."""
 
     async def scenario(stage: Simulation) -> None:
         stage.build(MASTER)
@@ -89,7 +88,7 @@ def crash_alone(seed: int, shape: Shape, numbers: list[int], loss: Loss) -> None
 
 @dataclass(frozen=True)
 class Crash:
-    """Where one of the two dies: in the middle of its operation of this number, counted from the crash before."""
+    """The crash of one side, in the middle of its operation of this number, counted from the crash before."""
 
     victim: str
     number: int
@@ -97,7 +96,7 @@ class Crash:
 
 
 async def go_through(stage: Simulation, settings: Settings, seed: int, crashes: list[Crash], shape: Shape) -> None:
-    """A pair from its birth to the end of its program, with one crash after the other."""
+    """Run a pair from its creation to the end of its program, with one crash after another."""
     later = list(reversed(crashes))
 
     def arm() -> None:
@@ -112,7 +111,7 @@ async def go_through(stage: Simulation, settings: Settings, seed: int, crashes: 
 
 
 def operations(settings: Settings, seed: int, shape: Shape = SHAPE) -> dict[str, int]:
-    """How many writes, syncs and sends each side makes in a program that nothing happens to."""
+    """Return the number of writes, syncs and sends of each side in a program without faults."""
     stage = run_pair(settings, seed, [], shape)
     return {name: stage.storage(name).operation_count for name in (MASTER, REPLICA)}
 
@@ -132,7 +131,7 @@ every_close = pytest.mark.parametrize("session_close", get_args(SessionClose))
 
 
 def moments(counts: dict[str, int], rng: Random) -> list[Crash]:
-    """Operations of both sides to die in: in CI some of them, others in each test."""
+    """Return the operations of both sides to die in; in CI a sample, different for each test."""
     step = 1 if FULL else 9
     found = [(name, number) for name in (MASTER, REPLICA) for number in range(rng.randint(1, step), counts[name], step)]
     return [Crash(name, number, rng.choice(list(Loss))) for name, number in found]
@@ -152,7 +151,7 @@ def test_a_pair_of_ours_goes_on_and_agrees(seed: int, group_commit: GroupCommit,
 @every_order
 @pytest.mark.parametrize("seed", range(50 if FULL else 1))
 def test_a_pair_of_which_both_compact(seed: int, group_commit: GroupCommit) -> None:
-    """A replica that lacks what only the compacted file has is seeded; either side compacts for itself."""
+    """A replica that lacks data of the compacted file is seeded; each side compacts by itself."""
     settings, rng = replace(REPLICATED, group_commit=group_commit), Random(f"{seed}/{group_commit}")
     for first in moments(operations(settings, seed, COMPACTING), rng):
         later = [Crash(rng.choice((MASTER, REPLICA)), rng.randint(1, 60), rng.choice(list(Loss))) for _ in range(2)]
@@ -163,14 +162,15 @@ def test_a_pair_of_which_both_compact(seed: int, group_commit: GroupCommit) -> N
 
 
 async def one_life(stage: Simulation, settings: Settings, seed: int, crash: Crash | None, *, compatible: bool) -> None:
-    """Until one of the two dies: there is no coming back. The original's files cannot tell which epoch is durable."""
+    """Run until one of the two dies: there is no recovery, because the original's files do not show the durable
+    epoch."""
     model = Model()
     stage.build(MASTER, REPLICA)
     if crash is not None:
         stage.crash_after(crash.victim, crash.number, crash.loss)
     booting = asyncio.ensure_future(boot_after_crash(stage))
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):  # who has never reached a replica waits for it
+        async with asyncio.timeout(PATIENCE_SECONDS):  # a master that has never reached its replica waits for it
             await start_replica(stage, compatible=compatible)
             master = await start_master(stage, model, settings, SHAPE.channels)
             await Program(stage, model, SHAPE, Random(seed)).run(master)
@@ -184,7 +184,7 @@ async def one_life(stage: Simulation, settings: Settings, seed: int, crash: Cras
 
 
 async def boot_after_crash(stage: Simulation) -> None:
-    """The machine of a replica that lost power tells, when it has it back, that it knows of no connection."""
+    """Boot the machine of a replica after a power loss; it resets the unknown connections."""
     await stage.until(lambda: stage.storage(REPLICA).names and not stage.is_running(REPLICA), seconds=1e6)
     await stage.sleep(PAUSE_SECONDS)
     stage.internet.boot(stage.machine(REPLICA).host)

@@ -1,4 +1,4 @@
-"""Errors of this room say which file and where, and cross process boundaries."""
+"""Errors of this package name the file and the offset, and cross process boundaries."""
 
 from __future__ import annotations
 

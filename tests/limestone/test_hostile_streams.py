@@ -1,6 +1,5 @@
-"""Ten thousand mutated streams, to a replica as from masters and to masters as from a replica: each is answered or
-refused, honest peers are served all the while, and nothing of it costs memory or time without end.
-"""
+"""Ten thousand mutated streams, to a replica and to masters: each is answered or rejected, honest peers are served
+throughout, and memory and time stay bounded."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ SECRET: Final = "sesame"
 
 
 def master_streams() -> list[bytes]:
-    """What masters send on one connection: recorded ones, and what ours say beyond that."""
+    """Return the streams of masters on one connection: recorded ones, and our extensions."""
     found = [path.read_bytes()[:2000] for path in sorted(recorded.HERE.rglob("*.m2r.bin"))]
     version = WriteVersion(1, 1)
     entries = (wire_entry(put(1, b"key", b"value" * 9, version)), wire_entry(remove(2, b"gone", version)))
@@ -67,7 +66,7 @@ def master_streams() -> list[bytes]:
 
 
 class Outcome:
-    """How many connections ended how."""
+    """Number of connections by the way they ended."""
 
     def __init__(self) -> None:
         self.answered = 0
@@ -75,7 +74,7 @@ class Outcome:
 
 
 async def attack(outside: Outside, data: bytes, outcome: Outcome) -> None:
-    """One connection that sends this, and waits for what is said to it, but not for long."""
+    """Send this on one connection, and wait for the answer, with a time limit."""
     stream = await outside.network.connect(ENDPOINT.host, ENDPOINT.port, timeout=10)
     stream.write(data)
     said = b""
@@ -91,7 +90,7 @@ async def attack(outside: Outside, data: bytes, outcome: Outcome) -> None:
 
 
 async def honest(outside: Outside, number: int, secret: str | None) -> None:
-    """A master of ours that writes a session, when those before it are gone."""
+    """Write a session as an honest master, once earlier ones have left."""
     async with asyncio.timeout(60):
         while True:
             master = Master(outside.network, ENDPOINT)
@@ -129,9 +128,9 @@ def test_a_replica_outlives_whatever_masters_send(compatible: bool, secret: str 
             await asyncio.gather(*(attack(stage.outside, data, outcome) for data in batch))
             if number % 20 == 0 and not compatible:
                 await honest(stage.outside, number, secret)
-        if not compatible:  # what came before may have been cleared by an attack that is valid
+        if not compatible:  # earlier data may have been cleared by a valid attack
             await honest(stage.outside, count, secret)
-        await stage.outside.clock.sleep(1.0)  # until it has seen that the last ones are gone
+        await stage.outside.clock.sleep(1.0)  # until it has seen that the last ones have left
         assert not replica.status().channels
         await stage.stop("replica")
         found = recover(stage.look("replica"), "/replica", repairs=False)
@@ -149,7 +148,7 @@ def test_a_replica_outlives_whatever_masters_send(compatible: bool, secret: str 
 
 
 class HostileReplica:
-    """Says what a replica may say, with something wrong in it, whatever it is asked."""
+    """Answers every message as a replica may, with an error in it."""
 
     def __init__(self, stage: Simulation, rng: random.Random) -> None:
         self.stage = stage
@@ -176,7 +175,7 @@ class HostileReplica:
 
 
 class HostileClient:
-    """Answers each thing that comes with the next piece, and closes when there is none."""
+    """Answers each message with the next piece, and closes when there is none."""
 
     def __init__(self, client: Client, pieces: Iterator[bytes]) -> None:
         self._client = client
@@ -204,7 +203,7 @@ def test_a_master_outlives_whatever_a_replica_says(compatible: bool) -> None:
     rng, ends = random.Random(8), {"done": 0, "refused": 0}
 
     async def write(outside: Outside, number: int) -> None:
-        """A few sessions of a store whose policy is to fail; its directory outlives it."""
+        """Write a few sessions of a store with policy "fail"; its directory outlives it."""
         settings = Settings("/master", (ENDPOINT,), on_lost=rng.choice(("fail", "degrade")), compatible=compatible)
         store = AsyncDatastore(outside, settings)
         try:

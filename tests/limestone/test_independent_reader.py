@@ -1,6 +1,6 @@
-"""The independent reader says what the original was seen to say, and our own recovery says the same.
+"""The independent reader agrees with the original's recorded verdicts, and so does our recovery.
 
-Held against the original itself by `interop/test_independent_reader.py`, where that is there.
+`interop/test_independent_reader.py` compares it with the original itself, if available.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPENS = {
     "short marked begin marker",
     "marked snippet, then a good one",
 }
-"""Of the known damage, what the original was seen to open (docs/spec/limestone.md#damage-matrix)."""
+"""The known damage with which the original opens a directory (docs/spec/limestone.md#damage-matrix)."""
 
 
 def test_reader_imports_nothing_of_ours() -> None:

@@ -1,4 +1,4 @@
-"""Deliberate bugs of a Limestone pair are found by simulated runs, within a hundred each."""
+"""Simulated runs find deliberate bugs of a Limestone pair, within a hundred runs each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOUND_BY: Final = {
     "store_blobs_without_fsync": 0,
     "withdraw_nothing": 0,
 }
-"""A seed that finds each soon, as runs are now: from there on it is looked for where time is short."""
+"""A seed near which each is currently found: if time is short, the search starts there."""
 
 
 @pytest.mark.timeout(3600)

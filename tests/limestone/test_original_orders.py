@@ -1,7 +1,8 @@
-"""A replica under the message orders of the original's master: what it acknowledges survives its death.
+"""A replica under the message orders of the original's master: acknowledged data survives its death.
 
 The original sends the GROUP_COMMIT of an epoch while sessions of it are open, and waits for the answer before it ends
-them (docs/spec/limestone.md#stored-and-propagated). Its own replica records such an epoch at once, and so does ours.
+them (docs/spec/limestone.md#stored-and-propagated). Its own replica records such an epoch immediately, and so does
+ours.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ async def following(path: Path, channels: int, *, compatible: bool = False) -> A
 
 
 def killed(path: Path) -> Path:
-    """The directory as kill -9 would leave it now."""
+    """Return a copy of the directory as kill -9 would leave it now."""
     return Path(shutil.copytree(path, path.parent / "killed"))
 
 
@@ -43,9 +44,10 @@ def durable(path: Path) -> int:
 
 
 async def overlap(master: Master, logs: list[Peer]) -> None:
-    """One session per epoch, each ending only after the group commits of its epoch and of the next one.
+    """Send one session per epoch, each ending only after the group commits of its epoch and of the next one.
 
-    Every group commit and every session but the last is acknowledged."""
+    Every group commit and every session except the last is acknowledged.
+    """
     for epoch in range(1, SESSIONS + 2):
         logs[epoch % 3].send(session(epoch, row(f"k{epoch:03}", "v", epoch), flags=BEGIN))
         await master.commit(epoch)
@@ -82,7 +84,7 @@ async def test_acknowledged_epochs_survive_closed_connections_and_shutdown(tmp_p
 
 
 async def test_epoch_is_recorded_before_its_group_commit_is_acknowledged(tmp_path: Path) -> None:
-    """The master reports the epoch to its clients then: other sessions of it are acknowledged, and must count."""
+    """The master then reports the epoch to its clients: acknowledged sessions of it must count."""
     path = tmp_path / "replica"
     async with following(path, 2) as (master, (whole, late)):
         await whole.acknowledged(session(1, row("a", "1", 1)))
@@ -125,7 +127,7 @@ async def test_second_session_of_an_epoch_is_open_at_its_group_commit(tmp_path: 
 
 
 async def test_session_that_ended_before_the_group_commit_is_synced_before_the_answer(tmp_path: Path) -> None:
-    """As with REPLICATION_ASYNC_SESSION_CLOSE: neither answer is awaited before the other is asked for."""
+    """As with REPLICATION_ASYNC_SESSION_CLOSE: neither answer is awaited before the other is requested."""
     path = tmp_path / "replica"
     async with following(path, 3) as (master, logs):
         for epoch in range(1, 31):

@@ -1,4 +1,4 @@
-"""Our replica under a model of the original's master, in all of its orders, with either side dying at any moment."""
+"""Our replica under a model of the original's master, in all of its message orders, with crashes of either side."""
 
 from __future__ import annotations
 

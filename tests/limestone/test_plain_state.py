@@ -1,4 +1,4 @@
-"""Which entry wins, against a simple model; files in the real program's order and bytes."""
+"""Winning entries, compared with a simple model; files in the original's order and bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def state(found: list[Entry]) -> list[Entry]:
 
 
 def model(found: list[Entry]) -> list[Entry]:
-    """Apply the entries in the order of their versions; a clear of a version goes before the points of that version."""
+    """Apply the entries in version order; a clear comes before points of the same version."""
     rows: dict[tuple[int, bytes], Entry] = {}
     for entry in sorted(found, key=lambda entry: (entry.version, entry.type not in (7, 9))):
         if entry.type in (EntryType.CLEAR_STORAGE, EntryType.REMOVE_STORAGE):
@@ -53,7 +53,7 @@ def test_the_order_of_entries_does_not_matter(found: list[Entry], rng: random.Ra
 
 @given(st.lists(entries, max_size=30), st.lists(entries, max_size=30))
 def test_compaction_changes_no_state(before: list[Entry], after: list[Entry]) -> None:
-    """Versions grow from one to the next, as epochs do, and those of a compacted file are forgotten."""
+    """Versions grow like epochs, and a compacted file drops those of its rows."""
     after = [entry._replace(version=WriteVersion(entry.version.major + 10, entry.version.minor)) for entry in after]
     snapshot = Snapshot()
     compacted = decode_all(encode_compacted(state(before)), "x")

@@ -1,6 +1,6 @@
-"""Our master and our replicas over loopback, as processes would be: what one has reported durable, the others have.
+"""Our master and our replicas over loopback, as separate stores: every epoch that one reports durable, the others have.
 
-Outages, seeds under load, quorums, secrets, TLS: at the end the rows and the durable epoch of both directories are one.
+Outages, seeds under load, quorums, secrets, TLS: at the end both directories have the same rows and durable epoch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def held(directory: Path) -> tuple[int, list[Entry]]:
-    """Durable epoch and rows of a directory, as whoever opens it next would find them."""
+    """Return durable epoch and rows of a directory, as the next process would find them."""
     found = recover(production().disk, str(directory), repairs=False)
     return found.durable_epoch, found.snapshot.rows()
 
@@ -69,7 +69,7 @@ class Store:
         await self.store.switch_epoch(self.epoch)
 
     async def put(self, channel: int = 0, rows: int = 1, size: int = 5) -> None:
-        """A session of new keys, and others that an older one has, too."""
+        """Write a session of new keys, and of keys that an older one has."""
         log = self.channels[channel]
         await log.begin_session()
         for _ in range(rows):
@@ -108,7 +108,7 @@ async def test_what_is_durable_here_is_there(tmp_path: Path) -> None:
 
 
 async def test_an_empty_blob_that_reuses_an_id_is_empty_on_the_replica(tmp_path: Path) -> None:
-    """The first blob of the id was of a session that never became durable, so the id was free again."""
+    """The first blob of the id belonged to a session that never became durable, so the id was free again."""
 
     async def put_blob(store: Store, content: bytes) -> None:
         blob_id = await store.store.blob_pool().register_data(content)
@@ -135,7 +135,7 @@ async def test_an_empty_blob_that_reuses_an_id_is_empty_on_the_replica(tmp_path:
 
 
 async def test_large_blobs_come_whole(tmp_path: Path) -> None:
-    """Live and when catching up, several in one session, in pieces and not."""
+    """Live and while catching up, several in one session, whole and in pieces."""
     contents = [bytes([number]) * size for number, size in enumerate([3 << 20, 10, (1 << 20) + 1, 1 << 20, 0])]
 
     async def put_blobs(store: Store) -> list[int]:
@@ -341,7 +341,7 @@ async def _more(store: Store, epochs: int) -> None:
 
 @pytest.mark.parametrize("group_commit", ["local_first", "replica_first", "concurrent"])
 async def test_a_replica_one_epoch_ahead_is_set_back(tmp_path: Path, group_commit: str) -> None:
-    """The master loses power between the replica's record and its own, and goes on for a while alone."""
+    """The master loses power between the replica's record and its own, and continues alone for a while."""
     async with replica_at(tmp_path / "r") as replica:
         endpoint = replica.endpoint
         async with master(tmp_path / "m", endpoint, group_commit=group_commit) as store:
@@ -467,7 +467,7 @@ async def test_a_replica_that_is_killed_again_and_again_lacks_nothing_in_the_end
 
 
 async def test_a_restored_master_seeds_the_replica_that_knows_more_than_the_backup(tmp_path: Path) -> None:
-    """Though it has gone further than the replica when they meet again."""
+    """Although it has advanced further than the replica when they reconnect."""
     async with replica_at(tmp_path / "r") as replica:
         endpoint = replica.endpoint
         async with master(tmp_path / "m", endpoint) as store:
@@ -491,7 +491,7 @@ async def test_a_restored_master_seeds_the_replica_that_knows_more_than_the_back
 
 
 async def test_a_replica_that_was_a_store_for_a_while_is_not_resumed_by_its_old_master(tmp_path: Path) -> None:
-    """Both have written epochs of the same numbers; it has to be told that its own may go."""
+    """Both have written epochs with the same numbers; an operator must allow the loss of its own."""
     async with replica_at(tmp_path / "r") as replica:
         endpoint = replica.endpoint
         async with master(tmp_path / "m", endpoint) as store:

@@ -1,4 +1,4 @@
-"""Settings: what the original's variables say, what contradicts itself, and a secret that is not shown."""
+"""Settings: the original's variables, contradictions, and a secret that is not shown."""
 
 from __future__ import annotations
 

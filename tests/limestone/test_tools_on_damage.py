@@ -1,4 +1,4 @@
-"""The tools on files with any damage: an answer for each, nothing but a clean error, and what they repair is sound."""
+"""The tools on files with any damage: an answer or a clean error, and repaired directories are intact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An Outside around any disk, whose workers are the caller: what a store does, in one order, until power goes."""
+"""An Outside around any disk, whose workers run in the caller: store operations in one order, until a power loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class Inline:
-    """Work is done by who asks for it, at once."""
+    """Runs work immediately, in the caller."""
 
     async def __call__(self, fn: Callable[..., T], *args: object) -> T:
         return fn(*args)

@@ -1,4 +1,4 @@
-"""Members that follow an instance in memory and answer when a test says so, for what has to ask them."""
+"""Members in memory that follow an instance and answer when a test says so."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from flowstone.replication.vclock import VClock
 
 
 class Answering:
-    """`followers` of an instance whose replica set has so many `members`; its quorum is `N / 2 + 1`, or as given."""
+    """`followers` of an instance in a replica set of `members`; its quorum is `N / 2 + 1`, or as given."""
 
     def __init__(self, instance: Instance, *, members: int, quorum: int | None = None) -> None:
         self.on_answer: list[Callable[[int, int, VClock], None]] = []
         self.numbers: dict[int, int] = {}
-        """Of the newest heartbeat, by id."""
+        """Number of the newest heartbeat, by id."""
         self._instance = instance
         for replica_id in range(2, members + 1):
             row = pack((replica_id, str(UUID(int=replica_id))))
@@ -32,7 +32,7 @@ class Answering:
         return dict(self.numbers)
 
     def answer(self, replica_id: int, vclock: VClock | None = None, *, number: int | None = None) -> None:
-        """The member says that it has `vclock`, or what the instance has, after the heartbeat with this number."""
+        """Let the member acknowledge `vclock`, by default the instance's own, after the heartbeat with this number."""
         told = number if number is not None else self.numbers.get(replica_id, 1)
         for tell in list(self.on_answer):
             tell(replica_id, told, vclock if vclock is not None else self._instance.vclock)

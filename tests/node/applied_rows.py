@@ -1,4 +1,4 @@
-"""A replica in memory that peers' rows are applied to, masters that number them, and random histories of theirs."""
+"""A replica in memory to which peers' rows are applied, masters that number rows, and random histories."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Change = tuple[int, dict[int, Any] | None]
 
 
 class Replica:
-    """A box, its log on a disk that can fail, and what applies rows to them."""
+    """A box, its log on a disk that can fail, and the row applier."""
 
     def __init__(self, mode: WalMode = WalMode.WRITE, dialect: Dialect = Dialect.V2_6) -> None:
         self.box: Box = box_with(
@@ -78,14 +78,14 @@ class Replica:
 
 
 class Master:
-    """Numbers what it is told, as an instance would."""
+    """Numbers rows as an instance would."""
 
     def __init__(self, replica_id: int = 2, lsn: int = 0) -> None:
         self.replica_id = replica_id
         self.lsn = lsn
 
     def does(self, *changes: Change, flags: int = 0) -> list[Row]:
-        """One transaction."""
+        """Return one transaction."""
         rows = []
         for kind, body in changes:
             self.lsn += 1
@@ -124,7 +124,7 @@ async def settled(replica: Replica) -> Replica:
 
 
 def random_transactions(rng: Random, count: int) -> list[list[Row]]:
-    """Of three masters and of every kind, over few keys; none of them fails."""
+    """Return transactions of three masters and of every kind, over few keys; none of them fails."""
     masters = [Master(number) for number in (2, 3, 7)]
     taken: dict[int, set[Any]] = {}
     made = []
@@ -156,13 +156,13 @@ def random_transactions(rng: Random, count: int) -> list[list[Row]]:
 
 
 class SynchronousHistory:
-    """Transactions of which some wait for a verdict, and some come twice, their first rows alone before."""
+    """Transactions, some pending and some sent twice, the first time only their first rows."""
 
     def __init__(self, rng: Random, dialect: Dialect) -> None:
         self.rng = rng
         self.has_flags = dialect is Dialect.V2_11
         self.owner = Master(2)
-        # With terms nobody but the owner may write; without, nobody else while something waits.
+        # With terms only the owner may write; without, no other member while a transaction is pending.
         self.others = [] if self.has_flags else [Master(3), Master(7)]
         self.waiting: list[int] = []
 
@@ -200,7 +200,7 @@ class SynchronousHistory:
         return [*(list(make_transaction([row], flags).rows) for row in alone), whole]
 
     def burst(self) -> list[list[Row]]:
-        """Many that wait, each a row alone; some put the same tuples."""
+        """Return many pending transactions of one row each; some put the same tuples."""
         flags = SYNCHRONOUS if self.has_flags else 0
         count = self.rng.choice((3, 12, 40))
         kinds = [put(REPLACE, key, "burst", space=SYNC) for key in self.rng.choices(range(30), k=count)]

@@ -1,4 +1,4 @@
-"""Rows for the tests of the archive: transactions as a log has them, and as packets of a stream."""
+"""Rows for the archive tests: transactions as a log has them, and as packets of a stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPACE, SYNC_SPACE = 512, 513
 
 
 def new_disk() -> Any:
-    """A FaultDisk, which is a Disk in all but the types of what it returns."""
+    """Return a FaultDisk, which is a Disk except for the types of its results."""
     return FaultDisk()
 
 
@@ -48,7 +48,7 @@ def rollback(lsn: int, withdrawn: int, origin: int = 1) -> bytes:
 
 
 def promote(lsn: int, confirmed: int, *, term: int, origin: int, owner: int = 1) -> bytes:
-    """`origin` takes the queue of `owner` over."""
+    """`origin` takes over the queue of `owner`."""
     return _control(lsn, origin, RequestType.RAFT_PROMOTE, Promote(owner, confirmed, term).encode())
 
 
@@ -67,7 +67,7 @@ def slab(*rows: bytes) -> Slab:
 
 
 def stream(*rows: Row) -> Slab:
-    """The rows as they come from a peer: each behind its length."""
+    """Return the rows as a peer sends them, each after its length."""
     feed = RowStream("peer")
     for each in rows:
         data = each.encode()

@@ -1,4 +1,4 @@
-"""A real Tarantool to be archived: killed, started again, and compared with what its archive makes of it."""
+"""A real Tarantool to be archived: killed, restarted, and compared with its archive."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ os.exit(0)
 
 
 class RealServer:
-    """A server in `directory`, on a port that stays its own over restarts."""
+    """A server in `directory`, on a port that it keeps across restarts."""
 
     def __init__(self, directory: Path, *, cfg: str = "", setup: str = SCHEMA, binary: str = "tarantool") -> None:
         self.directory = directory
@@ -105,19 +105,19 @@ class RealServer:
             connection.close()
 
     def vclock(self) -> dict[int, int]:
-        """Without the local rows, which are nobody else's."""
+        """Return its vclock without local rows."""
         (pairs,) = self.eval("local r = {} for k, v in pairs(box.info.vclock) do table.insert(r, {k, v}) end return r")
         return {key: lsn for key, lsn in pairs if key}
 
     def dump(self) -> str:
-        """All tuples, one per line."""
+        """Return all tuples, one per line."""
         (text,) = self.eval("return dump()")
         return str(text)
 
     def recovered(self, directory: Path) -> tuple[str, dict[int, int], str]:
-        """What a server of its version makes of the files of an archive: all tuples, its vclock, its log.
+        """Let a server of its version recover the files of an archive; return all tuples, its vclock, its log.
 
-        It writes there, so that must be a copy.
+        The server writes there, so pass a copy.
         """
         (directory / "recover.lua").write_text(RECOVER)
         command = [self.binary, "recover.lua"]

@@ -1,4 +1,4 @@
-"""A running node for the tests of its parts."""
+"""A running node for the tests of its components."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import flowstone
 
 @pytest_asyncio.fixture
 async def node(tmp_path: Path) -> AsyncIterator[flowstone.Node]:
-    """A node on a new directory, with the space `fruit` (id, name, count) and two indexes."""
+    """Return a node in a new directory, with the space `fruit` (id, name, count) and two indexes."""
     async with flowstone.Node(tmp_path / "data") as running:
         format = [("id", "unsigned"), ("name", "string"), {"name": "count", "type": "integer", "is_nullable": True}]
         fruit = await running.create_space("fruit", format=format)

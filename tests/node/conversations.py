@@ -1,4 +1,4 @@
-"""A session without a socket: requests go in as packets, replies come out decoded."""
+"""A session without a socket: requests as packets, replies decoded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SALT = bytes(range(32))
 
 
 class Conversation:
-    """One client of an instance. What a request cannot do is raised, as our client does."""
+    """One client of an instance. Error replies are raised, as by our client."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Conversation:
     async def response(
         self, type: int, body: Any = None, *, stream: int = 0, raw: bytes | None = None
     ) -> Response | None:
-        """The reply, errors too, when it is written; None where there is none."""
+        """Return the reply, possibly an error, when it is written; None if there is none."""
         sync = next(self._syncs)
         payload = raw if raw is not None else pack(body if body is not None else {})
         ((packet,), _) = split(encode_request(type, sync, payload, stream_id=stream))

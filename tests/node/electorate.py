@@ -1,6 +1,6 @@
-"""Members of a replica set reduced to elections: a real log each, a queue that only changes hands, and no network.
+"""Members of a replica set reduced to elections: a real log each, a queue that only changes its owner, no network.
 
-What one shows the others hear after a moment, unless they are cut off from it.
+A broadcast reaches the other members after a moment, unless the sender is isolated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UUID = "11111111-0000-4000-8000-00000000000{}"
 
 
 class Queue:
-    """A queue of synchronous transactions as elections see it; `waits` transactions keep it from changing hands."""
+    """The synchronous queue as elections see it; `waits` pending transactions delay a change of owner."""
 
     def __init__(self) -> None:
         self.limbo = self
@@ -61,7 +61,7 @@ class Queue:
         self.take(self.own_id, term, owner_id=0)
 
     def take(self, origin_id: int, term: int, *, owner_id: int | None = None) -> None:
-        """PROMOTE of `origin_id` is in force, or DEMOTE, where the owner is nobody."""
+        """Apply PROMOTE of `origin_id`, or DEMOTE if there is no owner."""
         self.owner_id = origin_id if owner_id is None else owner_id
         self.term = self.promote_terms[origin_id] = term
         self.is_frozen = False
@@ -81,7 +81,7 @@ class Queue:
             raise errors.QuorumWait("Couldn't wait for quorum 2: timed out with 1 acks") from None
 
     def empty(self) -> None:
-        """A quorum has all that waits."""
+        """A quorum has all pending transactions."""
         self.waits = 0
         self._emptied.set()
         if self._transfer is not None and not self._transfer.done():
@@ -102,7 +102,7 @@ class Queue:
 
 
 class Electorate:
-    """`count` members, all connected with each other; `cut` separates one. Their ids begin with 1."""
+    """`count` members, all connected with each other; `cut` isolates one. Their ids start at 1."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Electorate:
             self.add(number)
 
     def add(self, number: int, *, vclock: VClock | None = None) -> Elections:
-        """A member that takes no part yet; one of its number is gone."""
+        """Add a member that does not take part yet, replacing one with its number."""
         outside, directory = self.sim.outside, f"/elections/{number}"
         outside.disk.make_directory(directory)
         uuid = UUID.format(number)
@@ -146,7 +146,7 @@ class Electorate:
         return elections
 
     def start(self) -> None:
-        """All of them, in term 1."""
+        """Start all members in term 1."""
         for number in self.ids:
             self.members[number].start(RaftState(term=1), number)
         self.connect()
@@ -182,7 +182,7 @@ class Electorate:
             self.members[target].message(source, shown)
 
     async def beat(self, seconds: float) -> None:
-        """Time passes, in which all hear of all others each second."""
+        """Let time pass, with heartbeats between all members every second."""
         end = self.sim.now + seconds
         while self.sim.now < end:
             for one in self.ids:
@@ -203,7 +203,7 @@ class Electorate:
         return [number for number, member in self.members.items() if member.raft.state is ElectionState.LEADER]
 
     async def elect(self) -> int:
-        """Who leads, once it has the queue and all know."""
+        """Return the leader, once it owns the queue and all members know it."""
         everybody = set(self.ids) - self.cut_off
 
         def is_settled() -> bool:
@@ -222,7 +222,7 @@ class Electorate:
             await self.journals[number].close()
 
     def written(self, number: int) -> list[tuple[int, int, int]]:
-        """LSN, term and vote of the RAFT rows in the log of a member."""
+        """Return LSN, term and vote of the RAFT rows in the log of a member."""
         found = []
         disk = self.sim.outside.disk
         for listed in scan_directory(disk, f"/elections/{number}").logs:

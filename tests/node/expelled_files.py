@@ -1,4 +1,4 @@
-"""The directory of a node that was expelled while it ran, and learnt it."""
+"""The directory of a node that was expelled while running, and knows it."""
 
 from __future__ import annotations
 

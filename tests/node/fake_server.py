@@ -1,4 +1,4 @@
-"""A server whose every byte a test decides, on loopback."""
+"""A server on loopback whose every byte the test controls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refusal(code: int, message: str) -> Reply:
 async def peer(
     talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """A server that leaves each connection to `talk`; gives its URI."""
+    """Run a server that passes each connection to `talk`; yield its URI."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.CancelledError):
@@ -48,7 +48,7 @@ def answering(
     version: tuple[int, int, int],
     before: Callable[[Row], Awaitable[None]] | None = None,
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """A conversation that answers each request by what `answer` says; requests are rows, as on the wire.
+    """Return a conversation that answers each request by `answer`; requests are rows, as on the wire.
 
     `before` is awaited with each request before it is answered.
     """
@@ -71,9 +71,9 @@ def answering(
 
 
 class Streaming:
-    """A store with interactive transactions, as servers from 2.10 on have them: a set of keys, INSERT only.
+    """A store with interactive transactions, as in servers from 2.10 on: a set of keys, INSERT only.
 
-    `log` is what was asked for, `keys` what is committed, `names` what `_vspace` shows. With `yields` it behaves like
+    `log` has the requests, `keys` the committed keys, `names` the content of `_vspace`. With `yields` it behaves like
     memtx without MVCC.
     """
 

@@ -1,7 +1,7 @@
-"""A disk in memory that fills up, fails, dies at a given byte and loses power: what tests of durability stand on.
+"""A disk in memory that fills up, fails, dies at a given byte and loses power: the basis of durability tests.
 
-`FaultDisk` is the door's Disk. It keeps what was written apart from what was synced; `after_death()` is the disk that
-the next process finds when this one was killed, `after_power_loss()` when the machine was.
+`FaultDisk` is a Disk. It keeps written data apart from synced data; `after_death()` is the disk that the next process
+finds after a kill, `after_power_loss()` after a power loss.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flowstone.outside import AlreadyLocked, Outside, production
 
 
 class Died(BaseException):
-    """The process was killed in the middle of a call; nobody catches this."""
+    """The process was killed during a call; nothing catches this error."""
 
 
 class Inode:
@@ -48,17 +48,17 @@ class FaultDisk:
         return self.calls[name]
 
     def outside(self) -> Outside:
-        """The world as it is, with this disk."""
+        """Return an Outside with this disk."""
         world = production()
         disk: Any = self
         return Outside(disk, world.clock, world.random, world.blocking, world.network)
 
     def after_death(self) -> FaultDisk:
-        """All that was written is there."""
+        """Return the disk with all written data."""
         return self._successor({path: Inode(bytes(inode.data)) for path, inode in self.names.items()})
 
     def after_power_loss(self, rng: Random) -> FaultDisk:
-        """What was synced is there; of the rest any part, or garbage in its place."""
+        """Return the disk with all synced data, and any part of the rest, or garbage in its place."""
         found: dict[str, Inode] = {}
         for path in sorted({*self.names, *self.synced_names}):
             candidates = [names[path] for names in (self.names, self.synced_names) if path in names]
@@ -210,7 +210,7 @@ class FaultFile:
 
 
 def _survived(inode: Inode, rng: Random) -> bytes:
-    """A file after a loss of power: synced bytes, and of those behind them a prefix that may be garbled."""
+    """Return a file after a power loss: synced bytes, and a possibly garbled prefix of the later ones."""
     data, synced = bytes(inode.data), inode.synced
     common = len(synced) if data[: len(synced)] == synced else 0
     if not common and synced:

@@ -1,4 +1,4 @@
-"""A disk that hangs, as a network file system does whose server is away: its free space is not told."""
+"""A disk whose free-space query hangs, as on a network file system without its server."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowstone.outside.disk import SystemDisk
 
 
 class HangingDisk(SystemDisk):
-    """Answers as the real one, except inside `hanging()`. `waiting` counts queries that have no answer yet."""
+    """Behaves like the real disk, except inside `hanging()`. `waiting` counts unanswered queries."""
 
     def __init__(self) -> None:
         self._may_answer = Event()

@@ -1,4 +1,4 @@
-"""Instances in memory or in a directory, for tests of what serves clients."""
+"""Instances in memory or in a directory, for tests of the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPLICASET_UUID = uuid.UUID("22222222-2222-4222-8222-222222222222")
 
 
 def bootstrapped_box(dialect: Dialect = Dialect.V2_11) -> Box:
-    """A box as a replica set is born with it."""
+    """Return a box as after the bootstrap of a replica set."""
     box = Box(dialect)
     box.is_recovering = True
     for space_id, raw in bootstrap_rows(dialect, UUID, REPLICASET_UUID, None):
@@ -40,7 +40,7 @@ def make_instance(
     mode: WalMode | None = None,
     **options: Any,
 ) -> Instance:
-    """A running instance, its log in `directory`; without one it logs nothing."""
+    """Return a running instance with its log in `directory`; without one it writes no log."""
     outside = outside or production()
     box = bootstrapped_box(dialect)
     mode = mode or (WalMode.NONE if directory is None else WalMode.WRITE)

@@ -1,6 +1,6 @@
-"""A master without a server: an instance with its logs and relays, connections that keep what is sent, a clock to wind.
+"""A master without a server: an instance with its logs and relays, recording connections, and a manual clock.
 
-What a replica would send is handed over as requests; what it would get is read back packet by packet.
+A replica's messages are passed in as requests; its packets are read back one by one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VERSION_2_11 = 2 << 16 | 11 << 8 | 9
 
 
 class HandClock:
-    """Time passes when `advance` is called."""
+    """A clock that advances by `advance`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -67,7 +67,7 @@ class HandClock:
         await woken
 
     async def advance(self, seconds: float) -> None:
-        """Wakes whoever is due on the way, in order."""
+        """Advance the time; wake sleepers in order of their deadlines."""
         end = self.now + seconds
         await settle()
         while due := [sleeper for sleeper in self._sleepers if sleeper[0] <= end]:
@@ -81,7 +81,7 @@ class HandClock:
 
 
 async def settle() -> None:
-    """Lets everything happen that waits for nothing but its turn."""
+    """Run everything that is ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -93,7 +93,10 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class Connection:
-    """A replica's connection as `relay_stream.Link` has it. With `room`, so many bytes until nobody reads."""
+    """A replica's connection as in `relay_stream.Link`.
+
+    With `room`, the peer stops reading after this number of bytes.
+    """
 
     peer = "127.0.0.1:5000"
 
@@ -117,7 +120,7 @@ class Connection:
         await asyncio.sleep(0)
 
     def read(self) -> None:
-        """The peer reads again."""
+        """Let the peer read again."""
         self.room = None
         assert self.receiver is not None
         self.receiver.drained()
@@ -139,7 +142,7 @@ class Connection:
         self.is_closed = True
 
     def take(self) -> list[Row]:
-        """The packets that were sent since the last look, but for an error, which is raised."""
+        """Return the packets sent since the last call; raise a sent error."""
         packets, end = split(self.sent)
         del self.sent[:end]
         rows = []
@@ -150,13 +153,13 @@ class Connection:
         return rows
 
     def refusal(self) -> TarantoolError:
-        """The error that was sent last."""
+        """Return the error that was sent last."""
         packets, _ = split(self.sent)
         return decode_response(packets[-1]).error()
 
 
 class Master:
-    """An instance with the space `numbers` (512), and whoever follows it."""
+    """An instance with the space `numbers` (512), and its replicas."""
 
     def __init__(self, directory: Path, dialect: Dialect = Dialect.V2_6, **options: Any) -> None:
         self.clock = HandClock()
@@ -176,7 +179,7 @@ class Master:
         await self.instance.commits.commit(transaction)
 
     async def put(self, *numbers: int) -> None:
-        """One transaction."""
+        """Write one transaction."""
         space = self.instance.box.space("numbers")
 
         def work(transaction: Any) -> None:
@@ -186,7 +189,7 @@ class Master:
         await self.write(work)
 
     async def serve(self, packet: bytes, connection: Connection | None = None) -> Connection:
-        """Serves a request to the end; refusals are raised."""
+        """Serve a request to its end; raise rejections."""
         connection = connection or Connection()
         ((payload,), _) = split(packet)
         request = decode_request(payload, is_2_6=self.is_2_6)
@@ -227,7 +230,7 @@ class Master:
 
 
 def kinds(rows: list[Row]) -> list[str]:
-    """What the packets are, for tests that are about their order: data rows by their LSN, the rest by name."""
+    """Return the kinds of packets, for tests of their order: data rows by LSN, the rest by name."""
     return [f"{row.replica_id}:{row.lsn}" if row.lsn else RequestType(row.type).name for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""A sink that keeps what an applier brings in lists, for tests of appliers."""
+"""A sink that keeps the rows of an applier in lists, for tests of appliers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA_ID, CLUSTER_ID = 272, 320
 
 
 class MemorySink:
-    """What arrives is written at once; `told` names the calls in their order."""
+    """Rows are written on arrival; `told` has the names of the calls in order."""
 
     def __init__(self, instance_uuid: UUID, *, is_anonymous: bool = False) -> None:
         self.instance_uuid = instance_uuid
@@ -93,7 +93,7 @@ class MemorySink:
                 self._learn(row)
 
     def _learn(self, row: Row) -> None:
-        """Who we are is told by rows of system spaces."""
+        """Learn our identity from rows of system spaces."""
         if row.type != RequestType.INSERT:
             return
         body = msgpack.unpackb(row.body, strict_map_key=False, raw=True)

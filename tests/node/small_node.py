@@ -1,4 +1,4 @@
-"""A node without its server: box, journal and checkpoints on some disk, as tests of recovery need it."""
+"""A node without its server: box, journal and checkpoints on any disk, for recovery tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SmallNode:
     recovered: RecoveredBox
 
     async def write(self, work: Callable[[BoxTransaction], object]) -> None:
-        """One transaction, written when this returns."""
+        """Run one transaction; it is written on return."""
         transaction = self.box.begin()
         try:
             work(transaction)
@@ -46,7 +46,7 @@ class SmallNode:
         await self.commits.commit(transaction)
 
     async def replace(self, space: str, *tuples: list[Any]) -> None:
-        """Tuples in one transaction."""
+        """Write tuples in one transaction."""
 
         def work(transaction: BoxTransaction) -> None:
             for values in tuples:
@@ -55,7 +55,7 @@ class SmallNode:
         await self.write(work)
 
     async def create_space(self, name: str, number: int = 512, /, **flags: Any) -> None:
-        """A space with an unsigned primary key; `index_type`, `key_type` and flags as named."""
+        """Create a space with an unsigned primary key; `index_type`, `key_type` and flags as given."""
         index_type, key_type = flags.pop("index_type", "tree"), flags.pop("key_type", "unsigned")
         engine = flags.pop("engine", "memtx")
         space = [number, 1, name, engine, 0, flags, []]
@@ -80,7 +80,7 @@ async def start(
     checkpoint_count: int = 2,
     **checkpoints: Any,
 ) -> SmallNode:
-    """Recovers the directory, or bootstraps in it."""
+    """Recover the directory, or bootstrap in it."""
     outside.disk.make_directory(directory)
     files = find_files(outside.disk, directory, directory)
     box = Box(dialect_of(files) or dialect)
@@ -121,7 +121,7 @@ async def start(
 
 
 def state(box: Box) -> State:
-    """All tuples of all spaces that have any of their own."""
+    """Return all tuples of all spaces that store tuples."""
     return {
         number: sorted(space.tuples())
         for number, space in sorted(box.spaces.items())

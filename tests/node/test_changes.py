@@ -1,4 +1,4 @@
-"""What triggers are told."""
+"""The events of triggers."""
 
 from __future__ import annotations
 

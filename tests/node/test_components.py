@@ -1,4 +1,4 @@
-"""The parts of a node at its start: whose age and name it takes, when it listens, and what it refuses to join."""
+"""The components of a node at its start: adopted version and name, when it listens, and which joins it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: Tarantool's defaults, checks and texts, and which of them a running node may change."""
+"""Options: Tarantool's defaults, checks and texts, and which options are dynamic."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ os.exit(0)
 
 @pytest.fixture(scope="module")
 def real(tarantool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the real server says to REFUSED and NOT_DYNAMIC, and its defaults."""
+    """Return the real server's answers to REFUSED and NOT_DYNAMIC, and its defaults."""
     script = ASK % (json.dumps(REFUSED), json.dumps(NOT_DYNAMIC), json.dumps(list(OPTIONS)))
     return json.loads(tarantool.run(script, tmp_path_factory.mktemp("options")))
 
@@ -90,7 +90,7 @@ def test_changes_nothing_that_a_real_server_cannot_change_while_it_runs(real: An
 @pytest.mark.real
 def test_has_the_defaults_of_a_real_server(real: Any) -> None:
     theirs = real[1]
-    # A level has a number and a name; the real one shows the number.
+    # A level has a number and a name; the real server shows the number.
     assert theirs.pop("log_level") == 5
     assert theirs.pop("replication_synchro_quorum") == configure({}).synchro_quorum(Dialect.V2_6, 3)
     ours = {name: OPTIONS[name].default for name in theirs}
@@ -119,7 +119,7 @@ REFUSED_2_11: tuple[tuple[dict[str, Any], str], ...] = (
         "the value must be greater than zero and less than maximal number of replicas",
     ),
 )
-"""Options that 2.6 has not, or not so, and what 2.11.9 says of them."""
+"""Options that 2.6 lacks or defines differently, with the messages of 2.11.9."""
 
 
 @pytest.mark.parametrize(("options", "problem"), REFUSED_2_11)
@@ -181,7 +181,7 @@ def test_2_6_wants_a_number_as_quorum_and_has_no_elections() -> None:
     assert refusal(lambda: configure({"dialect": "2.6", "replication_synchro_quorum": "N / 2 + 1"})) == [59, number]
     mode = "Incorrect value for option 'election_mode': unexpected option"
     assert refusal(lambda: configure({"dialect": "2.6", "election_mode": "candidate"})) == [59, mode]
-    # Which dialect it is may be known from the data only.
+    # The dialect may be known from the data only.
     formula = configure({"replication_synchro_quorum": "N / 2 + 1"})
     assert refusal(lambda: formula.synchro_quorum(Dialect.V2_6, 5)) == [59, number]
     assert refusal(lambda: configure({"election_mode": "voter"}).election(Dialect.V2_6)) == [59, mode]
@@ -260,7 +260,7 @@ def test_what_is_shown_has_the_quorum_that_the_dialect_takes_by_itself() -> None
 
 
 def documented() -> str:
-    """The table of docs/reference/configuration.md, as the options have it."""
+    """Return the table of docs/reference/configuration.md in the form of the options."""
     lines = ["| option | type | default | at run time | what |", "|---|---|---|---|---|"]
     for option in OPTIONS.values():
         default = "" if option.default in (None, ()) else f"`{json.dumps(option.default)}`"

@@ -1,4 +1,4 @@
-"""Counters of a node: histograms, and the counts that turns, sessions, the log and relays leave in them."""
+"""Counters of a node: histograms, and the counts from turns, sessions, the log and relays."""
 
 from __future__ import annotations
 

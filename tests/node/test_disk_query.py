@@ -1,4 +1,4 @@
-"""Queries of a disk that may hang: each has a time limit, and all of them together hold one worker."""
+"""Queries of a disk that may hang: each has a time limit, and all of them together use one worker."""
 
 from __future__ import annotations
 

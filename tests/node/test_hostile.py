@@ -1,7 +1,7 @@
-"""Hostile peers against a served node: whatever they send or do not read, a healthy client is answered throughout.
+"""Hostile peers against a served node: whatever they send or leave unread, a healthy client is served throughout.
 
-Each test attacks while `watched` runs a healthy client with one request in flight and looks at the node's memory. What
-an attacker gets is an error reply or a closed connection; it may be anything else as long as nobody else notices.
+Each test attacks while `watched` runs a healthy client with one request in flight and checks the node's memory. An
+attacker gets an error reply or a closed connection; anything else is allowed as long as it affects no other client.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.served_node import ServedNode
 PACKETS = 100_000 if FULL else 10_000
 PACKETS_PER_CONNECTION = 100
 ANSWER_SECONDS = 5.0
-"""How long the healthy client may wait at worst; a busy machine running two tests at a time is part of it."""
+"""Longest allowed wait of the healthy client, on a busy machine that runs two tests at a time."""
 
 GROWTH_BYTES = 256 << 20
 MIXED_GROWTH_BYTES = 200 << 20
@@ -47,7 +47,7 @@ READ, WRITE, EXECUTE, SESSION, USAGE = 1, 2, 4, 8, 16
 
 
 def mutated_packet(rng: random.Random) -> bytes:
-    """A mutated request, mostly in an honest frame, so that more than the first bytes of it are looked at."""
+    """Return a mutated request, mostly in a valid frame, so that more than its first bytes is parsed."""
     payload = mutated(rng.choice(requests.CORPUS), rng)
     kind = rng.random()
     if kind < 0.001:
@@ -58,7 +58,7 @@ def mutated_packet(rng: random.Random) -> bytes:
 
 
 class Client:
-    """A blocking client, whose bytes a test may also choose itself."""
+    """A blocking client that can also send arbitrary bytes."""
 
     def __init__(self, node: ServedNode, *, as_clerk: bool = False, small_window: bool = False) -> None:
         self.socket = socket.socket()
@@ -98,7 +98,7 @@ class Client:
         return self.answer()
 
     def answer(self) -> Response:
-        """The next packet; ConnectionResetError where there is none."""
+        """Return the next packet; raise ConnectionResetError if there is none."""
         while not self._packets:
             piece = self.socket.recv(1 << 16)
             if not piece:
@@ -109,7 +109,7 @@ class Client:
         return decode_response(self._packets.pop(0))
 
     def is_closed(self) -> bool:
-        """Whether the node closes the connection; what it answers before does not matter."""
+        """Return True if the node closes the connection; earlier answers are ignored."""
         try:
             while self.socket.recv(1 << 16):
                 pass
@@ -120,13 +120,13 @@ class Client:
         return True
 
     def drop(self) -> None:
-        """Ends the connection without a goodbye."""
+        """Drop the connection without closing it properly."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket.close()
 
 
 class HealthyClient(threading.Thread):
-    """Reads, writes and pings, one request at a time, until told to stop; keeps the longest wait."""
+    """Reads, writes and pings, one request at a time, until stopped; records the longest wait."""
 
     def __init__(self, node: ServedNode) -> None:
         super().__init__(daemon=True)
@@ -171,7 +171,10 @@ class HealthyClient(threading.Thread):
 
 
 async def set_up(node: ServedNode, dialect: str) -> None:
-    """A space to attack and one for the healthy client. Attackers are guests or the clerk, who may change no schema."""
+    """Create a space to attack and one for the healthy client.
+
+    Attackers are guests or the clerk, who may change no schema.
+    """
     async with await served_node.connect(node) as connection:
         indexes = [("pk", True, [(0, "unsigned")]), ("name", False, [(1, "string")])]
         await served_node.create_space(connection, requests.SPACE_ID, requests.SPACE_NAME, requests.FORMAT, *indexes)
@@ -195,7 +198,7 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @contextmanager
 def watched(node: ServedNode) -> Iterator[HealthyClient]:
-    """What happens within must not be noticed by a healthy client, nor cost the node much memory."""
+    """Check that the block neither affects a healthy client nor costs the node much memory."""
     client = HealthyClient(node)
     before = node.resident_bytes()
     client.start()
@@ -431,14 +434,14 @@ def test_connections_that_come_and_go_leave_nothing_behind(node: ServedNode) -> 
 
 
 def go_on(client: HealthyClient) -> None:
-    """Lets the attack last while the healthy client gets some hundred answers."""
+    """Continue the attack until the healthy client has some hundred answers."""
     wanted, deadline = client.answers + 300, time.monotonic() + 60
     while client.answers < wanted and client.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def eventually(action: Callable[[], None]) -> None:
-    """Until it works; the node notices ends of connections at its own pace."""
+    """Retry until it works; the node notices closed connections with a delay."""
     deadline = time.monotonic() + 30
     while True:
         try:

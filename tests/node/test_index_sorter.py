@@ -1,4 +1,4 @@
-"""Indexes are brought in order in the background, a little at a time."""
+"""Indexes are sorted in the background, in small steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.node.fault_disk import FaultDisk
 
 
 class Clock:
-    """Time that flies; looks at what was done between two sleeps."""
+    """A fast clock that observes the work between two sleeps."""
 
     def __init__(self, index: EngineIndex, lateness: float = 0.0) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""box.info: the keys of a real server, with the facts of this one."""
+"""box.info: the keys of a real server, with the values of this one."""
 
 from __future__ import annotations
 

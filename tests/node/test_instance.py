@@ -1,4 +1,4 @@
-"""Facts of an instance that several others ask for."""
+"""Facts about an instance that several components need."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`kill -9` under load, again and again on one directory: what was acknowledged stays, and nothing is half there.
+"""`kill -9` under load, repeatedly on one directory: acknowledged data remains, and no unit is partial.
 
-Each writer keeps, unit by unit, what it asked for and what was acknowledged. A unit is one statement, or a
-transaction of several on a stream. Requests of one connection are carried out in their order, so after a restart a
-writer's rows must be what some prefix of its units leaves behind, and the acknowledged ones are within that prefix.
+Each writer records, unit by unit, what it sent and what was acknowledged. A unit is one statement, or a transaction of
+several on a stream. Requests of one connection are executed in order, so after a restart a writer's rows must result
+from some prefix of its units that includes all acknowledged ones.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.served_node import INDEX, SPACE, ServedNode
 
 ROUNDS = 50 if FULL else 2
 LEDGER, PLAIN, FIRST_OWN_SPACE = 512, 513, 2000
-"""With two indexes; with one, so that many statements at once go through the bulk path; those of the space writer."""
+"""With two indexes; with one, so that many concurrent statements take the bulk path; those of the space writer."""
 
 WRITERS, KEYS_PER_WRITER = 4, 100
 IN_FLIGHT = 30
@@ -39,12 +39,12 @@ FIELDS = (("id", "unsigned"), ("version", "unsigned"), ("payload", "string"))
 
 Row = tuple[Any, ...]
 Place = tuple[int, Row]
-"""A space and the primary key in it."""
+"""A space and a primary key in it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One statement: a `row` that is put there, or, where it is None, the removal of what is at `key`."""
+    """One statement: it puts `row`, or, if that is None, removes the row at `key`."""
 
     space_id: int
     key: Row
@@ -60,7 +60,7 @@ class Change:
             state[self.space_id, self.key] = self.row
             return
         del state[self.space_id, self.key]
-        if self.space_id == INDEX:  # the tuples go with the primary index
+        if self.space_id == INDEX:  # the primary index takes the tuples with it
             for place in [place for place in state if place[0] == self.key[0]]:
                 del state[place]
 
@@ -69,19 +69,19 @@ Unit = Sequence[Change]
 
 
 class Writer:
-    """Sends units over its connection and remembers them. Subclasses say what to write next."""
+    """Sends units over its connection and records them. Subclasses choose what to write next."""
 
     in_flight = 1
     refilled_at = 0
-    """How many units may be left in flight when it sends the next ones."""
+    """Number of units in flight at which it sends more."""
 
     def __init__(self, number: int, rng: random.Random) -> None:
         self.number = number
         self.rng = rng
         self.state: dict[Place, Row] = {}
-        """Of what was sent: what `unit` builds on."""
+        """The state after all sent units: `unit` builds on it."""
         self.settled: dict[Place, Row] = {}
-        """Of what was acknowledged."""
+        """The state after all acknowledged units."""
         self.unsettled: list[Unit] = []
         self.count = 0
 
@@ -92,7 +92,7 @@ class Writer:
         raise NotImplementedError
 
     async def run(self, connection: Connection, on_acknowledged: asyncio.Event) -> None:
-        """Until the connection is gone. An error reply is an error of the test."""
+        """Run until the connection is lost. An error reply fails the test."""
         waiting: list[asyncio.Future[Response]] = []
         try:
             while True:
@@ -130,7 +130,7 @@ class Writer:
         self.count += 1
 
     def check(self, found: dict[Place, Row]) -> None:
-        """`found` is what the node has after a restart; it must be what some prefix of the units left."""
+        """Check that `found`, the data after a restart, results from some prefix of the units."""
         own = {place: row for place, row in found.items() if self.owns(place)}
         state = dict(self.settled)
         possible = [dict(state)]
@@ -234,7 +234,7 @@ class BurstWriter(Writer):
 
 
 class SpaceWriter(Writer):
-    """Creates spaces, puts a row in, drops the oldest: what it writes are rows of system spaces."""
+    """Creates spaces, inserts a row, drops the oldest: its writes are rows of system spaces."""
 
     in_flight = 3
     refilled_at = 2
@@ -280,7 +280,7 @@ class SpaceWriter(Writer):
         yield self._remove(SPACE, (number,))
 
     def _finish(self) -> Iterator[Change] | None:
-        """Drops a space that a crash left without its index, as an operator would."""
+        """Drop a space that a crash left without its index, as an operator would."""
         for space_id, (number, *_) in self.state:
             if space_id == SPACE and (INDEX, (number, 0)) not in self.state:
                 return iter([self._remove(SPACE, (number,))])
@@ -291,7 +291,7 @@ SNAPSHOT = pack({Key.FUNCTION_NAME.value: "box.snapshot"} | {Key.TUPLE.value: ()
 
 
 async def checkpoints(connection: Connection) -> None:
-    """One snapshot after the other, until the connection is gone."""
+    """Take one snapshot after another, until the connection is lost."""
     with suppress(ConnectionFailed):
         while True:
             await connection.request(RequestType.CALL, SNAPSHOT)
@@ -306,7 +306,7 @@ async def rows(connection: Connection, space_id: int, index_id: int = 0) -> list
 
 
 async def contents(connection: Connection) -> dict[Place, Row]:
-    """Every row that some writer may have written."""
+    """Return every row that a writer may have written."""
     found: dict[Place, Row] = {(LEDGER, row[:1]): row for row in await rows(connection, LEDGER)}
     by_version = await rows(connection, LEDGER, 1)
     assert sorted(by_version, key=lambda row: row[0]) == list(found.values()), "the second index differs"
@@ -327,7 +327,7 @@ async def set_up(node: ServedNode) -> None:
 
 
 async def round_of(node: ServedNode, writers: list[Writer], rng: random.Random) -> None:
-    """Checks what is there, then writes until the node is killed at some moment."""
+    """Check the data, then write until the node is killed at a random moment."""
     async with await served_node.connect(node) as connection:
         found = await contents(connection)
     for writer in writers:

@@ -1,4 +1,4 @@
-"""A node in a program: birth, restart, functions, triggers, options at run time, and what keeps it from starting."""
+"""A node in a program: bootstrap, restart, functions, triggers, dynamic options, and failed starts."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_a_taken_address_is_refused_in_one_sentence(tmp_path: Path) -> Non
             async with flowstone.Node(tmp_path / "b", listen=node.address):
                 pass
     async with flowstone.Node(tmp_path / "b"):
-        pass  # and it let go of its directory
+        pass  # and it released its directory
 
 
 async def test_a_damaged_log_is_refused_unless_forced(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ async def test_snapshots_and_logs_may_have_directories_of_their_own(tmp_path: Pa
 
 @pytest.fixture
 def certified(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate signed by itself, and its key."""
+    """Return a self-signed certificate and its key."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=node -keyout {key} -out {certificate}"
     subprocess.run(command.split(), check=True, capture_output=True)
@@ -287,7 +287,7 @@ def certified(tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def locked(certified: tuple[Path, Path]) -> Path:
-    """The key, under the password "hush"."""
+    """Return the key, encrypted with the password "hush"."""
     path = certified[1].with_name("locked.pem")
     command = f"openssl pkey -in {certified[1]} -out {path} -aes256 -passout pass:hush"
     subprocess.run(command.split(), check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""One option: what text and values for it mean, and how it is spelled."""
+"""One option: the meaning of texts and values, and its spelling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of options: what they let pass, and what they say of the rest."""
+"""Checks of options: which values they accept, and their messages for the rest."""
 
 from __future__ import annotations
 

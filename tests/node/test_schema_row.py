@@ -1,4 +1,4 @@
-"""Rows of `_schema` are found by their key, however many others there are."""
+"""Rows of `_schema` are found by key, whatever their number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_box_without_schema_has_no_version() -> None:
 
 
 def test_lookup_unpacks_one_row_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`box.once` leaves a row behind for every key, and replicas look at the version with every verdict."""
+    """`box.once` leaves a row for every key, and replicas look up the version with every verdict."""
     box = bootstrapped(Dialect.V2_11)
     for number in range(1000):
         statements.insert(box.begin(), box.space(SCHEMA_ID), pack((f"once{number}", True)))

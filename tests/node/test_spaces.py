@@ -1,4 +1,4 @@
-"""Spaces of a node as objects: reading, changing, defining."""
+"""Spaces of a node as objects: reads, changes, definitions."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def test_string_keys_are_found(node: flowstone.Node) -> None:
 
 
 async def test_reading_costs_little_more_than_looking_into_a_dictionary(fruit: flowstone.Space) -> None:
-    """A bound far below what is measured (`make bench`), to notice when the short way is no longer taken."""
+    """A bound far above the measured cost (`make bench`), to notice when the fast path is no longer taken."""
     await fill(fruit)
     begun = time.perf_counter()
     for _ in range(100_000):

@@ -1,4 +1,4 @@
-"""What a node knows of its own work: `box.stat`, and the figures behind its metrics."""
+"""A node's statistics: `box.stat`, and the values behind its metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership and the queue: what waits changes neither who is a member nor what a new one keeps."""
+"""Membership and the queue: pending rows change neither the members nor the data of a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuples: fields by number and name, decoded to the same values whatever they hold."""
+"""Tuples: fields by number and name, decoded to the same values in every representation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What serving runs on is loaded before anybody waits for it."""
+"""Kernels for serving are loaded before the first client needs them."""
 
 from __future__ import annotations
 

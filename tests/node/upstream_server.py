@@ -1,4 +1,4 @@
-"""A node that tests follow, in this process: it can be ended, set back and started again at the same address."""
+"""A node in this process for tests to follow: it can be stopped, set back and restarted at the same address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ USER = "replicator:secret"
 
 
 class Upstream:
-    """`uri` is what to follow; `node` is there while it runs. New data has the space `fruit` (id, name)."""
+    """`uri` is the address to follow; `node` is set while it runs. New data has the space `fruit` (id, name)."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         self._directory = directory
@@ -54,17 +54,17 @@ class Upstream:
             await running.stop()
 
     async def lose_logs(self) -> None:
-        """While nobody follows: writes something, and keeps only what a snapshot has."""
+        """Write rows without any replica, and keep only the snapshot."""
         await self.fruit.replace((100, "new"))
         await self.node.snapshot()
         await self.fruit.replace((101, "newer"))
         await self.node.snapshot()
 
     def keep_copy(self, place: Path) -> None:
-        """Of its files, while it does not run."""
+        """Copy its files while it is stopped."""
         shutil.copytree(self._directory, place)
 
     def set_back(self, place: Path) -> None:
-        """To the files of a copy."""
+        """Restore its files from a copy."""
         shutil.rmtree(self._directory)
         shutil.copytree(place, self._directory)

@@ -28,7 +28,7 @@ from tests.simulation.run import run
 from tests.simulation.summary import Summary
 
 PROGRESS_RUNS: Final = 50
-"""After so many runs a line says how far it is."""
+"""Number of runs between two lines of progress."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,7 +109,7 @@ def _command(seed: int, mutation: str | None) -> str:
 
 
 def _for_a_while(seeds: Iterable[int], seconds: float | None) -> Iterator[int]:
-    """No more of them are begun when the time is over."""
+    """Yield seeds until `seconds` have passed."""
     begun = time.monotonic()
     for seed in seeds:
         if seconds is not None and time.monotonic() - begun >= seconds:

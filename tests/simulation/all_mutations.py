@@ -1,7 +1,7 @@
-"""All deliberate bugs, the ordinary seed that finds each, and the table of them for people.
+"""All deliberate bugs, the ordinary seed that finds each, and a readable table of them.
 
-Importing the modules of mutations registers theirs. `FOUND_BY` has seeds as plans and nodes are now; where one no
-longer finds its mutation, `test_mutations.py` goes on with the next seeds, and the entry should be brought up to date.
+Importing the modules of mutations registers their mutations. `FOUND_BY` holds for the current plans and nodes: if a
+seed no longer finds its mutation, `test_mutations.py` tries the next seeds, and the entry should be updated.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FOUND_BY: Final = {
     "write_behind_a_failed_write": 7,
     "write_behind_a_torn_end": 2,
 }
-"""An ordinary seed that finds each."""
+"""Per mutation, an ordinary seed that finds it."""
 
 _PHRASES: Final = {
     CLIENTS_SAW: "checker of histories",
@@ -65,11 +65,12 @@ _PHRASES: Final = {
     mutations_elections.TWO_LEADERS: "X leads term N, which Y does",
     mutations_storage.UNREADABLE: "does not start",
 }
-"""Expressions that several mutations share, in words."""
+"""Expressions that several mutations share, as readable text."""
 
 
 def table_lines() -> Iterator[str]:
-    """The lines of a Markdown table: each mutation, what it does, the seed that finds it, and the words of the run."""
+    """Return the lines of a Markdown table: each mutation, its effect, the seed that finds it, and the message of the
+    run."""
     yield "| mutation | what it does | seed | found by the words |"
     yield "|---|---|---|---|"
     for name, mutation in sorted(MUTATIONS.items()):
@@ -78,7 +79,7 @@ def table_lines() -> Iterator[str]:
 
 
 def readable(words: str) -> str:
-    """A regular expression as a person would say it."""
+    """Return a regular expression as readable text."""
     said = []
     for expression, phrase in _PHRASES.items():
         if expression in words:
@@ -89,7 +90,7 @@ def readable(words: str) -> str:
 
 
 def _alternatives(words: str) -> list[str]:
-    """Split at bars that are in no group."""
+    """Split at bars outside groups."""
     parts, depth = [""], 0
     for character in words:
         depth += {"(": 1, ")": -1}.get(character, 0)

@@ -1,7 +1,7 @@
-"""What readers get of an archive: rows as `flowstone.read_logs` gives them, and as the index of its blocks says.
+"""Readers of an archive: rows from `flowstone.read_logs`, and rows selected by the block index.
 
-Both are the system's own ways to leave out what was rolled back. What they deliver is compared with what became of each
-row by the logs of the nodes (`final_history.py`), which knows none of this.
+Both omit rows that were rolled back, by the code under test. Their output is compared with the outcome of each row in
+the logs of the nodes (`final_history.py`), which shares no code with them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.simulation.loop import Life
 
 
 def check_readers(log: NodeLog, storage: Storage, history: FinalHistory, *, is_whole: bool) -> list[str]:
-    """They get facts only, each once, in the order of the archive's log; all of them where it `is_whole`.
+    """Check that readers get only committed rows, each once, in log order; all of them if the archive `is_whole`.
 
-    The index may be behind its log where the archive has died, and what waits for a verdict before a gap never gets it.
+    The index may lag its log if the archive was killed. Transactions that are pending before a gap never get a verdict.
     """
     disk = SimulatedDisk(storage, Life("reader"))
     manifest = load(disk, f"/{log.name}")
@@ -66,7 +66,7 @@ def _by_log(name: str, disk: SimulatedDisk, gaps: Sequence[Gap]) -> list[Positio
 
 
 def _by_index(log: NodeLog, disk: SimulatedDisk, gaps: Sequence[Gap]) -> list[Position]:
-    """What is settled by the end of its stretch, and not withdrawn."""
+    """Return the rows that are settled at the end of their stretch and not withdrawn."""
     stretches: list[tuple[Lsns, Lsns]] = []
     withdrawn: list[Range] = []
     untils = [gap.until for gap in gaps]

@@ -1,8 +1,8 @@
-"""The clients of a run: processes that write and read over the network as real ones would, each with a will of its own.
+"""The clients of a run: independent processes that write and read over the network.
 
-They write to whoever seems to lead and read on any member; they give up after a while, break connections that have
-failed, make new ones and go on. What they asked for and were told goes into the history; which answers mean that
-something was not done, and which leave that open, is decided here. What they do is in `workloads/`.
+They write to the member that seems to lead and read from any member. They time out, drop failed connections, and
+reconnect. Requests and answers go into the history; this module decides which answers mean that an operation failed and
+which leave its outcome unknown. The operations are in `workloads/`.
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ from tests.simulation.workloads.workload import Workload
 
 COUNT: Final = 5
 ANSWERS_PER_SECOND, ANSWERS_AIM = 5.2, 305
-"""What all clients together aim at: every operation costs messages, and so time of the processor."""
+"""The rate and total of answers that all clients aim for together: every operation costs messages and processor time.
+"""
 
 SECONDS_BETWEEN: Final = 0.6
-"""How long a client thinks before its next operation, on average, while they are behind that."""
+"""Mean pause of a client between operations while the clients lag their target."""
 PATIENCE: Final = 5
-"""So many times longer while they are ahead."""
+"""Factor for the pause while they are ahead of it."""
 
 SECONDS_THOUGHT: Final = 0.3
 THOUGHT_SHARE: Final = 0.5
-"""How long clients think in the middle of a transaction, on average, if they do: others come in between."""
+"""Mean pause of a client inside a transaction, if it pauses: other transactions interleave."""
 
 READ_SHARES: Final = {3: 0.7, 5: 0.85, 7: 0.9}
-"""How often a client reads, by the size of the set: the more members, the dearer is a write."""
+"""Share of reads by the size of the set: writes get more expensive with each member."""
 BURST, BURST_SHARE = 6, 0.3
-"""How many writes a client sends at once, without waiting, and how often: much is under way when something happens, and
-what is sent at once is replicated at once."""
+"""Number of writes that a client pipelines, and how often: many writes are in flight when a fault hits, and they are
+replicated together."""
 
 DEPOSED_SHARE: Final = 0.5
-"""How often a client writes to a leader who does not know yet that another leads, if there is one."""
+"""How often a client writes to a deposed leader that does not know it yet, if there is one."""
 
 ELSEWHERE_SHARE: Final = 0.1
-"""How often a client writes to somebody who does not seem to lead."""
+"""How often a client writes to a member that does not seem to lead."""
 
 CONNECT_SECONDS: Final = 2.0
 TIMEOUTS: Final = (1.0, 3.0, 8.0)
-"""How long clients wait for an answer: each has one of these."""
+"""Timeouts of clients, in seconds; each client has one of them."""
 FINAL_TIMEOUT: Final = 20.0
 FINAL_SECONDS: Final = 120.0
-"""Within which a set that is well must have answered a final read."""
+"""Time within which a healthy set must answer a final read."""
 
 NOT_DONE: Final = (
     errors.Readonly,
@@ -72,17 +73,22 @@ NOT_DONE: Final = (
     errors.SyncQueueFull,
     errors.UncommittedForeignSyncTxns,
 )
-"""Refused before anything was written."""
+"""Rejected before anything was written."""
 
 TAKEN_BACK: Final = (errors.SyncQuorumTimeout, errors.SyncRollback)
-"""By a verdict in the log of the member that told so. Where another may take the queue over, its verdict counts, and
-that may have come first (docs/reference/replication.md)."""
+"""Rolled back by a verdict in the log of the member that answered.
+
+If another member may take over the queue, its verdict counts, and may have come first (docs/reference/replication.md).
+"""
 
 UNDECIDED: Final = (errors.WalIo,)
-"""A loss of power can bring back what could not be cut off durably; so is told, too, what a node that stops leaves."""
+"""The outcome is unknown: a power loss can bring back what could not be cut off durably.
+
+A stopping node answers with it, too.
+"""
 
 NOT_READ: Final = (*NOT_DONE, *TAKEN_BACK, *UNDECIDED, errors.System, errors.LocalInstanceIdIsReadOnly)
-"""The last one is what an expelled member answers."""
+"""Errors of reads. An expelled member answers with the last one."""
 
 WORKLOADS: Final[dict[str, Callable[[Plan], Workload]]] = {
     "register": Register,
@@ -94,7 +100,7 @@ WORKLOADS: Final[dict[str, Callable[[Plan], Workload]]] = {
 
 
 def outcome_of(error: FlowstoneError, plan: Plan) -> Outcome:
-    """What a client knows of its write when it is told this."""
+    """Return what a client knows about its write after this error."""
     if isinstance(error, (NotCommitted, *NOT_DONE)):
         return Outcome.FAILED
     if isinstance(error, TAKEN_BACK) and not plan.has_elections:
@@ -103,8 +109,10 @@ def outcome_of(error: FlowstoneError, plan: Plan) -> Outcome:
 
 
 def is_promised(error: FlowstoneError, *, is_read: bool) -> bool:
-    """Whether a client has to live with this: a refusal, or a connection that is lost. All others are mistakes, and
-    bytes that are no answer are, too."""
+    """Return True if clients must accept this error: a rejection, or a lost connection.
+
+    All others are bugs, as are undecodable answers.
+    """
     if isinstance(error, NotCommitted) and isinstance(error.__cause__, FlowstoneError):
         error = error.__cause__
     known = NOT_READ if is_read else (*NOT_DONE, *TAKEN_BACK, *UNDECIDED)
@@ -112,14 +120,14 @@ def is_promised(error: FlowstoneError, *, is_read: bool) -> bool:
 
 
 class Client:
-    """One process. It talks to one member at a time, in a hurry about several things at once."""
+    """One process. It talks to one member at a time, with several requests in flight."""
 
     def __init__(self, clients: Clients, process: str, rng: Random, timeout: float) -> None:
         self._clients = clients
         self._replica_set = clients.replica_set
         self._timeout = timeout
         self._conversations: dict[str, Conversation] = {}
-        self._opening = asyncio.Lock()  # of those who write at once, one connects
+        self._opening = asyncio.Lock()  # of concurrent writers, one connects
         self._closing: dict[asyncio.Task[None], None] = {}
         self.process = process
         self.random = rng
@@ -149,24 +157,24 @@ class Client:
         if self.random.random() < THOUGHT_SHARE:
             await self._replica_set.sim.sleep(self.random.expovariate(1 / SECONDS_THOUGHT))
 
-    # --- whom to talk to ---
+    # --- choice of a member ---
 
     def any_member(self) -> str:
-        """Ready or not."""
+        """Return any member, ready or not."""
         return self.random.choice(self._replica_set.members)
 
     def any_node(self) -> str:
-        """Also one that only follows."""
+        """Return any node, including anonymous replicas."""
         return self.random.choice(self._replica_set.names)
 
     def _reader(self) -> str:
-        """Anybody; the master where the dialect promises nothing elsewhere."""
+        """Return a node to read from; the master if the dialect promises nothing elsewhere."""
         return self._replica_set.members[0] if self.plan.dialect == "2.6" else self.any_member()
 
     def writer(self) -> str | None:
         replica_set = self._replica_set
         leader = replica_set.leader()
-        if self.plan.dialect == "2.6":  # whose queue goes to anybody who writes
+        if self.plan.dialect == "2.6":  # any writer may own the queue
             return leader
         if self.random.random() < DEPOSED_SHARE and (deposed := replica_set.deposed()):
             return self.random.choice(deposed)
@@ -186,7 +194,7 @@ class Client:
         value: Any,
         work: Callable[[Conversation], Awaitable[Any]],
     ) -> Operation | None:
-        """An operation on a member, put down in the history; None if nobody was there to be asked."""
+        """Run an operation on a member and record it; return None if the member could not be reached."""
         conversation = await self._reach(member)
         if conversation is None:
             return None
@@ -211,7 +219,7 @@ class Client:
         else:
             history.unknown(operation, cause, is_answered=is_answered)
         if not is_promised(error, is_read=is_read):
-            self._clients.surprises.append(f"an answer that nobody has promised: {operation}")
+            self._clients.surprises.append(f"undocumented answer: {operation}")
         if not is_answered:
             self._drop(operation.member)
 
@@ -232,11 +240,9 @@ class Client:
             return self._conversations[member]
 
     def _not_reached(self, member: str, error: FlowstoneError) -> None:
-        """Nobody need be there, or let it in yet; one that closes the connection may do so before its greeting."""
+        """Check an error of a connection attempt: a member may be down, starting, or closing before its greeting."""
         if isinstance(error, RemoteProtocolError) and not isinstance(error, GreetingError):
-            self._clients.surprises.append(
-                f"{member} answered a client that came with what nobody has promised: {error}"
-            )
+            self._clients.surprises.append(f"undocumented answer of {member} to a connecting client: {error}")
 
     def _drop(self, member: str) -> None:
         conversation = self._conversations.pop(member, None)
@@ -252,47 +258,47 @@ class Client:
 
 
 class Clients:
-    """All clients of a run. `surprises` are answers that nobody has promised, which are violations."""
+    """All clients of a run. `surprises` are undocumented answers, which are violations."""
 
     def __init__(self, replica_set: ReplicaSet, history: History, rng: Random) -> None:
         self.replica_set = replica_set
         self.history = history
         self.surprises: list[str] = []
         self.deposed = 0
-        """Writes that were asked of a leader who did not know that another leads."""
+        """Writes sent to a leader that did not know of its successor."""
         self._random = rng
         self._value = 0
         self._begun, self._answered_before = 0.0, 0
         self.workloads = [WORKLOADS[name](replica_set.plan) for name in replica_set.plan.workloads]
 
     def new_value(self) -> int:
-        """One that was never written before."""
+        """Return a value that was never written before."""
         self._value += 1
         return self._value
 
     def is_ahead(self) -> bool:
-        """Whether more was answered than they aim at."""
+        """Return True if the clients have more answers than their target."""
         aim = min(ANSWERS_PER_SECOND * (self.replica_set.sim.now - self._begun), ANSWERS_AIM)
         return self.history.answered - self._answered_before > aim
 
     async def prepare(self) -> None:
-        """What has to be there when the first client comes; all is well yet."""
+        """Create the spaces before the first client starts; no fault is active yet."""
         client = self._client("first", FINAL_TIMEOUT)
         leader = self.replica_set.leader()
-        assert leader is not None, "a set that was formed has a leader"
+        assert leader is not None, "a new set has a leader"
         for workload in self.workloads:
             await workload.prepare(client, leader)
         await client.close()
 
     async def run(self, until: Callable[[], bool]) -> None:
-        """Returns when `until` holds and all have ended what they were doing."""
+        """Run until `until` holds and all operations have ended."""
         self._begun, self._answered_before = self.replica_set.sim.now, self.history.answered
         clients = [self._client(str(number), self._random.choice(TIMEOUTS)) for number in range(COUNT)]
         await asyncio.gather(*(client.run(until) for client in clients))
         await asyncio.gather(*(client.close() for client in clients))
 
     async def final_reads(self) -> None:
-        """Reads everything on all members; for a set that is well."""
+        """Read everything on all members; requires a healthy set."""
         client = self._client(FINAL, FINAL_TIMEOUT)
         members = self.replica_set.members
         for member in members[:1] if self.replica_set.plan.dialect == "2.6" else members:

@@ -1,4 +1,4 @@
-"""Replica sets in a simulation: started together, looked at, compared."""
+"""Replica sets in a simulation: start, inspect and compare them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NAMES = ("a", "b", "c")
 
 
 async def start_set(sim: Simulation, names: Sequence[str] = NAMES, **options: Any) -> list[Node]:
-    """Nodes that know of each other, all started at once, as a replica set is born."""
+    """Start nodes that know each other at the same time, as when a replica set is bootstrapped."""
     replication = [sim.uri(name) for name in names]
     return list(await asyncio.gather(*(sim.start(name, replication=replication, **options) for name in names)))
 
 
 def vclock(sim: Simulation, name: str) -> dict[int, int]:
-    """Without the rows that are nobody else's business."""
-    return sim.node(name)._instance.vclock.without_zero().to_mapping()  # `info()` shows much more, which takes long
+    """Return the vclock of a node without local rows."""
+    return sim.node(name)._instance.vclock.without_zero().to_mapping()  # `info()` collects much more, and is slow
 
 
 def contents(sim: Simulation, name: str) -> dict[int, list[bytes]]:
@@ -32,7 +32,7 @@ def contents(sim: Simulation, name: str) -> dict[int, list[bytes]]:
 
 
 def contents_of(box: Box) -> dict[int, list[bytes]]:
-    """All that replicas have in common: the tuples of all spaces but local and temporary ones."""
+    """Return the replicated contents: the tuples of all spaces except local and temporary ones."""
     return {
         number: sorted(space.tuples())
         for number, space in sorted(box.spaces.items())
@@ -41,7 +41,7 @@ def contents_of(box: Box) -> dict[int, list[bytes]]:
 
 
 def decided_members(box: Box) -> dict[int, str]:
-    """UUIDs of members by id, by what is decided: a member that is to be expelled is one until then."""
+    """Return the UUIDs of members by id, by committed rows: a member counts until its expulsion is committed."""
     with box.open_view(confirmed=True) as view:
         primary = box.spaces[CLUSTER_ID].primary
         rows = () if primary is None else (unpack(raw) for _, raw in view.source(primary).scan(WHOLE))
@@ -49,13 +49,13 @@ def decided_members(box: Box) -> dict[int, str]:
 
 
 def is_converged(sim: Simulation, names: Sequence[str] = NAMES) -> bool:
-    """Everybody is where everybody else is."""
+    """Return True if all nodes have the same vclock."""
     first, *others = (vclock(sim, name) for name in names)
     return all(other == first for other in others)
 
 
 async def converge(sim: Simulation, names: Sequence[str] = NAMES, *, seconds: float = 60.0) -> None:
-    """Waits until all have the same position, and checks that they then have the same data."""
+    """Wait until all nodes have the same vclock, and check that they have the same data."""
     await sim.until(
         lambda: is_converged(sim, names),
         seconds=seconds,
@@ -67,12 +67,12 @@ async def converge(sim: Simulation, names: Sequence[str] = NAMES, *, seconds: fl
 
 
 def upstream(sim: Simulation, name: str, peer: str) -> dict[str, Any]:
-    """How a node follows another; empty where it does not."""
+    """Return the upstream status of `peer` at a node; empty if there is none."""
     return _side(sim, name, peer, "upstream")
 
 
 def downstream(sim: Simulation, name: str, peer: str) -> dict[str, Any]:
-    """How a node is followed by another; empty where it is not."""
+    """Return the downstream status of `peer` at a node; empty if there is none."""
     return _side(sim, name, peer, "downstream")
 
 

@@ -1,9 +1,9 @@
-"""What a replica set that elects promises as a whole, seen from above: no member could tell.
+"""Promises of an electing replica set as a whole, checked from outside: no single member could check them.
 
-What is confirmed is in the logs of a majority, and of as many as whoever decides it was told to wait for; who begins to
-lead has all that was ever confirmed, and gives up nothing that it has; nodes at one position have the same data; what a
-node takes for written would survive a loss of power now, where it says so. Looks at memory and disks of nodes, and asks
-none of them what it thinks of others.
+Confirmed rows are in the logs of a majority, and of the quorum configured at the deciding member. A new leader has
+every row that was ever confirmed, and discards none of its own. Nodes at the same position have the same data. Rows
+that a node reports as durable would survive a power loss now. The checks read the memory and disks of nodes, and do not
+rely on what a node knows about others.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation
 
 CONTENTS_SECONDS: Final = 1.0
-"""How often all data is compared: that takes its time."""
+"""Interval of comparisons of all data, which are slow."""
 
 SHOWN_MAX: Final = 3
-"""Violations of one kind that are told; one brings others with it."""
+"""Maximum number of reported violations of one kind; one causes others."""
 
 
 class Consensus:
-    """`look` now and then; what is found goes to `violations`."""
+    """Call `look` periodically; violations are appended to `violations`."""
 
     def __init__(self, sim: Simulation, violations: list[str], *, is_durable: bool, counts_anonymous: bool) -> None:
-        """`counts_anonymous`: as 2.6 does, for which all of them together, whoever they are, are one more member."""
+        """`counts_anonymous`: all anonymous replicas together count as one more member, as in 2.6."""
         self._sim = sim
         self._violations = violations
         self._is_durable = is_durable
         self._counts_anonymous = counts_anonymous
         self._anonymous = VClockBuilder()
-        """What any of them was ever heard to have."""
+        """The rows that any anonymous replica ever acknowledged."""
         self._confirmed = VClockBuilder()
-        """All that was ever seen to be confirmed."""
+        """All rows that were ever seen confirmed."""
         self._written: dict[str, VClock] = {}
-        """By name: what each was last seen to have in its log."""
+        """By name: the last seen vclock of the log of each node."""
         self._unseen: dict[str, None] = {}
-        """Who died while it was starting, and may have written and acknowledged meanwhile."""
+        """Nodes that died while starting, and may have written and acknowledged rows before that."""
         self._terms: dict[int, None] = {}
-        """Whose leaders were looked at."""
+        """Terms whose leaders were checked."""
         self._told: dict[str, int] = {}
         self._next_comparison = 0.0
         self._heard: dict[str, Journal] = {}
-        """Whose verdicts are looked at when they are written."""
+        """Nodes whose verdicts are checked when they are written."""
         self._members: list[str] = []
         self._ever: dict[str, None] = {}
-        """All who ever were members."""
+        """All nodes that were ever members."""
         self._registered: dict[str, VClock] = {}
-        """By UUID: what was in the logs of those for whom it was a member just then, by what was decided."""
+        """By UUID: the logs of the nodes that had it as a member, by committed rows."""
         self._positions: dict[str, VClock] = {}
-        """By name: where each was when its members were last looked up."""
+        """By name: the position at which the members of each node were last read."""
         self._quorums: dict[str, int] = {}
-        """What each was told to wait for, when it was last looked at: that may change in the middle of a decision."""
+        """The last seen quorum of each node; it may change during a decision."""
         sim.before_death.append(self._before_death)
 
     def look(self, members: list[str], anonymous: list[str]) -> None:
@@ -101,10 +101,10 @@ class Consensus:
         if self._told[kind] <= SHOWN_MAX:
             self._violations.append(what)
 
-    # --- what is confirmed is in the logs of a majority ---
+    # --- confirmed rows are in the logs of a majority ---
 
     def _verdict_written(self, name: str, instance: Instance, rows: bytes, vclock: VClock) -> None:
-        """It is made before it is written, and it is made for what so many have already."""
+        """Check a verdict when it is written: a quorum must have the rows that it confirms."""
         self._written[name] = vclock
         request = instance.queue.limbo._writing
         if request is None or request.origin_id != instance.id or isinstance(request.body, Rollback):
@@ -118,12 +118,12 @@ class Consensus:
         self._check_transfer(name, instance, request.body, quorum)
         newest = instance.queue.limbo._queue.last_synchronous
         if isinstance(request.body, Promote | Demote) and newest is not None and newest.lsn > request.body.lsn:
-            # Somebody may have confirmed it, and told so.
+            # It may have been confirmed and reported by another member.
             text = f"{name} takes the queue of {request.body.owner_id} over up to row {request.body.lsn}, and gives up"
             self._tell("takeover", f"{text} row {newest.lsn}, which it has")
 
     def _check_transfer(self, name: str, instance: Instance, body: object, quorum: int) -> None:
-        """Who takes the queue over knows that a quorum has what that makes facts."""
+        """Check that a quorum has the rows that a transfer of the queue confirms."""
         limbo = instance.queue.limbo
         if not isinstance(body, Promote | Demote) or not body.owner_id or body.lsn <= limbo.confirmed_lsn:
             return
@@ -152,19 +152,19 @@ class Consensus:
         self._confirmed.follow(owner_id, lsn)
         names = {self._sim.machine(name).uuid: name for name in self._ever}
         uuids = list(decided_members(instance.box).values())
-        # Who has just joined is no member here yet, and cannot be looked at; it may have it.
+        # A member that has just joined is not in `_cluster` here yet and cannot be inspected; it may have the row.
         strangers = sum(uuid not in names for uuid in uuids)
-        # In 2.6 an operator says how many, who is not always quicker than who joins; and nobody else can lead there.
+        # In 2.6 an operator sets the quorum, possibly after a member has joined; and no other member can lead there.
         if not self._counts_anonymous:
             known = [names[uuid] for uuid in uuids if uuid in names]
-            # Who was struck off since the row was written was counted before, as one of so many more. That will do:
-            # whoever knows that it has gone, and that fewer are needed, has read the row before.
+            # A member expelled since the row was written was counted then. That is safe: a node that knows of the
+            # expulsion, and therefore needs a smaller quorum, has read this row before.
             gone = [uuid for uuid, had in self._registered.items() if uuid not in uuids and had.get(owner_id) >= lsn]
             before = [*known, *(names[uuid] for uuid in gone if uuid in names)]
             needed_before = (len(uuids) + len(gone)) // 2 + 1 - strangers
             if len(self._holders(before, owner_id, lsn)) < needed_before:
                 self._check_holders(name, owner_id, lsn, known, len(uuids) // 2 + 1 - strangers)
-        # What was to be waited for may have been so with anybody who has gone meanwhile.
+        # The quorum may have been reached with members that have left since.
         self._check_holders(name, owner_id, lsn, self._ever, min(quorum, len(uuids)) - strangers)
 
     def _check_holders(self, name: str, owner_id: int, lsn: int, known: Iterable[str], needed: int) -> None:
@@ -178,25 +178,25 @@ class Consensus:
         return [name for name in known if self._may_have(name, owner_id, lsn)]
 
     def holders(self, owner_id: int, lsn: int) -> list[str]:
-        """Members, and those who ever were, that have a row or may have it."""
+        """Return the members, present and former, that have a row or may have it."""
         for name in self._ever:
             if self._sim.is_ready(name):
                 self._written[name] = self._sim.node(name)._instance.journal.written_vclock
         return self._holders(self._ever, owner_id, lsn)
 
     def _hear_anonymous(self, instance: Instance) -> None:
-        """Listeners and archives among them, into which nobody looks: their ACKs are taken at their word."""
+        """Record the ACKs of anonymous replicas, including listeners and archives, whose logs cannot be inspected."""
         if self._counts_anonymous and (acked := instance.queue.limbo._acks._vclocks.get(0)) is not None:
             for origin_id, lsn in acked:
                 if lsn > self._anonymous.get(origin_id):
                     self._anonymous.follow(origin_id, lsn)
 
     def _may_have(self, name: str, owner_id: int, lsn: int) -> bool:
-        """Nobody can see what a node writes while it starts."""
+        """Return True for nodes that are starting: their writes cannot be seen."""
         is_starting = self._sim.is_running(name) and not self._sim.is_ready(name)
         return is_starting or name in self._unseen or self._written.get(name, VClock()).get(owner_id) >= lsn
 
-    # --- who begins to lead has all of that ---
+    # --- a new leader has all confirmed rows ---
 
     def _look_at_leader(self, name: str, instance: Instance) -> None:
         raft = instance.elections.raft
@@ -232,7 +232,7 @@ class Consensus:
                     text = f"index {index.definition.name} of {number} on {name} has {[unpack(raw) for raw in found]}"
                     self._tell("index", f"{text}, and not what it indexes")
 
-    # --- what is written is on disk ---
+    # --- written rows are on disk ---
 
     def _look_at_disk(self, name: str, instance: Instance) -> None:
         journal, storage = instance.journal, self._sim.storage(name)
@@ -240,18 +240,18 @@ class Consensus:
         if not journal.is_idle or writer is None or not writer.is_usable or storage.broken:
             return
         inode = storage.names.get(writer.path)
-        # What a failed write has left behind may come back; what stands there must not go.
+        # Remains of a failed write may come back; written rows must not vanish.
         if inode is not None and inode.unsynced and not inode.synced.startswith(inode.data):
             self._tell("disk", f"{name} takes for written what {writer.path} would lose with the power now")
 
 
 def _is_at_rest(instance: Instance) -> bool:
-    """All that it has is written, and decided."""
+    """Return True if all rows of the node are written and decided."""
     return instance.journal.is_idle and not instance.box.in_flight and not instance.queue.limbo
 
 
 def _data(box: Box) -> dict[int, list[bytes]]:
-    """What changes in a run: the tuples of clients, and who is a member. All else is compared in the end."""
+    """Return the data that changes in a run: the tuples of clients and the members. The rest is compared at the end."""
     return {
         number: list(space.tuples())
         for number, space in box.spaces.items()

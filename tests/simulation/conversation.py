@@ -1,8 +1,8 @@
-"""What a client says to one member over the network, in the requests of IPROTO, with time limits of its own.
+"""A client's connection to one member: requests of IPROTO, with client-side timeouts.
 
-Reads that promise something are transactions of isolation `linearizable` where the dialect has streams. In 2.6 a plain
-read may see what is taken back later, so there a read is an update that changes nothing: its answer comes when a
-quorum has it, and with it all that it saw.
+Reads that need a guarantee are transactions of isolation `linearizable` if the dialect has streams. In 2.6 a plain read
+may return data that is rolled back later, so a read is an update without effect: it is answered when a quorum has it,
+and thereby everything that it read.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.msgpack import pack
 
 ALL: Final = 2
-"""The iterator over everything."""
+"""The iterator ALL."""
 LIMIT: Final = 2**32 - 1
 
 Row = tuple[Any, ...]
 
 
 class NotCommitted(FlowstoneError):
-    """A transaction ended before anybody asked for its commit; the cause says why."""
+    """A transaction ended before COMMIT was sent; see the cause."""
 
 
 class Conversation:
-    """One connection to a member; `timeout` is how long this client waits for anything."""
+    """A connection to a member; `timeout` applies to each request."""
 
     def __init__(self, connection: Connection, timeout: float) -> None:
         self.connection = connection
@@ -48,25 +48,24 @@ class Conversation:
         await self._request(RequestType.INSERT, {Key.SPACE_ID.value: space_id, Key.TUPLE.value: row})
 
     async def update(self, space_id: int, key: int, operation: Row) -> Row | None:
-        """One operation on one row; the row as it is then."""
+        """Apply one operation to one row; return the new row."""
         rows = await self._request(RequestType.UPDATE, _update(space_id, key, operation))
         return rows[0] if rows else None
 
     async def delete(self, space_id: int, key: int) -> bool:
-        """Whether there was such a row: if not, nothing is written, and nobody waited for."""
+        """Delete a row; return False if there was none: then nothing is written, and no quorum is needed."""
         body = {Key.SPACE_ID.value: space_id, Key.INDEX_ID.value: 0, Key.KEY.value: (key,)}
         return bool(await self._request(RequestType.DELETE, body))
 
     async def select(self, space_id: int) -> list[Row]:
-        """All rows, as this member has them now."""
+        """Return all rows, as this member has them now."""
         return await self._request(RequestType.SELECT, _select(space_id))
 
     async def read(
         self, *space_ids: int, key: int | None = None, isolation: Isolation = Isolation.LINEARIZABLE
     ) -> list[Row]:
-        """Rows as they are anywhere, in a linearizable transaction: those of a key, or all of these spaces. In others,
-        as this member has them.
-        """
+        """Read a key, or all rows of the spaces, in a linearizable transaction; with another isolation, as this member
+        has them."""
         self._stream_id += 1
         connection = self.connection
         begin = {Key.TXN_ISOLATION.value: isolation.value, Key.TIMEOUT.value: self._timeout}
@@ -83,7 +82,7 @@ class Conversation:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
-        """Commits at the end of the block. What goes wrong before is NotCommitted."""
+        """Commit at the end of the block. Earlier errors are raised as NotCommitted."""
         self._stream_id += 1
         transaction = Transaction(self, self._stream_id)
         try:

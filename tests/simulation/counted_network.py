@@ -1,6 +1,6 @@
-"""A network each of whose sends counts among the operations of its machine's disk.
+"""A network whose sends count as operations of its machine's disk.
 
-So one number says where in its life a process dies: at a write, a sync or a send, or in the middle of one.
+One number thus chooses the moment at which a process dies: at a write, a sync or a send, or in the middle of one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Outgoing(Inode):
-    """What of a send still leaves when the process dies in the middle of it."""
+    """The part of a send that leaves if the process dies during it."""
 
     def __init__(self, write: Callable[[Buffer], None]) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class _Outgoing(Inode):
 
 
 class CountedNetwork:
-    """The door's Network, each of whose sends is an operation of the machine."""
+    """A Network whose sends are operations of the machine."""
 
     def __init__(self, network: Network, storage: Storage) -> None:
         self._network = network

@@ -1,8 +1,8 @@
-"""A disk in memory that forgets, when the power goes, what nobody has synced.
+"""A disk in memory that loses unsynced data in a power loss.
 
-`Storage` is what stays when a process dies; `SimulatedDisk` is the door's Disk for one life of a process, and dead when
-that is. Content and names are kept apart, as file systems do: an fsync of a file makes its bytes durable, one of a
-directory its names. Directories themselves are durable at once.
+`Storage` is what remains when a process dies; `SimulatedDisk` is the Disk for one life of a process, unusable after it.
+Content and names are separate, as in file systems: fsync of a file makes its bytes durable, fsync of a directory its
+names. Directories themselves are durable when they are created.
 """
 
 from __future__ import annotations
@@ -28,35 +28,34 @@ if TYPE_CHECKING:
 ROOM: Final = 2**40
 
 SECTOR: Final = 512
-"""Bytes that a disk writes at once."""
+"""Bytes that a disk writes atomically."""
 
 HOLE_PROBABILITY: Final = 0.3
 
 
 class Loss(Enum):
-    """What a crash takes with it."""
+    """The data lost in a crash."""
 
     NOTHING = "nothing"
-    """The process died; the kernel writes what it was given."""
+    """The process died; the kernel writes its data."""
 
     UNSYNCED = "unsynced"
-    """The power went, and with it everything that was not synced."""
+    """A power loss in which all unsynced data is lost."""
 
     ANY = "any"
-    """The power went. Of what was not synced some is there, of each file apart from others and from its names: what was
-    appended up to some byte, with zeros at its end, or in holes where a disk is not `is_ordered`; of the names, the
-    first few changes, as a journaling file system has them.
-    """
+    """A power loss in which any part of the unsynced data survives, per file and independently of names: appended bytes
+    up to some offset, with zeros at the end, or with holes if a disk is not `is_ordered`; of the names, a prefix of the
+    changes, as with a journaling file system."""
 
 
 class Inode:
-    """The bytes of a file as they are, and as they would be after a loss of power."""
+    """The current bytes of a file, and those that would survive a power loss."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.synced = bytearray(data)
         self.unsynced: list[Change] = []
-        """Appended bytes, sizes that it was cut to, and marks, since the last sync, in their order."""
+        """Appended bytes, truncations and marks since the last sync, in order."""
 
     def append(self, data: bytes) -> None:
         self.data += data
@@ -67,7 +66,7 @@ class Inode:
         self.unsynced.append(size)
 
     def overwrite(self, offset: int, data: bytes) -> None:
-        """All or nothing of it survives until it is synced, whatever becomes of others: marks are one byte long."""
+        """Overwrite one byte, atomically: until it is synced, it survives or not, independently of other changes."""
         _apply(self.data, (offset, data))
         self.unsynced.append((offset, data))
 
@@ -77,11 +76,11 @@ class Inode:
         self.unsynced = []
 
     def fail_to_sync(self) -> None:
-        """Who reads finds all that was written; but its pages count as clean now, and no later sync writes them."""
+        """Fail a sync: reads return all written data, but its pages count as clean, and no later sync writes them."""
         self.unsynced = [bytes(len(change)) if isinstance(change, bytes) else change for change in self.unsynced]
 
     def rot(self, offset: int, bit: int) -> None:
-        """One bit is not what was written, on the disk and for all who read."""
+        """Flip one bit, on the disk and for all readers."""
         self.data[offset] ^= 1 << bit
         self.synced = bytearray(self.data)
         self.unsynced = []
@@ -104,7 +103,7 @@ class Inode:
         torn = lengths[kept] if kept < len(lengths) else 0
         if isinstance(torn, bytes) and rng.random() < 0.7:
             piece = bytearray(torn[: rng.randint(0, len(torn))])
-            if rng.random() < 0.5:  # the length was written, and not all of the pages
+            if rng.random() < 0.5:  # the new length was written, but not all of the pages
                 start = rng.randint(0, len(piece))
                 piece[start:] = bytes(len(piece) - start)
             found += piece
@@ -124,14 +123,14 @@ def _apply(data: bytearray, change: Change) -> None:
         _cut(data, change)
     elif isinstance(change, tuple):
         offset, mark = change
-        if offset + len(mark) <= len(data):  # else it was of a page that has gone
+        if offset + len(mark) <= len(data):  # else the mark belongs to a lost page
             data[offset : offset + len(mark)] = mark
     else:
         data += change
 
 
 def _punch(data: bytearray, start: int, rng: Random) -> None:
-    """Leaves zeros in some sectors from `start` on; what was in the first of them before is there."""
+    """Zero some sectors from `start` on; the bytes before `start` in its sector remain."""
     while start < len(data):
         end = min((start // SECTOR + 1) * SECTOR, len(data))
         if rng.random() < HOLE_PROBABILITY:
@@ -144,31 +143,34 @@ def _cut(data: bytearray, size: int) -> None:
 
 
 class Storage:
-    """The disk of one machine. `room`: bytes until it is full. `broken`: names of calls that fail."""
+    """The disk of one machine. `room`: free bytes. `broken`: names of calls that fail."""
 
     def __init__(self, name: str, trace: Trace, rng: Random) -> None:
         self.name = name
         self.names: dict[str, Inode] = {}
         self.removed: dict[str, Inode] = {}
-        """What was unlinked: nobody sees it again, but for who wants to know all that ever was."""
+        """Unlinked files, for checks of everything that was ever written."""
         self.directories: dict[str, None] = {"/": None}
         self.locked: dict[str | Inode, Life] = {}
-        """Directories by their paths, files whatever their names are."""
+        """Locked directories by path, and locked files by inode."""
         self.opened: WeakKeyDictionary[SimulatedFile, Life] = WeakKeyDictionary()
-        """Files that nobody has closed yet, and by whom they were opened. Who drops one last closes it, as outside."""
+        """Open files and the process that opened them.
+
+        As in reality, a file is closed when its last reference is dropped.
+        """
         self.room = ROOM
         self.broken: set[str] = set()
         self.is_ordered = True
-        """Whether the sectors of a file are written in their order, as ext4 does it unless told otherwise."""
+        """True if the sectors of a file are written in order, as ext4 does by default."""
         self.is_rotten = False
-        """Whether a file is not as it was written, by no fault of who wrote it."""
+        """True if a file has changed by bit rot."""
         self.operation_count = 0
         self.reads: Counter[str] = Counter()
         """How often each file was read."""
         self.failure_count = 0
-        """Calls that failed because it is broken or full."""
+        """Number of calls that failed because the disk is broken or full."""
         self.refused: dict[Inode, None] = {}
-        """Files to which the last append failed, whatever their names are."""
+        """Files whose last append failed, by inode."""
         self._synced_names: dict[str, Inode] = {}
         self._unsynced_names: list[dict[str, Inode | None]] = []
         self._trace = trace
@@ -177,15 +179,15 @@ class Storage:
         self._on_fuse: Callable[[], None] = lambda: None
 
     def die_after(self, operations: int, die: Callable[[], None]) -> None:
-        """Calls `die` in the middle of the disk operation with this number, from 1 on, from now."""
+        """Call `die` in the middle of the disk operation with this number, counted from 1 from now on."""
         self._fuse, self._on_fuse = operations, die
 
     def spare(self) -> None:
-        """Takes `die_after` back."""
+        """Cancel `die_after`."""
         self._fuse = None
 
     def crash(self, loss: Loss) -> bool:
-        """The process that uses it has died. Whether something was not synced."""
+        """Apply the death of the process; return True if unsynced data existed."""
         self._fuse = None
         self.let_go()
         had_unsynced = bool(self._unsynced_names) or any(inode.unsynced for inode in self.names.values())
@@ -202,19 +204,19 @@ class Storage:
         return had_unsynced
 
     def as_synced(self) -> Storage:
-        """What would be left if the power went now, and took all that was not synced; to be read."""
+        """Return the readable state after a power loss now in which all unsynced data is lost."""
         left = Storage(self.name, Trace(lambda: 0.0), Random(0))
         left.directories = self.directories
         left.names = {path: Inode(bytes(inode.synced)) for path, inode in self._synced_names.items()}
         return left
 
     def let_go(self) -> None:
-        """The process that uses it is gone, and with it its locks and open files."""
+        """Release the locks and open files of a dead process."""
         self.locked = {}
         self.opened.clear()
 
     def operate(self, operation: str, path: str, data: bytes | None = None, inode: Inode | None = None) -> None:
-        """Before each change: whether it can be made, or is the last that this process lives to see."""
+        """Called before each change: raise if it cannot be made; return whether the process dies in it."""
         self.operation_count += 1
         self._trace.note(self.name, f"{operation} {path}", data or b"")
         if self._fuse is not None:
@@ -271,7 +273,7 @@ def _missing(path: str) -> FileNotFoundError:
 
 
 class SimulatedDisk:
-    """The storage as one life sees it: the door's Disk. Paths without a slash in front begin at the root."""
+    """The Disk of one life of a process. Paths without a leading slash are relative to the root."""
 
     def __init__(self, storage: Storage, life: Life) -> None:
         self.storage = storage
@@ -401,7 +403,7 @@ class SimulatedLock:
         self._disk, self._held = disk, held
 
     def release(self) -> None:
-        """What a dead process held is another's by now, or nobody's."""
+        """Release a lock, unless the process is dead: the lock is no longer its own."""
         locked = self._disk.storage.locked
         if locked.get(self._held) is self._disk.life:
             del locked[self._held]
@@ -441,7 +443,7 @@ class SimulatedFile:
     def append(self, *parts: Buffer) -> None:
         storage = self._enter(for_writing=True)
         data = b"".join(parts)
-        storage.refused[self._inode] = None  # unless it comes to its end
+        storage.refused[self._inode] = None  # unless the write is completed
         storage.operate("append", self.path, data, self._inode)
         taken = min(len(data), storage.room)
         storage.room -= taken
@@ -493,5 +495,5 @@ def _absolute(path: str) -> str:
 
 
 def _check(disk: SimulatedDisk) -> Disk:
-    """The type checker compares it with the contract here."""
+    """Let the type checker compare the class with the protocol."""
     return disk

@@ -1,9 +1,8 @@
-"""Disks that go wrong: slow, full, failing to write, to sync or to read, and bits that are not what was written.
+"""Disk faults: slow or full disks, failing writes, syncs and reads, and bit rot.
 
-A node whose disk fails may refuse what it is asked for, or to go on at all, with an error that says so; it may not say
-anything wrong. When the disk is well again an operator restarts what has stopped. Rot is worse: who finds it refuses
-to start, is struck off, and a new member comes in its place. A set can spare one member at a time for that, and never
-whoever has the queue for good.
+A node with a failing disk may reject requests or stop, with an error that says so; it must not return wrong data. When
+the disk works again, an operator restarts stopped nodes. A node that detects bit rot refuses to start, is expelled, and
+is replaced by a new member. A set can spare one member at a time for that, and never the permanent owner of the queue.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from tests.simulation.replica_set import ReplicaSet
 from tests.simulation.simulation import BLOCKING_SECONDS, Crashed
 
 SLOW_SECONDS: Final = ((0.01, 0.1), (0.05, 0.5), (0.5, 2.0))
-"""How long a worker may wait for a slow disk, twice."""
+"""Ranges of the delay of a slow disk, in seconds."""
 
 BYTES_LEFT_MAX: Final = 5_000
 FULL_BYTES_LEFT_MAX: Final = 300
 FULL_SECONDS: Final = (15.0, 40.0)
-"""What is left on a disk that stays full, and for how long it does."""
+"""Durations for which a disk stays full."""
 
 FLIPS_MAX: Final = 4
 RETRY_SECONDS: Final = 0.5
@@ -35,7 +34,7 @@ READING: Final = ("open", "read_at", "list_directory")
 
 
 async def slow_disk(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Whoever waits for a disk waits longer."""
+    """Delay all operations of some disks."""
     machines = [replica_set.sim.machine(name) for name in some(rng, replica_set.names)]
     machines = [machine for machine in machines if machine.blocking_seconds == BLOCKING_SECONDS]
     before = sum(machine.blocking_calls for machine in machines)
@@ -50,7 +49,7 @@ async def slow_disk(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def full_disk(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Somebody else fills the disks up to a few bytes, and later removes his files."""
+    """Fill the disks up to a few bytes, and later remove the files."""
     names = some(rng, replica_set.names)
     storages = [replica_set.sim.storage(name) for name in names]
     taken = [max(storage.room - rng.randrange(BYTES_LEFT_MAX), 0) for storage in storages]
@@ -67,8 +66,10 @@ async def full_disk(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def full_for_long(replica_set: ReplicaSet, rng: Random) -> bool:
-    """One disk stays full until an operator makes room. All that while the node says that it cannot write, and does not
-    lead (see `disk_reports.py`); nobody touches what stopped because of it. Not that of a master for good.
+    """Keep one disk full until an operator makes room.
+
+    Meanwhile the node reports that it cannot write, and does not lead (see `disk_reports.py`); it is not restarted if
+    it stops. The permanent master is never chosen.
     """
     sim = replica_set.sim
     masters = [] if replica_set.plan.has_elections else replica_set.members[:1]
@@ -89,19 +90,19 @@ async def full_for_long(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def failing_write(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Nothing can be appended, or no file be made, named, or removed."""
+    """Make appends fail, or the creation, renaming or removal of files."""
     operations = rng.choice([("append",), ("create",), ("rename",), ("unlink",), ("append", "truncate")])
     return await _fail(replica_set, rng, operations, some(rng, replica_set.names))
 
 
 async def failing_sync(replica_set: ReplicaSet, rng: Random) -> bool:
-    """What was written is not written down, and later syncs will not do it."""
+    """Make a sync fail: the data is not durable, and later syncs do not write it."""
     operations = rng.choice([("sync",), ("sync_directory",), ("sync", "sync_directory")])
     return await _fail(replica_set, rng, operations, some(rng, replica_set.names))
 
 
 async def read_errors(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Files cannot be read: for those who fall behind, and for whoever starts just then."""
+    """Make reads fail: for replicas that lag, and for nodes that start."""
     if rng.random() < 0.5 and (names := running(replica_set)):
         replica_set.sim.kill(name := rng.choice(names))
         _, had_effect = await asyncio.gather(replica_set.restart(name), _fail(replica_set, rng, READING, [name]))
@@ -125,7 +126,7 @@ async def _fail(replica_set: ReplicaSet, rng: Random, operations: tuple[str, ...
 
 
 async def _look_after(replica_set: ReplicaSet, names: list[str]) -> None:
-    """The disks are well again, and what was under way has failed."""
+    """Repair the disks, and restart what has failed."""
     await replica_set.sim.sleep(RETRY_SECONDS)
     await asyncio.gather(*(resume_replication(replica_set, name) for name in names))
 
@@ -135,9 +136,10 @@ def _failures(storages: list[Storage]) -> int:
 
 
 async def bit_rot(replica_set: ReplicaSet, rng: Random) -> bool:
-    """A file of one member changes while it is down. It must find that out when it starts, or be right all the same:
-    then it has not needed the file, and an operator puts it right before somebody else does. In the end it always is
-    put right, for whoever reads what there ever was.
+    """Change a file of one member while it is down.
+
+    The member must detect that at its start, or behave correctly: then it did not need the file, and an operator
+    repairs it before another process reads it. At the end the file is always repaired, for the final checks.
     """
     sim = replica_set.sim
     names = [name for name in running(replica_set) if name in replica_set.members and is_spare(replica_set, name)]
@@ -166,7 +168,8 @@ async def bit_rot(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 def _choose_file(storage: Storage, rng: Random) -> str | None:
-    """Not the newest log: its end may be lost in a crash, and no reader of the format could tell rot from that."""
+    """Choose a file, except the newest log: its end may be lost in a crash, which a reader cannot distinguish from bit
+    rot."""
     newest = max((path for path in storage.names if path.endswith(".xlog")), default="")
     paths = [path for path, inode in storage.names.items() if inode.data and path != newest]
     return rng.choice(paths) if paths else None
@@ -180,8 +183,10 @@ def _flip(storage: Storage, path: str, places: list[tuple[int, int]]) -> None:
 
 
 async def _is_right(replica_set: ReplicaSet, name: str) -> bool:
-    """Whether a node starts with what its disk has; others may bring it down meanwhile, or keep it from starting, but
-    not for long: then it is the text of a header that has changed, which nothing vouches for.
+    """Return True if a node starts with its current disk.
+
+    Other faults may stop it or delay its start for a while. A start means that the rot is in the text of a header,
+    which no checksum covers.
     """
     sim = replica_set.sim
     end = sim.now + START_SECONDS

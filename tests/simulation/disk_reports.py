@@ -1,4 +1,4 @@
-"""A node whose log cannot be written says so, for as long as that lasts, and leads nobody."""
+"""A node whose log cannot be written reports that for as long as it lasts, and does not lead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.simulation.simulation import Simulation
 
 
 class DiskReports:
-    """`look` now and then; what is found goes to `violations`, once per node and kind."""
+    """Call `look` periodically; violations are appended to `violations`, once per node and kind."""
 
     def __init__(self, sim: Simulation, violations: list[str]) -> None:
         self._sim = sim

@@ -1,8 +1,7 @@
-"""What must hold when all faults are over: the set lives, its nodes are equal, and their directories say the same.
+"""Checks after all faults: the set accepts writes, its nodes are equal, and their directories agree with them.
 
-Each check returns what it found wrong, in words. `check_liveness`, `check_idle` and `check_equal` look at running
-nodes; `stop_and_compare` stops all of them in order and reads what they leave by a path of its own (`logs.py`,
-`replay.py`).
+Each check returns its violations as text. `check_liveness`, `check_idle` and `check_equal` inspect running nodes;
+`stop_and_compare` stops all nodes and reads their directories with code of its own (`logs.py`, `replay.py`).
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from tests.simulation.replay import replayed
 from tests.simulation.watchers import Watched
 
 LIVE_SECONDS: Final = 120.0
-"""Virtual seconds after which a set without faults must be one again."""
+"""Virtual seconds after which a set without faults must be in sync again."""
 
 WRITE_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.1
 
 _OF_MACHINES: Final = (Kind.DISK_FULL, Kind.CLOCK_SKEW)
-"""Findings that may be true of simulated machines: their disks are small, and their clocks differ."""
+"""Findings that can be true of simulated machines, whose disks are small and whose clocks differ."""
 
 SHOWN_MAX: Final = 3
-"""Differences of one kind that are told."""
+"""Maximum number of reported differences of one kind."""
 
 
 class Led(Watched, Protocol):
@@ -68,18 +67,19 @@ def names(replica_set: Watched) -> list[str]:
 async def check_liveness(
     replica_set: Led, *, seconds: float = LIVE_SECONDS, operator: Callable[[], Awaitable[None]] | None = None
 ) -> list[str]:
-    """Within `seconds` each, somebody leads, everybody follows, and has what others have; all spaces take a write.
+    """Check that, within `seconds` each, a leader exists, all nodes follow it and have its rows, and all spaces accept
+    a write.
 
-    `operator` is called once if a condition does not hold in half of that time.
+    `operator` is called once if a condition does not hold after half of that time.
     """
     conditions: list[tuple[str, Callable[[], object]]] = [
-        ("everybody runs", lambda: all(map(replica_set.sim.is_ready, names(replica_set)))),
-        ("somebody leads", replica_set.leader),
-        ("everybody follows everybody", lambda: not not_following(replica_set)),
-        ("everybody has the same position", lambda: _is_converged(replica_set)),
-        # Who was alone may come back with a newer term, and the leader resigns.
-        ("somebody leads when all have heard of each other", replica_set.leader),
-        ("nobody who was expelled takes writes", lambda: not unbound(replica_set)),
+        ("all nodes run", lambda: all(map(replica_set.sim.is_ready, names(replica_set)))),
+        ("a leader exists", replica_set.leader),
+        ("all nodes follow each other", lambda: not not_following(replica_set)),
+        ("all nodes have the same position", lambda: _is_converged(replica_set)),
+        # A member that was isolated may return with a newer term, which makes the leader resign.
+        ("a leader exists when all nodes are connected", replica_set.leader),
+        ("no expelled member accepts writes", lambda: not unbound(replica_set)),
     ]
     for what, condition in conditions:
         if operator is not None and not await _comes_true(replica_set, condition, seconds / 2):
@@ -88,12 +88,12 @@ async def check_liveness(
             return [f"not within {seconds:g} s after all faults: {what}; {_state(replica_set)}"]
     violations = await _check_writes(replica_set)
     if not await _comes_true(replica_set, lambda: _is_converged(replica_set), seconds):
-        violations.append(f"a write did not come to everybody within {seconds:g} s; {_state(replica_set)}")
+        violations.append(f"a write did not reach all nodes within {seconds:g} s; {_state(replica_set)}")
     return violations
 
 
 async def _comes_true(replica_set: Watched, condition: Callable[[], object], seconds: float) -> bool:
-    """Looks now and then, for what it looks at takes time."""
+    """Wait for a condition, polling rarely because the conditions are slow."""
     sim = replica_set.sim
     deadline = sim.now + seconds
     while not condition():
@@ -104,10 +104,10 @@ async def _comes_true(replica_set: Watched, condition: Callable[[], object], sec
 
 
 def not_following(replica_set: Watched) -> list[str]:
-    """Nodes that do not follow all members, or whom one of them does not serve.
+    """Return the nodes that do not follow all members, or that a member does not serve.
 
-    Who has lost power and is back serves nobody at first, while the others take the connection that they had for a good
-    one, until it was silent for too long: no quorum can come of that yet.
+    A node that restarts after a power loss serves no replica at first, while the others consider their old connections
+    alive until they time out: no quorum is possible until then.
     """
     parts = {name: replica_set.sim.node(name)._parts for name in names(replica_set)}
     uuids = {name: each.instance.uuid for name, each in parts.items()}
@@ -132,7 +132,7 @@ def _is_converged(replica_set: Watched) -> bool:
 
 
 def _state(replica_set: Watched) -> str:
-    """Where everybody is, for whoever has to find out why."""
+    """Return the positions of all nodes, for diagnosis."""
     shown = []
     for name in names(replica_set):
         if not replica_set.sim.is_ready(name):
@@ -149,10 +149,10 @@ def _state(replica_set: Watched) -> str:
 
 
 async def _check_writes(replica_set: Led) -> list[str]:
-    """Puts a tuple of each space where it is: that changes nothing, and needs a quorum like any other write."""
+    """Replace a tuple of each space by itself: that changes nothing, but needs a quorum like any other write."""
     sim, leader = replica_set.sim, replica_set.leader()
     if leader is None:
-        return ["nobody leads any more, without a fault"]
+        return ["no leader any more, without a fault"]
     spaces = sim.node(leader).box.spaces
     wanted = [
         (number, raw)
@@ -172,7 +172,7 @@ async def _check_writes(replica_set: Led) -> list[str]:
 
 
 async def check_idle(replica_set: Watched, *, seconds: float = LIVE_SECONDS) -> list[str]:
-    """Nothing has grown: each node has what a set has in which nobody does anything, and all are at one position."""
+    """Check that nothing has grown: each node holds only the resources of an idle set, and all are at one position."""
 
     def is_idle() -> bool:
         return not overgrown(replica_set) and _is_converged(replica_set)
@@ -183,7 +183,7 @@ async def check_idle(replica_set: Watched, *, seconds: float = LIVE_SECONDS) -> 
 
 
 def overgrown(replica_set: Watched) -> list[str]:
-    """What nodes hold beyond what the nodes of this set need."""
+    """Return the resources of nodes beyond those that the nodes of this set need."""
     found = []
     for name in names(replica_set):
         parts = replica_set.sim.node(name)._parts
@@ -205,7 +205,7 @@ def overgrown(replica_set: Watched) -> list[str]:
 
 
 async def check_reports(replica_set: Watched, *, seconds: float = LIVE_SECONDS) -> list[str]:
-    """Where everybody follows and has everything, nothing is found: whatever is, is a false alarm."""
+    """Check that there are no findings once all nodes are in sync: any finding is a false alarm."""
     sim, found = replica_set.sim, [""]
     deadline = sim.now + seconds
     while found and sim.now <= deadline:
@@ -238,7 +238,7 @@ def _orphans_of_the_departed(replica_set: Watched) -> list[str]:
 
 
 def check_equal(replica_set: Watched) -> list[str]:
-    """All nodes are at the same position, with the same tuples, byte for byte."""
+    """Check that all nodes are at the same position, with identical tuples."""
     sim, (first, *others) = replica_set.sim, names(replica_set)
     position, expected = _vclock(replica_set, first), contents_of(sim.node(first).box)
     found = []
@@ -266,24 +266,24 @@ def _shown(tuples: Sequence[bytes]) -> str:
     return f"{[unpacked(raw) for raw in tuples[:SHOWN_MAX]]}"
 
 
-# --- what is left behind ---
+# --- the directories ---
 
 
 class Left(NamedTuple):
-    """What a set has left that was stopped."""
+    """The directories of a stopped set."""
 
     violations: list[str]
     logs: list[NodeLog]
-    """All that there ever was in the directories of those who were there to the end."""
+    """All logs, including deleted ones, of the nodes that ran to the end."""
     departed: list[NodeLog]
-    """Of members that have gone, without verdicts that were lost with them."""
+    """Logs of former members, without the verdicts that were lost with them."""
     departed_whole: list[NodeLog]
     """The same with these verdicts."""
 
 
 async def stop_and_compare(replica_set: Led) -> Left:
-    """Stops all in order; then each directory has what its node had, and all logs that there ever were, of members that
-    have gone, too, tell the same story."""
+    """Stop all nodes in order; check that each directory matches the memory of its node, and that all logs, including
+    those of former members, agree."""
     sim = replica_set.sim
     boxes = {name: sim.node(name).box for name in names(replica_set)}
     for name in (*running(replica_set), *boxes):
@@ -299,7 +299,7 @@ async def stop_and_compare(replica_set: Led) -> Left:
 
 
 def check_replay(logs: Sequence[NodeLog], boxes: dict[str, Box]) -> list[str]:
-    """The rows of a directory, applied one by one, give what the node held when it was stopped."""
+    """Check that the rows of a directory, applied one by one, produce the contents of the stopped node."""
     found = []
     for log in logs:
         rows, contents = replayed(log), contents_of(boxes[log.name])
@@ -319,7 +319,8 @@ def check_replay(logs: Sequence[NodeLog], boxes: dict[str, Box]) -> list[str]:
 
 
 def check_terms(logs: Sequence[NodeLog]) -> list[str]:
-    """By all logs, one instance took the queue in a term, and nobody went back in terms or voted twice in one."""
+    """Check that all logs have one owner of the queue per term, and that no node decreased its term or voted twice in
+    one."""
     found: list[str] = []
     owners: dict[int, tuple[int, int]] = {}
     for log in logs:
@@ -341,7 +342,7 @@ def check_terms(logs: Sequence[NodeLog]) -> list[str]:
 
 
 def check_logs(logs: Sequence[NodeLog], departed: Sequence[NodeLog] = ()) -> list[str]:
-    """A position holds the same row and is decided in the same way wherever it is; by all who have not `departed`."""
+    """Check that a position has the same row and the same verdict in all logs; among nodes that have not `departed`."""
     found: list[str] = []
     seen: dict[Position, tuple[str, tuple[object, ...], Record]] = {}
     voids: dict[Position, str] = {}
@@ -349,8 +350,8 @@ def check_logs(logs: Sequence[NodeLog], departed: Sequence[NodeLog] = ()) -> lis
         for position, row, record in log.positions():
             if record.is_kept is None:
                 if number >= len(logs):
-                    continue  # nobody else need have had it, and who came in its place has its number
-                found.append(f"nobody decided about {position} in the log of {log.name}")
+                    continue  # no other node need have had it, and its successor has its id
+                found.append(f"no verdict on {position} in the log of {log.name}")
             if row.type == NOP:
                 voids.setdefault(position, log.name)
                 continue
@@ -363,7 +364,7 @@ def check_logs(logs: Sequence[NodeLog], departed: Sequence[NodeLog] = ()) -> lis
                     f"{position} is {_verdict(other)} by the log of {where}, {_verdict(record)} by {log.name}'s"
                 )
     for position, name in voids.items():
-        # A verdict that came too late says nothing where its transactions were nothing already.
+        # A late verdict has no effect if its transactions were undone already.
         if position in seen and seen[position][2].is_kept and seen[position][1][0] not in CONTROL:
             found.append(f"{position} is a fact in the log of {seen[position][0]}, and nothing in that of {name}")
     return found[: 4 * SHOWN_MAX]

@@ -1,8 +1,8 @@
-"""What must hold of members that were expelled and run on: they lead nothing, write nothing, and are not voted for.
+"""Checks on expelled members that still run: they do not lead, write, or get votes.
 
-A member that has the row that expels it is bound as soon as the row is decided. One that was cut off meanwhile finds
-out by the others' refusals, and takes no writes then; it never has what it takes to lead. Looks at memory only, as
-`watchers.py` does.
+A member that has the row of its expulsion is bound by it as soon as the row is committed. A member that was isolated
+learns of it when others reject it, and accepts no writes then; it never has the quorum to lead. Reads memory only, like
+`watchers.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.simulation.simulation import Simulation
 
 
 class Departed(Protocol):
-    """A replica set, as far as it is looked at here."""
+    """The part of a replica set that is inspected here."""
 
     @property
     def sim(self) -> Simulation: ...
@@ -29,7 +29,7 @@ class Departed(Protocol):
 
 
 class _Bound(NamedTuple):
-    """What an instance that knows of its expulsion cannot change any more."""
+    """State that an instance can no longer change once it knows of its expulsion."""
 
     vclock: VClock
     term: int
@@ -37,7 +37,7 @@ class _Bound(NamedTuple):
 
 
 class Expelled:
-    """`look` now and then; what is found goes to `violations`."""
+    """Call `look` periodically; violations are appended to `violations`."""
 
     def __init__(self, replica_set: Departed, violations: list[str]) -> None:
         self._set = replica_set
@@ -55,10 +55,10 @@ class Expelled:
                 self._tell(f"{name} was expelled as {instance.id} by its own data, and is not bound")
 
     def _look_at_elections(self, name: str, instance: Instance) -> None:
-        """A member that is to be expelled may be elected until all others know that it was (seed 947490231).
+        """Check votes. A member may be elected until all others know of its expulsion (seed 947490231).
 
-        That its row is deleted in their memory is not enough: the DELETE may be pending, and the PROMOTE of this very
-        member may decide it (seed 1003164). Raft and real servers take the id away when the DELETE commits, too.
+        It is not enough that its row is deleted in their memory: the DELETE may be pending, and a PROMOTE of this very
+        member may decide it (seed 1003164). Raft and real servers also drop the id only when the DELETE commits.
         """
         if instance.elections.raft.state is ElectionState.LEADER and not self._is_registered(instance.uuid):
             self._tell(f"{name} was expelled, and leads term {instance.elections.raft.term}")
@@ -76,7 +76,7 @@ class Expelled:
         raft = instance.elections.raft
         now = _Bound(instance.vclock.without_zero(), raft.term, raft._vote)
         if not instance.journal.is_idle:
-            return  # rows that were on their way to the disk with the one that expels it
+            return  # rows that were being written together with the one that expels it
         if self._bound.setdefault(instance.uuid, now) != now:
             self._tell(f"{name} was expelled at {self._bound[instance.uuid]}, knows it, and is at {now}")
 
@@ -87,12 +87,12 @@ class Expelled:
 
 
 def running(replica_set: Departed) -> list[str]:
-    """Those who were expelled and still run. A UUID that is a member again, after it joined anew, is none of them."""
+    """Return the expelled members that still run, except those that have joined again under their UUID."""
     return [name for name in replica_set.departed if replica_set.sim.is_ready(name)]
 
 
 def unbound(replica_set: Departed) -> list[str]:
-    """Those who were expelled and take writes, or would without an option."""
+    """Return the expelled members that accept writes, or would without an option."""
     sim = replica_set.sim
     instances = {name: sim.node(name)._instance for name in running(replica_set)}
     return [name for name, instance in instances.items() if not (instance.is_expelled or instance.is_orphan)]

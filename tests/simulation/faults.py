@@ -1,9 +1,9 @@
-"""What goes wrong in a run: all kinds of faults, and the nemesis that lets them happen, several at a time.
+"""The faults of a run, and the nemesis that injects several at a time.
 
-A fault is a coroutine that injects, lasts, heals what it broke, and returns whether it took effect: measured by what
-it did to somebody, not by having been tried. None of them does what voids the promises: a quorum below the majority,
-a promotion beside a living master where nobody elects, damage to or removal of more members than a set can spare, a
-loss of power where the log is not synced.
+A fault is a coroutine that injects the fault, waits, repairs it, and returns whether it took effect: that is measured
+by its effect, not by the attempt. No fault voids the promises: no quorum below the majority, no promotion beside a
+living master without elections, no damage to or removal of more members than a set can spare, no power loss if the log
+is not synced.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ FAULTS: Final[dict[str, Fault]] = {
 }
 
 EXCLUSIVE: Final = ("bit_rot", "quorum", "join", "expel")
-"""Those that change who is a member, or how many of them count: one at a time."""
+"""Faults that change the members or the quorum: one at a time."""
 
 PACE_SECONDS: Final = (2.0, 5.5)
-"""Between the beginnings of two faults."""
+"""Seconds between the starts of two faults."""
 
 OVERLAP_MAX: Final = 3
 
@@ -71,7 +71,7 @@ RECOVERY_SECONDS_MAX: Final = 10
 
 
 class Nemesis:
-    """`run` until somebody has had enough. `counts` are the faults that took effect, by kind."""
+    """Injects faults until it is stopped. `counts` has the faults that took effect, by kind."""
 
     def __init__(self, replica_set: ReplicaSet, rng: Random, kinds: tuple[str, ...]) -> None:
         self._replica_set = replica_set
@@ -81,7 +81,7 @@ class Nemesis:
         self.counts: dict[str, int] = dict.fromkeys(kinds, 0)
 
     async def run(self, until: Callable[[], bool]) -> None:
-        """Returns when the last fault is healed, and all follow each other again. What a fault raises ends it."""
+        """Run until the last fault is repaired and all nodes are in sync. An exception of a fault is raised here."""
         try:
             while not until():
                 self._begin()
@@ -96,7 +96,7 @@ class Nemesis:
                 task.cancel()
 
     async def _let_recover(self) -> None:
-        """A set that never gets up is not harmed by more."""
+        """Wait: a set that never recovers would make further faults pointless."""
         for _ in range(RECOVERY_SECONDS_MAX):
             if self._replica_set.leader() is not None:
                 return

@@ -1,7 +1,7 @@
-"""All that a replica set ever wrote, as its logs say in the end: each transaction once, and what became of it.
+"""All that a replica set ever wrote, by its final logs: each transaction once, with its outcome.
 
-What followers were told in the middle of a run is compared with it, change by change: pure, it knows no follower and no
-node, and finds out by itself what each row has made of which tuple (`replay.py`).
+The changes that followers received during a run are compared with it. Pure: knows no follower and no node, and computes
+the effect of each row on its own (`replay.py`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from tests.simulation.replay import Change, Contents, Replay
 
 
 class FinalHistory:
-    """Of the logs of all nodes that are left, from their beginnings on (`logs.read_all`), and of those that have gone:
-    where every member was replaced, nobody else knows how it began.
-    """
+    """The history from the complete logs of all remaining nodes (`logs.read_all`) and of former members: if all members
+    were replaced, only those have the beginning."""
 
     def __init__(self, logs: Sequence[NodeLog], departed: Sequence[NodeLog] = ()) -> None:
-        # In this order each goes on where those before it end.
+        # In this order each log continues where those before it end.
         eldest_first = sorted((*logs, *departed), key=lambda log: sum(log.snapshot_vclock.values()))
         self._start = eldest_first[0]
         self._records: list[Record] = []
         self.rows: dict[Position, Row] = {}
-        """All that became facts."""
+        """All committed rows."""
         self.withdrawn: dict[Position, None] = {}
         fates, self.conflicts = _fates(logs, departed)
-        """Of the logs, about what became of something, in words."""
+        """Contradictions between logs about an outcome, as text."""
         for log in eldest_first:
             for first, record in _replicated(log):
                 self._add(record, first, fates.get(first))
@@ -47,11 +46,11 @@ class FinalHistory:
 
     @property
     def begin(self) -> VClock:
-        """Before this nothing is known but what there was."""
+        """The first position for which data exists."""
         return VClock(self._start.snapshot_vclock).without_zero()
 
     def contents(self, vclock: VClock) -> Contents:
-        """What users' spaces held at a position."""
+        """Return the contents of user spaces at a position."""
         replay = Replay()
         replay.apply(self._start.snapshot)
         for record, last in self._behind_start():
@@ -61,9 +60,9 @@ class FinalHistory:
 
     @cached_property
     def changes(self) -> dict[Position, Change]:
-        """What each row has made of a tuple of a user's space, in an order in which it came about.
+        """Yield the effect of each row on a tuple of a user space, in a possible order of commits.
 
-        A row that found nothing to change, such as an UPDATE of what is not there, is in the log and has none.
+        A row without effect, such as an UPDATE of a missing tuple, is in the log but yields nothing.
         """
         replay = Replay()
         replay.apply(self._start.snapshot)
@@ -76,7 +75,7 @@ class FinalHistory:
         return found
 
     def _behind_start(self) -> Iterator[tuple[Record, Position]]:
-        """The facts that are not in the snapshot that all begins with, and the last position of each."""
+        """Return the committed rows after the first snapshot, and the last position of each originator."""
         begin = self.begin
         for record in self._records:
             last = next(row for row in reversed(record.rows) if row.replica_id)
@@ -84,7 +83,7 @@ class FinalHistory:
                 yield record, (last.replica_id, last.lsn)
 
     def told(self, after: VClock, until: VClock | None = None) -> dict[Position, Change]:
-        """The changes between two positions, or behind one, in that order."""
+        """Return the changes between two positions, or after one, in that order."""
         return {
             (replica_id, lsn): change
             for (replica_id, lsn), change in self.changes.items()
@@ -93,9 +92,9 @@ class FinalHistory:
 
 
 def _fates(logs: Sequence[NodeLog], departed: Sequence[NodeLog]) -> tuple[dict[Position, bool], list[str]]:
-    """Whether each transaction became a fact, by its first row, and which logs contradict each other about it.
+    """Return the outcome of each transaction, by its first row, and the logs that contradict each other.
 
-    Who is left has decided about all; who has gone may have done so before it heard the verdict.
+    Remaining nodes know all outcomes; a former member may have left before it received the verdict.
     """
     fates: dict[Position, tuple[bool, str]] = {}
     conflicts = []
@@ -111,7 +110,7 @@ def _fates(logs: Sequence[NodeLog], departed: Sequence[NodeLog]) -> tuple[dict[P
 
 
 def _replicated(log: NodeLog) -> Iterator[tuple[Position, Record]]:
-    """The transactions that others have, too, with their first positions."""
+    """Return the replicated transactions with their first positions."""
     for record in log.records:
         first = next((row for row in record.rows if row.replica_id), None)
         if first is not None and not record.is_nop:
@@ -119,7 +118,7 @@ def _replicated(log: NodeLog) -> Iterator[tuple[Position, Record]]:
 
 
 class OnDone(NamedTuple):
-    """One change, as a follower was told of it: whose row, which, and the tuple before and after it, packed."""
+    """One change that a follower received: originator, LSN, and the packed tuple before and after."""
 
     position: Position
     old: bytes | None
@@ -128,21 +127,22 @@ class OnDone(NamedTuple):
 
 @dataclass
 class Heard:
-    """What one follower was told between a beginning, from a snapshot, and its end."""
+    """The changes that a follower received between its start, from a snapshot, and its end."""
 
     who: str
     start: VClock
     start_contents: Contents
     told: list[OnDone] = field(default_factory=list)
     leaps: list[tuple[VClock, VClock]] = field(default_factory=list)
-    """Where a snapshot took the place of the rows between two positions."""
+    """Ranges of positions that a snapshot replaced."""
     end: VClock | None = None
-    """None where it died: then it has what it was told."""
+    """None if the follower died: its end is then the last received position."""
     end_contents: Contents = field(default_factory=dict)
 
     def check(self, history: FinalHistory, *, has_one_order: bool = False) -> list[str]:
-        """It was told a prefix of what happened, each fact once, and nothing else. Where members write one after the
-        other, what happened `has_one_order`; else each has one of its own.
+        """Check that the follower received exactly a prefix of the history, each committed row once.
+
+        With `has_one_order`, all members write in one order; otherwise each has its own.
         """
         found = [*self._check_told(history), *self._check_complete(history), *self._check_contents(history)]
         return [*found, *self._check_order(history)] if has_one_order and not self.leaps else found
@@ -167,7 +167,7 @@ class Heard:
         if expected is None:
             return [f"{self.who} was told {told.position}, which changed nothing"]
         seen = [None if raw is None else unpacked(raw) for raw in (told.old, told.new)]
-        # By their words: 1 and 1.0 are equal, and True is, too.
+        # Compare by repr: 1, 1.0 and True are equal.
         if repr(seen) == repr([expected.old, expected.new]):
             return []
         return [f"{self.who} was told {told.position} as {seen[0]} → {seen[1]}: {expected.old} → {expected.new}"]
@@ -182,7 +182,7 @@ class Heard:
         return [f"{self.who} was not told {missing[:5]} and went on"] if missing else []
 
     def _check_order(self, history: FinalHistory) -> list[str]:
-        """It was told what happened first before anything else, whoever wrote it."""
+        """Check that changes arrived in order across all originators."""
         told = [each.position for each in self.told if each.position in history.changes]
         for position, expected in zip(told, history.told(self.start), strict=False):
             if position != expected:
@@ -211,7 +211,7 @@ class Heard:
 
 
 def contents_of(spaces: Iterable[tuple[int, Iterable[bytes]]]) -> Contents:
-    """Users' tuples by their first fields, which are the primary keys of all spaces of the runs."""
+    """Return tuples of user spaces by their first field, the primary key of all spaces in the runs."""
     return {
         number: {(fields[0],): fields for fields in map(unpacked, tuples)}
         for number, tuples in spaces
@@ -220,7 +220,7 @@ def contents_of(spaces: Iterable[tuple[int, Iterable[bytes]]]) -> Contents:
 
 
 def difference(found: Contents, expected: Contents) -> str:
-    """In words, for what should be equal."""
+    """Return the difference of two contents as text."""
     words = []
     for number in sorted({*found, *expected}):
         here, there = found.get(number, {}), expected.get(number, {})

@@ -1,4 +1,4 @@
-"""An applier whose sink checks rows as they come: none is lost, doubled or out of order, no transaction is split."""
+"""An applier whose sink checks that no row is lost, duplicated or reordered, and that no transaction is split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.simulation import Simulation
 
 
 class Follower:
-    """A `Sink` without a node: an anonymous replica that lives in the scenario."""
+    """A `Sink` without a node: an anonymous replica inside the scenario."""
 
     replica_id = 0
     is_anonymous = True
@@ -49,10 +49,10 @@ class Follower:
         self.snapshot += slab.rows()
 
     async def begin_final(self, stop_vclock: VClock) -> None:
-        raise AssertionError("nobody joined")
+        raise AssertionError("unexpected join")
 
     async def final_rows(self, slab: Slab) -> None:
-        raise AssertionError("nobody joined")
+        raise AssertionError("unexpected join")
 
     async def end_join(self, vclock: VClock) -> None:
         self.replicaset_uuid = UUID(int=1)
@@ -65,7 +65,7 @@ class Follower:
         assert rows[-1].is_commit, "half a transaction"
         for row in rows:
             expected = self._lsns.get(row.replica_id, 0) + 1
-            assert row.lsn == expected, f"row {row.lsn} of {row.replica_id}, {expected} is next"
+            assert row.lsn == expected, f"row {row.lsn} of {row.replica_id}, expected {expected}"
             self._lsns[row.replica_id] = row.lsn
         for tell in self.on_written:
             tell()

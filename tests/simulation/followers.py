@@ -1,8 +1,8 @@
-"""Who listens to a replica set in a run: programs that follow it, and an archive, each on a machine of its own.
+"""The followers of a replica set in a run: programs with `flowstone.follow`, and an archive, each on its own machine.
 
-They are hurt as nodes are: killed, left without power, cut off; an archive, which keeps something, also by its disk and
-its clock. It goes on where it was, with another member where its own has left; a program begins anew with any of them.
-What they were told as settled is put down, and compared in the end with what became of it (`final_history.py`).
+They suffer faults like nodes: kills, power losses, partitions; the archive, which has data, also disk and clock faults.
+The archive resumes where it stopped, from another member if its own has left; a program starts anew from any member.
+The settled changes that they received are recorded, and compared at the end with the outcomes (`final_history.py`).
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ from tests.simulation.replay import Contents, replayed
 from tests.simulation.simulation import Crashed, Machine
 
 PAUSE_SECONDS: Final = (4.0, 25.0)
-"""Between two things that happen to a follower."""
+"""Seconds between two faults of a follower."""
 
 RETRY_SECONDS: Final = 2.0
 HURT_SECONDS_MAX: Final = 5.0
 
 BYTES_LEFT_MAX: Final = 3_000
 FAILING: Final = (("append",), ("create",), ("rename",), ("unlink",), ("sync",), ("sync_directory",), READING)
-"""What the disk of an archive does not do, for a while."""
+"""Calls that fail on the disk of an archive for a while."""
 
 INTERVALS_MAX: Final = 3
-"""So many of them old the newest snapshot of an archive may be, which takes one by interval and is well."""
+"""Maximum age of the newest snapshot of a healthy archive, in snapshot intervals."""
 CONNECT_SECONDS: Final = 30.0
 
 
 class Followers:
-    """`start()` when the set is formed, `finish()` while it lives and all faults are over, then `check()`."""
+    """Call `start()` when the set is formed, `finish()` while it runs after all faults, then `check()`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Followers:
         self._has_one_order = has_one_order
 
     def start(self) -> None:
-        """They begin to follow, and things begin to happen to them."""
+        """Start the followers and their faults."""
         for follower in self._all():
             rng = Random(self._random.random())
             self._tasks.append(asyncio.get_running_loop().create_task(self._keep_going(follower, rng)))
@@ -80,7 +80,7 @@ class Followers:
         return [*self._listeners, *self._archivers]
 
     async def finish(self) -> list[str]:
-        """Nothing happens to them any more; they come to where the set is, and stop."""
+        """Stop the faults; wait until the followers are in sync, and stop them."""
         for task in self._tasks:
             task.cancel()
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -140,7 +140,7 @@ class Followers:
                 return
             case 7:
                 operations = rng.choice(FAILING)
-                if operations is READING:  # which is what a start does
+                if operations is READING:  # as every start does
                     sim.kill(name)
                 with _failing(sim.storage(name), operations):
                     if operations is READING:
@@ -150,7 +150,7 @@ class Followers:
         await sim.sleep(seconds)
 
     def check(self, left: Left) -> list[str]:
-        """What they were told, against what became of it by the directories of all nodes that there ever were."""
+        """Compare the received changes with the outcomes in the directories of all nodes, past and present."""
         history = FinalHistory(left.logs, left.departed)
         heard = [each for listener in self._listeners for each in listener.heard]
         found = [wrong for each in heard for wrong in each.check(history, has_one_order=self._has_one_order)]
@@ -171,7 +171,7 @@ def _wrong_clock(machine: Machine, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def _full(storage: Storage, left: int) -> Iterator[None]:
-    """But for so many bytes."""
+    """Fill the disk up to `left` bytes."""
     taken = max(storage.room - left, 0)
     storage.room -= taken
     try:
@@ -190,7 +190,7 @@ def _failing(storage: Storage, operations: Iterable[str]) -> Iterator[None]:
 
 
 class Listener:
-    """A program with `flowstone.follow`: all that it was told is in `heard`, a piece for each of its lives."""
+    """A program with `flowstone.follow`; `heard` has what it received, one piece per life."""
 
     def __init__(self, replica_set: Led, name: str) -> None:
         self.name = name
@@ -207,7 +207,7 @@ class Listener:
         return self._replica.vclock if self._replica is not None else VClock()
 
     async def tend(self, upstream: str) -> None:
-        """It runs, and follows a member of the set."""
+        """Keep the program running and following a member."""
         if self._sim.is_running(self.name) and self.upstream not in self._set.members:
             await self.stop()
         if not self._sim.is_running(self.name):
@@ -229,7 +229,7 @@ class Listener:
         @replica.on_change
         def changed(changes: list[flowstone.SettledChange]) -> None:
             for change in changes:
-                is_of_tuple = change.type != "DROP"  # of a space: there were none in it
+                is_of_tuple = change.type != "DROP"  # the space had no tuples
                 if is_of_tuple and change.space_id is not None and change.space_id >= FIRST_USER_SPACE_ID:
                     old, new = (None if image is None else image.raw for image in (change.old, change.new))
                     heard.told.append(OnDone((change.replica_id, change.lsn), old, new))
@@ -242,7 +242,7 @@ class Listener:
         return replica
 
     def _check_decided(self, replica_id: int, lsn: int) -> None:
-        """Whoever told it must have decided about it before."""
+        """Check that the member that sent a change had decided it before."""
         if not self._sim.is_ready(self.upstream):
             return
         pending = self._sim.node(self.upstream)._instance.queue.limbo.pending
@@ -252,7 +252,7 @@ class Listener:
             )
 
     async def linger(self) -> list[str]:
-        """It has come to where the set is, and nothing more is to come."""
+        """Wait until the program is in sync."""
         return []
 
     async def stop(self) -> None:
@@ -268,17 +268,17 @@ def _contents(replica: Replica) -> Contents:
 
 
 class ArchiveProcess:
-    """An archive that runs until it is stopped, or gives up."""
+    """An archive that runs until it is stopped or gives up."""
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
         self._running = asyncio.get_running_loop().create_task(archive.run())
-        # Whoever kills the process before somebody has asked need not hear why it had given up.
+        # The process may be killed before anyone reads why it gave up.
         self._running.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
     def failure(self) -> BaseException | None:
-        """Why it gave up; None while it runs, too."""
+        """The error with which the archive gave up; None while it runs."""
         return self._running.exception() if self._running.done() and not self._running.cancelled() else None
 
     async def stop(self) -> None:
@@ -288,7 +288,7 @@ class ArchiveProcess:
 
 
 class Archiver:
-    """An archive that goes on in its directory; in another one where its upstream lacks what the archive has."""
+    """An archive that resumes in its directory, or starts a new one if its upstream lacks rows that it has."""
 
     def __init__(self, replica_set: Led, rng: Random) -> None:
         self._set = replica_set
@@ -299,9 +299,9 @@ class Archiver:
         self._settled = VClock()
         self._snapshot_at = 0.0
         self._failure_count = 0
-        """Of its disk, as far as it has been forgiven for them."""
+        """Number of disk failures that have been accounted for."""
         self._lost: list[tuple[str, UpstreamLostTail]] = []
-        """Each time that an upstream lacked rows, in words, and which."""
+        """Each case in which an upstream lacked rows, as text and as the error."""
         self.upstream = ""
         self.violations: list[str] = []
         self._begin_anew()
@@ -322,7 +322,7 @@ class Archiver:
         self._sim.build(self.name)
 
     async def tend(self, upstream: str) -> None:
-        """It runs, and follows a member of the set."""
+        """Keep the archive running and following a member."""
         if self._process is not None and (failure := self._process.failure) is not None:
             await self.stop()
             self._judge(failure)
@@ -347,7 +347,7 @@ class Archiver:
             self._snapshot_at = self._sim.now
 
     async def linger(self) -> list[str]:
-        """Its newest snapshot is not too old, or becomes so soon, whatever its clock and its disk have done."""
+        """Wait until the newest snapshot is recent enough, whatever the clock and the disk did."""
         end = self._sim.now + 2 * self._interval
         while (age := self._sim.now - self._snapshot_at) > INTERVALS_MAX * self._interval:
             if self._sim.now > end:
@@ -362,8 +362,11 @@ class Archiver:
         self._process = None
 
     def _judge(self, failure: BaseException) -> None:
-        """It gave up. That is right where its disk failed, and it can go on; and where its upstream lacks what is here.
-        Whether the set was free to lose that, `check_lost` says: only in the end is it known who had it."""
+        """Check why the archive gave up.
+
+        A disk failure is allowed if the archive can resume; so is an upstream that lacks rows. `check_lost` decides at
+        the end whether the set was free to lose these rows.
+        """
         failure_count = self._sim.storage(self.name).failure_count
         if _is_of_disk(failure) and failure_count > self._failure_count:
             self._failure_count = failure_count
@@ -382,7 +385,7 @@ class Archiver:
             self._process = None
 
     def _note(self) -> None:
-        """What it says is settled stays so, and by its own log there is a verdict on all of it."""
+        """Check that a settled position stays settled, and that the archive's own log has the verdicts for it."""
         settled = self._process.archive.settled if self._process is not None else VClock()
         if not settled:
             return
@@ -390,7 +393,7 @@ class Archiver:
             self.violations.append(f"{self.name} had settled {self._settled}, and now {settled}")
         self._settled = settled
         storage = self._sim.storage(self.name)
-        if storage.broken:  # so that we could not read it either; there will be another time
+        if storage.broken:  # the log cannot be read now; check it next time
             return
         log = read_log(self.name, storage)
         undecided = [
@@ -401,7 +404,7 @@ class Archiver:
             self.violations.append(f"{self.name} has {settled} for settled, and no verdict on {early[:5]}")
 
     def check_lost(self, history: FinalHistory, left: Left) -> list[str]:
-        """It gave up only for rows that the set was free to lose."""
+        """Check that the archive gave up only for rows that the set was free to lose."""
         found = []
         for what, failure in self._lost:
             if wrongs := wrongly_lost(failure.missing, left.logs, left.departed_whole, history):
@@ -409,7 +412,7 @@ class Archiver:
         return found
 
     def check(self, history: FinalHistory) -> list[str]:
-        """Its files tell what happened; the last directory all of it."""
+        """Check that its files match the history; the last directory must be complete."""
         found = self.violations
         for name in self._names:
             if self._sim.storage(name).names:
@@ -424,7 +427,7 @@ class Archiver:
 
 
 def _is_of_disk(failure: BaseException) -> bool:
-    """Whether it names a file, or says what to do about the disk."""
+    """Return True if the error names a file or has advice about the disk."""
     hint = failure.hint if isinstance(failure, ArchiveRefused) else None
     return isinstance(failure, OSError) or (hint or "").startswith(("repair the disk", "free space"))
 
@@ -436,7 +439,7 @@ def _check_archived(log: NodeLog, history: FinalHistory) -> list[str]:
         if position[1] <= last.get(position[0], 0):
             found.append(f"{log.name} has {position} behind {last}")
         last[position[0]] = position[1]
-        # Who had decided when a row came has written a NOP in its place, and passes that on.
+        # A node that had decided already wrote and relayed a NOP in place of the row.
         if record.is_kept and not record.is_nop and position in history.withdrawn:
             found.append(f"{log.name} has {position} for a fact, which was rolled back")
         elif record.is_kept is False and position in history.rows:
@@ -447,7 +450,10 @@ def _check_archived(log: NodeLog, history: FinalHistory) -> list[str]:
 
 
 def _is_same(ours: Row, archived: Row) -> bool:
-    """A verdict that came too late is nothing elsewhere, and in the archives of those: what it was about is known."""
+    """Return True if the rows are equal.
+
+    A late verdict has no effect elsewhere, and archives keep it: its transactions are decided.
+    """
     return ours.body == archived.body or (archived.type == NOP and ours.type in CONTROL)
 
 

@@ -15,14 +15,14 @@ from typing import Final
 from tests.places import ROOT
 
 LOWEST: Final = 10_000_000
-"""The first seed that is ever fresh: the suite's own, and those of soaks, are below."""
+"""The first fresh seed; seeds of the suite and of soak runs are smaller."""
 
 SPREAD: Final = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """`count` seeds from `first` on; `origin` says what they are derived from."""
+    """`count` seeds from `first` on; `origin` names their source."""
 
     first: int
     count: int
@@ -45,7 +45,7 @@ def fresh(count: int, root: Path = ROOT) -> Fresh:
 
 
 def _commit(root: Path) -> str | None:
-    """Return the hash of the commit that is checked out in `root`; None where `root` is no work tree of its own."""
+    """Return the hash of the commit checked out in `root`; None if `root` is not a work tree of its own."""
     command = ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

@@ -1,7 +1,7 @@
-"""What clients asked for and what they were told, in the one order in which it happened: what checkers read.
+"""The requests of clients and their answers, in one total order of events: the input of the checkers.
 
-`invoked` and `returned` are positions in that order: an operation that returned before another was invoked came first,
-and of two that overlap either may have. Knows nothing of nodes.
+`invoked` and `returned` are positions in that order: an operation that returned before another was invoked came first;
+two that overlap may have happened in either order. Knows nothing of nodes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, Final
 class Outcome(Enum):
     OK = "ok"
     FAILED = "failed"
-    """It has not happened and never will."""
+    """The operation did not happen and never will."""
     UNKNOWN = "unknown"
-    """It may have happened, or happen yet: nobody answered, or not so that it could be known."""
+    """The operation may have happened, or may still happen: there was no answer, or no conclusive one."""
 
 
 FINAL: Final = "final"
-"""The process that reads when all faults are over."""
+"""The process that reads after all faults."""
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One request of a client, or one transaction. Of one under way all that its end tells is missing."""
+    """One request or transaction of a client. The fields about its end are unset while it runs."""
 
     number: int
     process: str
@@ -43,7 +43,7 @@ class Operation:
     result: Any = None
     error: str = ""
     is_answered: bool = False
-    """Whether a server has said anything, be it that it refuses."""
+    """True if a server answered, even with a rejection."""
 
     @property
     def is_ok(self) -> bool:
@@ -71,18 +71,18 @@ class Operation:
 
 
 class History:
-    """All operations of a run, in the order in which they were invoked."""
+    """All operations of a run, in order of invocation."""
 
     def __init__(
         self, time: Callable[[], float] = lambda: 0.0, tell: Callable[[str, str], None] = lambda process, what: None
     ) -> None:
-        """`tell` is called with each beginning and end, in words, and whose it is."""
+        """`tell` is called with each start and end of an operation, as text, and with its process."""
         self._time = time
         self._tell = tell
         self._position = 0
         self.operations: list[Operation] = []
         self.answered = 0
-        """Operations that a server has said something to."""
+        """Number of operations that a server answered."""
 
     def invoke(
         self, process: str, workload: str, kind: str, key: Hashable = None, value: Any = None, *, member: str = ""
@@ -122,7 +122,7 @@ class History:
 
 
 def by_key(operations: list[Operation]) -> dict[Hashable, list[Operation]]:
-    """The operations of each key, in their order."""
+    """Return the operations of each key, in order."""
     found: dict[Hashable, list[Operation]] = {}
     for operation in operations:
         found.setdefault(operation.key, []).append(operation)

@@ -1,7 +1,7 @@
-"""Directories of simulated machines as servers of 2.11 and 3.8 would recover them (`tests/judges`).
+"""Check directories of simulated machines by the recovery rules of 2.11 and 3.8 (`tests/judges`).
 
-The checks of `endings.py` read logs by rules of ours: what they forgive, a real server may not. Judging takes some
-tenths of a second, so only the runs of every JUDGED_EVERYth seed are judged.
+The checks of `endings.py` read logs by our own rules, which may forgive what a real server does not. Judging takes some
+tenths of a second, so only every JUDGED_EVERYth seed is judged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHOWN_MAX: Final = 3
 
 
 def files_of(name: str, storage: Storage) -> dict[str, bytes]:
-    """What the directory of machine `name` has."""
+    """Return the files in the directory of machine `name`."""
     disk, directory = SimulatedDisk(storage, Life("judge")), f"/{name}"
     found: dict[str, bytes] = {}
     for each in disk.list_directory(directory):
@@ -36,7 +36,7 @@ def files_of(name: str, storage: Storage) -> dict[str, bytes]:
 
 
 def judged(name: str, storage: Storage, box: Box | None = None) -> list[str]:
-    """Why servers would not start from the directory of `name`, or with what other rows than `box` has."""
+    """Return why servers would not start from the directory of `name`, or which rows would differ from `box`."""
     files = files_of(name, storage)
     try:
         snapshots, logs = list_files(files)

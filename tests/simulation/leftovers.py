@@ -1,5 +1,4 @@
-"""What a process that was stopped in order must not leave behind: tasks, timers, connections, locks, files,
-views."""
+"""Resources that a stopped process must have released: tasks, timers, connections, locks, files, views."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def left_behind(loop: VirtualLoop, internet: Internet, storage: Storage, life: Life, box: Box | None) -> list[str]:
-    """In words, one for each; looked for when the process says that it is done, and before it is gone."""
+    """Return the leftovers as text, one per resource; called when the process reports its end, before it is removed."""
     found = [f"the task {task.get_coro()}" for task in life.tasks]
     found += [f"the timer {timer}" for timer in loop.timers_of(life) if not _is_given_up(timer)]
     ends = [end for end in internet._ends if end.life is life and end.is_handed_over]
@@ -29,5 +28,5 @@ def left_behind(loop: VirtualLoop, internet: Internet, storage: Storage, life: L
 
 
 def _is_given_up(timer: Handle) -> bool:
-    """Work of a thread for somebody who was cancelled: by the contract of `Blocking` it runs to its end."""
+    """Return True for worker calls whose waiter was cancelled: by the contract of `Blocking` they run to their end."""
     return bool(timer.args) and isinstance(timer.args[0], asyncio.Future) and timer.args[0].cancelled()

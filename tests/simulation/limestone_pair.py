@@ -1,7 +1,7 @@
-"""A Limestone and its replica beside a replica set, in the same simulation: they write, die, and lose each other.
+"""A Limestone store and its replica next to a replica set, in the same simulation, with crashes and partitions.
 
-In half of the runs the master is the original, played by its model (`tests/limestone/original_pair.py`). The programs
-and what their directories must hold are those of `tests/limestone/`; here is what happens to the two.
+In half of the runs the master is a model of the original (`tests/limestone/original_pair.py`). The programs and the
+checks of their directories are those of `tests/limestone/`; this module injects the faults.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tests.simulation.disk import Loss
 from tests.simulation.simulation import Simulation
 
 PAUSE_SECONDS: Final = (4.0, 15.0)
-"""Between two things that happen to them."""
+"""Seconds between two faults."""
 
 HURT_SECONDS_MAX: Final = 3.0
 FINISH_SECONDS: Final = 300.0
 ENTRIES_MAX: Final = 400
-"""Of which the model, which looks at all of them, still takes no time."""
+"""Maximum number of entries; the model scans all of them, and more would be slow."""
 
 
 def limestone_of(sim: Simulation, rng: Random) -> LimestonePair | OriginalPair:
-    """A pair of ours, or one whose master is the original."""
+    """Return a pair of ours, or one whose master is the original's model."""
     return OriginalPair(sim, rng, PAUSE_SECONDS) if rng.random() < 0.5 else LimestonePair(sim, rng)
 
 
 class LimestonePair:
-    """`start()` at any time, and `finish()` when all faults are over: what was wrong, in words."""
+    """Call `start()` at any time, and `finish()` after all faults; it returns the violations as text."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class LimestonePair:
         self._tasks = [loop.create_task(self.pair.run()), loop.create_task(self._keep_hurting())]
 
     async def finish(self) -> list[str]:
-        """The program that is running comes to its end; then both sides hold all that was written."""
+        """Wait until the running program ends; then check that both sides have all that was written."""
         running, hurting = self._tasks
         hurting.cancel()
         self._is_over = True

@@ -1,9 +1,9 @@
-"""What is between two hosts, in one direction: how long packets take, which are held or sent twice, whether any pass.
+"""The link between two hosts in one direction: latency, delays, duplicate connections, and outages.
 
-TCP hides loss: a lost packet is sent again after a while, and those behind it wait. So nothing is lost here, it is
-late. Nor does TCP give bytes twice. What can come twice is a connection: its first packet was answered, the answer was
-late, and the server has a connection that nobody uses; and rows, when their sender has to connect anew, which is not
-the link's business.
+TCP hides loss: a lost packet is retransmitted after a while, and later packets wait for it. So nothing is lost here,
+only delayed, and no bytes are duplicated. A connection can be duplicated: its first packet was answered late, and the
+server keeps a connection that is never used. Rows can be duplicated if their sender reconnects; that is not a matter of
+the link.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from random import Random
 from typing import Final
 
 LATENCY: Final = (0.0001, 0.002)
-"""Seconds that a packet is on its way: at least, and at most."""
+"""Minimum and maximum latency of a packet, in seconds."""
 
 RETRANSMISSION_SECONDS: Final = 0.2
-"""When a kernel first sends again what was lost; twice as long each further time."""
+"""Time until a kernel first retransmits a lost packet; it doubles with each retry."""
 
 RETRANSMISSIONS_MAX: Final = 4
 
 
 class Fault(Enum):
-    """What is wrong with a link that lets nothing pass."""
+    """The kind of outage of a link."""
 
     CUT = "cut"
     """Connections are reset, new ones refused as unreachable."""
 
     BLACK_HOLE = "black hole"
-    """Nothing arrives, and nobody is told."""
+    """Packets vanish without an error."""
 
 
 @dataclass(slots=True)
@@ -39,25 +39,25 @@ class Link:
     latency: tuple[float, float] = LATENCY
     loss_probability: float = 0.0
     duplicate_probability: float = 0.0
-    """Of a packet that opens a connection."""
+    """Probability that a packet that opens a connection is duplicated."""
 
     opens_at: float = 0.0
-    """Until then it is clogged: it holds what is sent, and then lets it through."""
+    """The link is clogged until this time: it queues packets, and delivers them then."""
 
     fault: Fault | None = None
     faulty_since: float = 0.0
     hit_count: int = 0
-    """Packets and attempts to connect that were late, lost or doubled, and connections that were reset."""
+    """Number of packets and connection attempts that were delayed, lost or duplicated, and of connection resets."""
 
     def is_open(self) -> bool:
-        """Asked for each packet: whether it passes."""
+        """Return whether this packet passes; called once per packet."""
         if self.fault is None:
             return True
         self.hit_count += 1
         return False
 
     def seconds(self, now: float, rng: Random) -> float:
-        """How long a packet that is sent now takes, alone."""
+        """Return the latency of a single packet sent now."""
         held = max(self.opens_at - now, 0.0)
         seconds = held + rng.uniform(*self.latency) + self._retransmission_seconds(rng)
         if seconds > LATENCY[1]:
@@ -65,7 +65,7 @@ class Link:
         return seconds
 
     def is_doubled(self, rng: Random) -> bool:
-        """Asked for each attempt to connect."""
+        """Return whether this connection attempt is duplicated; called once per attempt."""
         if not self.duplicate_probability or rng.random() >= self.duplicate_probability:
             return False
         self.hit_count += 1
@@ -73,12 +73,12 @@ class Link:
 
     @property
     def is_calm(self) -> bool:
-        """Whether packets that pass do so as they do elsewhere."""
+        """True if latency is normal."""
         is_reliable = not self.loss_probability and not self.duplicate_probability
         return is_reliable and self.latency == LATENCY and not self.opens_at
 
     def calm(self) -> None:
-        """Packets pass again as they do elsewhere, those that it held included."""
+        """Restore normal latency, also for queued packets."""
         self.latency = LATENCY
         self.loss_probability = self.duplicate_probability = 0.0
         self.opens_at = 0.0

@@ -1,7 +1,7 @@
-"""The directories of a replica set, read without a node: every transaction of every log, and what became of it.
+"""The directories of a replica set, read without a node: each transaction of each log, and its outcome.
 
-Verdicts on synchronous transactions are found as simply as they can be said, apart from the system: all of a log is
-there, so nobody has to wait for anything. Relies on the reader of log files alone.
+Verdicts are computed by a simple algorithm, independent of the system under test: the whole log is available, so
+nothing is pending. Relies only on the reader of log files.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.simulation.loop import Life
 from tests.simulation.trace import Trace
 
 SPACE: Final = 280
-"""The id of `_space`, whose rows say which spaces are synchronous."""
+"""The id of `_space`, whose rows tell which spaces are synchronous."""
 
 CLUSTER: Final = 320
-"""That of `_cluster`, whose rows say which number an instance has."""
+"""The id of `_cluster`, whose rows tell the id of an instance."""
 
 WAIT_SYNC, WAIT_ACK = Flag.WAIT_SYNC.value, Flag.WAIT_ACK.value
 CONFIRM, ROLLBACK = RequestType.RAFT_CONFIRM.value, RequestType.RAFT_ROLLBACK.value
@@ -38,18 +38,21 @@ RAFT, NOP = RequestType.RAFT.value, RequestType.NOP.value
 CONTROL: Final = frozenset((CONFIRM, ROLLBACK, PROMOTE, DEMOTE, RAFT))
 
 Position = tuple[int, int]
-"""Whose row, and which: replica id and LSN."""
+"""A replica id and an LSN."""
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A transaction of one log. `is_kept`: None while nobody has decided about it, and where rows that may have done so
-    are missing from the log: then it `is_before_gap`."""
+    """A transaction of one log.
+
+    `is_kept` is None while it has no verdict, or if rows that may have decided it are missing from the log: then it
+    `is_before_gap`.
+    """
 
     transaction: LogTransaction
     is_kept: bool | None = True
     is_behind_gap: bool = False
-    """It is the first of a log that does not go on where the one before it ends."""
+    """True for the first transaction of a log that does not start where the log before it ends."""
     is_before_gap: bool = False
 
     @property
@@ -63,19 +66,19 @@ class Record:
 
 @dataclass
 class NodeLog:
-    """What is in the directory of one node, oldest first."""
+    """The directory of one node, oldest rows first."""
 
     name: str
     snapshot: list[Row]
-    """The rows of the snapshot that it begins with: for a node that starts, the newest."""
+    """The rows of its first snapshot; for a node that starts, of the newest."""
     snapshot_vclock: dict[int, int]
     records: list[Record]
-    """Of all logs; some may be before the snapshot."""
+    """The transactions of all logs; some may precede the snapshot."""
     replica_id: int = 0
-    """Its number, by that snapshot; 0 where it has none."""
+    """Its id according to that snapshot; 0 if it has none."""
 
     def positions(self) -> Iterator[tuple[Position, Row, Record]]:
-        """The rows that others have, too."""
+        """The replicated rows."""
         for record in self.records:
             for row in record.rows:
                 if row.replica_id:
@@ -83,7 +86,7 @@ class NodeLog:
 
 
 def read_log(name: str, storage: Storage) -> NodeLog:
-    """All of a machine's directory; what a crash has torn off at the end of a log is left out."""
+    """Read a machine's directory, without the torn end that a crash left in a log."""
     disk = SimulatedDisk(storage, Life("reader"))
     directory = scan_directory(disk, f"/{name}")
     newest = directory.newest_snapshot()
@@ -92,14 +95,14 @@ def read_log(name: str, storage: Storage) -> NodeLog:
 
 
 def read_now(name: str, storage: Storage) -> NodeLog:
-    """As `read_log`, in the middle of a run: whatever is wrong with the disk, and without being counted there."""
+    """As `read_log`, during a run: ignore disk faults, and do not count as disk reads."""
     return read_log(name, _copy(name, storage, storage.names))
 
 
 def read_all(name: str, storage: Storage, *, has_departed: bool = False) -> NodeLog:
-    """As `read_log`, from the first snapshot that this instance ever had, with the files that it has removed since.
+    """As `read_log`, from the first snapshot of this instance on, including deleted files.
 
-    Whoever has departed never came to mend what its last crash left: then all before the first damage is read.
+    A former member never repaired the remains of its last crash: then only the rows before the first damage are read.
     """
     disk, directory, first = _ever(name, storage)
     uuid = directory.instance_uuid
@@ -108,13 +111,13 @@ def read_all(name: str, storage: Storage, *, has_departed: bool = False) -> Node
 
 
 def first_vclock(name: str, storage: Storage) -> VClock:
-    """Where an instance began, or joined: it never had rows from before that in a log."""
+    """Return the vclock at which an instance began or joined; its logs have no earlier rows."""
     _, _, first = _ever(name, storage)
     return VClock(first.meta.vclock).without_zero()
 
 
 def _ever(name: str, storage: Storage) -> tuple[SimulatedDisk, LogDirectory, ListedFile]:
-    """All files that there ever were, and the first snapshot of the instance that is there now."""
+    """Return all files that ever existed, and the first snapshot of the current instance."""
     disk = SimulatedDisk(_copy(name, storage, storage.removed | storage.names), Life("reader"))
     directory = scan_directory(disk, f"/{name}")
     first = next(listed for listed in directory.snapshots if _is_sound(listed, directory.instance_uuid))
@@ -128,7 +131,7 @@ def _copy(name: str, storage: Storage, files: dict[str, Inode]) -> Storage:
 
 
 def _is_sound(listed: ListedFile, instance_uuid: str | None) -> bool:
-    """Of this instance, not of one that was there before the machine was wiped; and not rotten."""
+    """Return True if the file belongs to this instance, not to one before the machine was wiped, and is not rotten."""
     try:
         return listed.meta.instance_uuid == instance_uuid
     except XlogError:
@@ -141,7 +144,7 @@ def _read(
     snapshot = list(_rows(disk, listed))
     records: list[Record] = []
     reached: VClock | None = None
-    is_behind_gap = False  # until a row comes: a log that begins behind one may have none yet
+    is_behind_gap = False  # pending until a row comes: a log that begins after a gap may have none yet
     try:
         for log in logs:
             start = VClock(log.meta.vclock)
@@ -155,7 +158,7 @@ def _read(
         if is_mended:
             raise
     synchronous = None if _has_flags(listed) else synchronous_spaces(snapshot, records)
-    # An archive that lacks rows which nobody has any more goes on with a snapshot: they are missing at the end, too.
+    # An archive continues with a snapshot if rows are lost everywhere: they are missing at the end, too.
     is_behind_gap = is_behind_gap or (reached is not None and not VClock(listed.meta.vclock).without_zero() <= reached)
     decide(records, synchronous, ends_in_gap=is_behind_gap)
     return NodeLog(name, snapshot, dict(listed.meta.vclock), records, _number(snapshot, listed.meta.instance_uuid))
@@ -169,7 +172,7 @@ def _number(snapshot: list[Row], instance_uuid: str | None) -> int:
 
 
 def _has_flags(listed: ListedFile) -> bool:
-    """Rows of the dialect 2.6 do not say that they wait."""
+    """Return True if rows carry wait flags; those of dialect 2.6 do not."""
     return not listed.meta.version.startswith("2.6")
 
 
@@ -187,7 +190,7 @@ def _transactions(disk: SimulatedDisk, listed: ListedFile) -> Iterator[LogTransa
 
 
 def synchronous_spaces(snapshot: list[Row], records: list[Record]) -> frozenset[int]:
-    """The ids of spaces that ever were synchronous. Nobody changes that in a run."""
+    """Return the ids of spaces that were ever synchronous; no run changes that."""
     found = []
     for row in (*snapshot, *(row for record in records for row in record.rows)):
         if row.type in (RequestType.INSERT, RequestType.REPLACE):
@@ -199,21 +202,21 @@ def synchronous_spaces(snapshot: list[Row], records: list[Record]) -> frozenset[
 
 @lru_cache(maxsize=20_000)
 def unpacked(body: bytes) -> Any:
-    """Shared by all who ask, as all nodes have the same rows: nobody may change it."""
+    """Decode a body. The result is cached and shared between nodes: do not change it."""
     return msgpack.unpackb(body, strict_map_key=False)
 
 
-# --- those who have gone ---
+# --- former members ---
 
 
 def without_lost_verdicts(departed: Sequence[NodeLog], logs: Sequence[NodeLog]) -> list[NodeLog]:
-    """Logs of members that have gone, without those CONFIRMs, PROMOTEs and the like of their own that were lost with
-    them, and whose LSNs somebody has used since who came later and got their number; `logs` are those of all.
+    """Return the logs of former members without those of their CONFIRM, PROMOTE and similar rows that were lost with
+    them and whose LSNs were reused by a later member with their id; `logs` are those of all nodes.
 
-    A leader that is cut off just when it has confirmed something is the only one who knows of that row. The next leader
-    decides about the same transactions by its PROMOTE, and when the first is struck off, its number begins anew behind
-    what the others have of it. What its rows have decided stays in its log, to be compared; so do its transactions: one
-    that is decided came to others before, and nobody may ever use its LSN again. Who else has such a row keeps it.
+    A leader that is isolated just after it confirmed a transaction is the only one with that row. The next leader
+    decides the same transactions by its PROMOTE; when the first is expelled, its id continues after the rows that the
+    others have of it. The outcomes that its rows decided remain in its log, to be compared, as do its transactions: a
+    decided one had reached other nodes, and its LSN is never reused. Another node that has such a row keeps it.
     """
     return [replace(log, records=_without_lost_verdicts(log, logs)) for log in departed]
 
@@ -244,7 +247,7 @@ class _Waiting(NamedTuple):
 
 @dataclass
 class _Queue:
-    """The synchronous transactions of one owner, and what came behind them, until a row decides about them."""
+    """The pending synchronous transactions of one owner, and the transactions after them."""
 
     waiting: list[_Waiting] = field(default_factory=list)
     term: int = 0
@@ -254,7 +257,7 @@ class _Queue:
         self.waiting.append(_Waiting(record, is_synchronous))
 
     def forget(self) -> None:
-        """Rows are missing here, and with them perhaps the verdict: nobody can tell from this log any more."""
+        """Forget all pending transactions: rows are missing here, possibly with the verdict."""
         for each in self.waiting:
             each.record.is_before_gap = True
         self.waiting = []
@@ -274,7 +277,7 @@ class _Queue:
                 self._split(owner, lsn + 1, kept=True, withdrawn=True)
 
     def _split(self, owner: int, lsn: int, *, kept: bool = False, withdrawn: bool = False) -> None:
-        """Keeps what comes before the first synchronous transaction at or behind `lsn`, withdraws it and the rest."""
+        """Keep the transactions before the first synchronous one at or after `lsn`; withdraw it and the rest."""
         count = next((number for number, each in enumerate(self.waiting) if _is_from(each, owner, lsn)), None)
         before, behind = self.waiting[:count], self.waiting[len(self.waiting) if count is None else count :]
         if kept:
@@ -287,7 +290,8 @@ class _Queue:
 
 
 def _is_from(waiting: _Waiting, owner: int, lsn: int) -> bool:
-    """Transactions of another owner than the row speaks of were unknown to whoever wrote it."""
+    """Return True if the transaction belongs to `owner`: the writer of the verdict did not know transactions of other
+    owners."""
     transaction = waiting.record.transaction
     return waiting.is_synchronous and (transaction.replica_id != owner or transaction.lsn >= lsn)
 
@@ -298,7 +302,7 @@ def _set(waiting: list[_Waiting], is_kept: bool) -> None:
 
 
 def decide(records: list[Record], synchronous: frozenset[int] | None, *, ends_in_gap: bool = False) -> None:
-    """Says of each transaction whether it became a fact; `synchronous` are the spaces where rows do not say it."""
+    """Set the outcome of each transaction; `synchronous` are the spaces, for rows without wait flags."""
     queue = _Queue()
     for record in records:
         first = record.rows[0]

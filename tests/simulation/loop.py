@@ -1,8 +1,8 @@
 """An asyncio loop whose clock jumps to the next timer, and the lives of the processes that share it.
 
-Nothing here waits: when nobody can go on at this moment, the next moment is now. Every callback and task belongs to the
-`Life` in whose context it was made; those of a dead life are never called again, which is what a crash is. Relies on
-asyncio's tasks and handles; knows nothing of nodes, networks or disks.
+Nothing here waits: when no callback is ready, the clock advances to the next timer. Every callback and task belongs to
+the `Life` in whose context it was created; those of a dead life are never called again, which simulates a crash. Relies
+on asyncio's tasks and handles; knows nothing of nodes, networks or disks.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from typing import Any, Final, TypeVar, cast
 T = TypeVar("T")
 
 STEPS_MAX: Final = 500_000
-"""Callbacks at one moment, after which time is held to stand still for ever."""
+"""Number of callbacks at one moment after which the loop is considered stuck."""
 
 CANCELLED_MAX: Final = 1000
-"""Cancelled timers that may lie in the queue before it is cleared of them."""
+"""Number of cancelled timers that may remain in the queue before it is cleaned."""
 
 CLOSE_ATTEMPTS_MAX: Final = 20
-"""How often a dropped coroutine is told to end; some go on in spite of it."""
+"""How often a dropped coroutine is closed; some continue after the first time."""
 
 LIFE: Final[ContextVar[Life | None]] = ContextVar("life", default=None)
 
 
 class Died(BaseException):
-    """The process was killed in the middle of this call; nobody may catch it."""
+    """The process was killed during this call; nothing may catch this error."""
 
 
 class NothingWillHappen(AssertionError):
-    """Somebody waits, no timer is set, and nobody can go on."""
+    """A task waits, but no timer is set and no callback is ready."""
 
 
 class TimeStandsStill(AssertionError):
-    """Somebody goes round in circles without waiting."""
+    """A task loops without waiting."""
 
 
 class NeverEnds(AssertionError):
-    """The scenario still runs at the end of the virtual time that it may take."""
+    """The scenario still runs at the end of its virtual time."""
 
 
 class Life:
-    """A process from its start to its end. What is done in `context` is done by it, with all that follows from it."""
+    """A process from start to end. Everything that runs in `context` belongs to it, including what that starts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
         self.is_frozen = False
-        """It stands still, as after SIGSTOP: what it would have done is done when it is thawed."""
+        """True while the process is suspended, as after SIGSTOP: its callbacks run when it is thawed."""
         self.held: list[Handle] = []
-        """What it would have done."""
+        """The suspended callbacks."""
         self.tasks: dict[asyncio.Task[Any], None] = {}
-        """Those that are not done. Held here, for a task that is collected says goodbye."""
+        """Its unfinished tasks. Referenced here, because a task that is garbage-collected logs an error."""
         self.context = copy_context()
         self.context.run(LIFE.set, self)
 
@@ -67,14 +67,14 @@ class Life:
 
 
 class Handle:
-    """A callback that waits for its turn, or for its moment: what asyncio has of `asyncio.Handle`, and no more."""
+    """A scheduled callback or timer: the part of `asyncio.Handle` that asyncio uses."""
 
     __slots__ = ("_loop", "args", "callback", "context", "is_cancelled", "life")
 
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], context: Context, timers_of: VirtualLoop | None
     ) -> None:
-        """`timers_of` is the loop that wants to hear when it is cancelled."""
+        """`timers_of` is the loop to notify of a cancellation."""
         self.callback = callback
         self.args = args
         self.context = context
@@ -92,7 +92,7 @@ class Handle:
         return self.is_cancelled
 
     def passed(self) -> None:
-        """Its moment has come: it waits for its turn like others."""
+        """The time has come: the callback is ready now."""
         self._loop = None
 
     def __repr__(self) -> str:
@@ -100,9 +100,9 @@ class Handle:
 
 
 class VirtualLoop:
-    """Runs a coroutine, and whatever that starts, until it is done: `run_until_complete`.
+    """Runs a coroutine, and everything that it starts, to its end: `run_until_complete`.
 
-    To asyncio it is a loop like others, of which it has what needs no world: timers, tasks and futures.
+    To asyncio it is an event loop, limited to what needs no operating system: timers, tasks and futures.
     """
 
     def __init__(self, start: float = 0.0) -> None:
@@ -111,7 +111,7 @@ class VirtualLoop:
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        """Those of no life."""
+        """Tasks without a life."""
         self._timer_count = 0
         self._cancelled_count = 0
         self._steps = 0
@@ -119,13 +119,13 @@ class VirtualLoop:
         self._is_closed = False
         self._running_life: Life | None = None
         self.deadline = inf
-        """Virtual time after which a scenario that still runs is held to run for ever."""
+        """Virtual time after which a running scenario counts as endless."""
         self.before_jump: list[Callable[[], None]] = []
-        """Called when nothing is left to do at this moment; they may find something."""
+        """Called when no callback is ready; they may schedule some."""
         self.on_failure: Callable[[dict[str, Any]], None] = lambda context: None
-        """Called with what asyncio says of an exception that nobody has caught."""
+        """Called with asyncio's context of an unhandled exception."""
 
-    # --- what asyncio calls ---
+    # --- interface to asyncio ---
 
     def time(self) -> float:
         return self._time
@@ -146,14 +146,14 @@ class VirtualLoop:
     ) -> Handle:
         handle = Handle(callback, args, copy_context() if context is None else context, self)
         if not self._is_closed:
-            self._timer_count += 1  # of two timers for one moment the one that was set first comes first
+            self._timer_count += 1  # of two timers for one moment the earlier one runs first
             heapq.heappush(self._timers, (when, self._timer_count, handle))
         return handle
 
     def call_soon_threadsafe(
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        raise AssertionError("a thread in a simulation: no seed could repeat what it does")
+        raise AssertionError("threads are not available in a simulation: a seed could not reproduce their timing")
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self._as_loop)
@@ -174,7 +174,7 @@ class VirtualLoop:
         else:
             tasks = self._tasks if life is None else life.tasks
             tasks[task] = None
-            # Without a life of its own: whoever dies before it is done must still find it here.
+            # Without a life: a process that dies before it is done must still find it here.
             task.add_done_callback(lambda task: tasks.pop(task, None), context=Context())
         return task
 
@@ -193,7 +193,7 @@ class VirtualLoop:
             self.on_failure(context)
 
     def timer_cancelled(self) -> None:
-        """Told by a timer: it stays in the queue, but not for long if it is one of many."""
+        """Called by a cancelled timer: it stays in the queue until there are many."""
         self._cancelled_count += 1
         if self._cancelled_count > CANCELLED_MAX and self._cancelled_count * 2 > len(self._timers):
             self._timers = [timer for timer in self._timers if not timer[2].is_cancelled]
@@ -221,22 +221,22 @@ class VirtualLoop:
         return task.result()
 
     def timers_of(self, life: Life) -> list[Handle]:
-        """Those that it has set and whose moment is to come."""
+        """Return the pending timers of a life."""
         return [handle for _, _, handle in self._timers if handle.life is life and not handle.is_cancelled]
 
     def thaw(self, life: Life) -> None:
-        """Lets a life go on that was frozen, with all timers that have passed meanwhile."""
+        """Resume a suspended life, with all timers that have expired."""
         life.is_frozen = False
         self._ready.extend(life.held)
         life.held.clear()
 
     def bury(self, lives: list[Life]) -> None:
-        """Ends the loop, and the coroutines that were dropped: what they say now nobody hears."""
+        """End the loop and close the dropped coroutines; their output is discarded."""
         self._is_closed = True
         self._ready.clear()
         self._timers.clear()
         asyncio._set_running_loop(self._as_loop)
-        # One coroutine that waits while it is closed is left to the interpreter by the one that waited for it.
+        # A coroutine that awaits while being closed is left to the interpreter.
         hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             for tasks in (self._tasks, *(life.tasks for life in lives)):
@@ -252,7 +252,7 @@ class VirtualLoop:
             asyncio._set_running_loop(None)
 
     def _step(self) -> None:
-        """Calls what is ready now, but not what that makes ready."""
+        """Call the callbacks that are ready now, but not those that they make ready."""
         if not self._ready:
             self._jump()
         count = len(self._ready)
@@ -290,7 +290,7 @@ class VirtualLoop:
         while timers and _is_void(timers[0][2]):
             heapq.heappop(timers)
         if not timers:
-            raise NothingWillHappen(f"at {self._time} nobody can go on, and no timer is set")
+            raise NothingWillHappen(f"deadlock at {self._time}: no callback is ready, and no timer is set")
         if timers[0][0] > self.deadline:
             raise NeverEnds(f"the scenario still waits after {self._time:.0f} virtual seconds: {self._waiting()}")
         if timers[0][0] > self._time:
@@ -323,5 +323,5 @@ def _is_void(timer: Handle) -> bool:
 
 
 def _silence(task: asyncio.Task[Any]) -> None:
-    """A task that is dropped on purpose needs no warning."""
+    """Suppress the warning about a task that is dropped on purpose."""
     task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -1,8 +1,8 @@
-"""Rows that a follower has and the set has not: whether the set was free to lose them.
+"""Rows that a follower has and the set lacks: was the set free to lose them?
 
-Rows that only expelled members had are lost with them, as docs/explanation/reliability.md says. Nothing else may be
-lost: no row of a member that is still there, none that came to such a member, and no transaction that was a fact.
-Pure: judges by the directories that all nodes have left.
+Rows that only expelled members had are lost with them (docs/explanation/reliability.md). No other row may be lost: no
+row of a current member, none that reached one, and no committed transaction. Pure: it judges by the directories of all
+nodes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from tests.simulation.logs import CONTROL, NOP, NodeLog, Position
 def wrongly_lost(
     missing: Iterable[tuple[int, int, int]], logs: Sequence[NodeLog], departed: Sequence[NodeLog], history: FinalHistory
 ) -> list[str]:
-    """Of each row of `missing` (replica id, first and last LSN) that the set must not have lost: why, in words.
+    """Return, for each row of `missing` (replica id, first and last LSN) that the set must not have lost, the reason as
+    text.
 
-    `logs` are those of all who were there to the end, `departed` those of the others, from their beginnings on,
-    with all that was lost with them.
+    `logs` are those of the nodes that ran to the end, `departed` those of former members, from their start, including
+    everything that was lost with them.
     """
     found = []
     for position in _positions(missing):
@@ -32,7 +33,7 @@ def wrongly_lost(
             found.append(f"no member that has gone has written {position}")
         elif holders:
             found.append(f"{', '.join(holders)} had {position}")
-        # What a lost verdict has decided is compared with the verdicts of all others elsewhere (`check_logs`).
+        # `check_logs` compares the decisions of lost verdicts with those of all others.
         elif fact is not None and fact.type not in CONTROL and _is_one_of(fact, written):
             found.append(f"{position} was a fact")
     return found
@@ -47,8 +48,10 @@ def _rows_at(log: NodeLog, position: Position) -> list[Row]:
 
 
 def _had(log: NodeLog, position: Position, written: Sequence[Row], *, is_inherited: bool) -> bool:
-    """Whether a node had the row, or knew that it is nothing. `is_inherited`: another member has got the number of who
-    wrote it, and may have used its LSN."""
+    """Return True if a node had the row or knew that it was undone.
+
+    `is_inherited`: a later member has the id of the writer, and may have reused the LSN.
+    """
     if log.snapshot_vclock.get(position[0], 0) >= position[1] and not is_inherited:
         return True
     return any(row.type == NOP or _is_one_of(row, written) for row in _rows_at(log, position))

@@ -1,8 +1,8 @@
-"""What one member promises the others, checked at the moment when it counts.
+"""Promises of one member to the others, checked when they take effect.
 
-A vote goes only to a candidate that has all rows which the voter had when it began the term; acknowledgements count
-only of members; a client hears of a verdict by PROMOTE only once a quorum has that row; what a start finds in the log
-is on disk before anybody hears of it. Looks at memory and disks of nodes, as `consensus.py` does.
+A vote goes only to a candidate with all rows that the voter had at the start of the term. Only members'
+acknowledgements count. A client learns of a verdict by PROMOTE only when a quorum has that row. Rows that a starting
+node finds in its log are on disk before it reports them. Reads memory and disks of nodes, as `consensus.py` does.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tests.simulation.logs import RAFT, read_now, unpacked
 from tests.simulation.simulation import Simulation
 
 SHOWN_MAX: Final = 3
-"""Violations of one kind that are told; one brings others with it."""
+"""Maximum number of reported violations of one kind; one causes others."""
 
 ACKS_SECONDS: Final = 0.25
-"""How often it is looked at whose acknowledgements count."""
+"""Interval of the checks of counted acknowledgements."""
 
 STRANGE_SECONDS: Final = 1.0
-"""How long a node may take from knowing that a member was struck off to forgetting what it has acknowledged."""
+"""Time within which a node that knows of an expulsion must forget the member's acknowledgements."""
 
 
 class MemberPromises:
-    """`look` now and then; what is found goes to `violations`. `holders` names who has a row of an instance."""
+    """Call `look` periodically; violations are appended to `violations`. `holders` names the nodes that have a row."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class MemberPromises:
         self._is_durable = is_durable
         self._holders = holders
         self._journals: dict[str, Journal] = {}
-        """Those whose writes are looked at."""
+        """Journals whose writes are checked."""
         self._written: dict[str, VClock] = {}
-        """By name: the position after the last write that was looked at."""
+        """By name: the position after the last checked write."""
         self._begun: dict[str, tuple[int, VClock]] = {}
-        """By name: its newest term, and what it had in its log before that."""
+        """By name: the newest term, and the log position before it."""
         self._strangers: dict[str, tuple[float, set[int]]] = {}
-        """By name: whose acknowledgements it counts that are no members to it, and since when."""
+        """By name: the non-members whose acknowledgements it counts, and since when."""
         self._next_look_at_acks = 0.0
         self._told: dict[str, int] = {}
 
@@ -89,7 +89,7 @@ class MemberPromises:
     # --- votes ---
 
     def _wrote(self, name: str, instance: Instance, rows: bytes, vclock: VClock) -> None:
-        """A write has succeeded, and nobody who waits for it has been told."""
+        """Called after each successful write, before its waiters are notified."""
         state = instance.elections.raft._in_flight
         if state is not None:
             self._look_at_vote(name, instance, rows)
@@ -101,21 +101,21 @@ class MemberPromises:
         state = instance.elections.raft._in_flight
         assert state is not None
         position = self._position_at_raft_row(name, rows)
-        if position is not None:  # else it is in a later write
+        if position is not None:  # else a later write has it
             self._check_vote(name, instance, state, position)
 
     def _look_at_vote_before(self, name: str, instance: Instance) -> None:
-        """A node may vote while it starts, when nobody looks at what it writes."""
+        """Check a vote cast during the start of a node, when writes are not observed."""
         raft = instance.elections.raft
         if raft._is_on_disk and raft._in_flight is None:
             self._check_vote(name, instance, raft.persisted, instance.journal.written_vclock)
 
     def _check_vote(self, name: str, instance: Instance, state: RaftState, position: VClock) -> None:
-        """`position`: of the row with this term and vote, or a later one."""
+        """Check a vote. `position`: of the row with this term and vote, or a later one."""
         candidate = instance.elections.raft._candidate_vclock
         is_for_another = state.vote not in (0, instance.id) and candidate is not None
         if self._begun.get(name, (0, VClock()))[0] != state.term:
-            if is_for_another:  # which is written after its term: nobody looked when that was
+            if is_for_another:  # its term was written earlier, unobserved
                 position = self._before_term(name, state.term, position)
             self._begun[name] = state.term, position
         if not is_for_another:
@@ -127,11 +127,12 @@ class MemberPromises:
             self._tell("vote", f"{text} and had {had.without_zero()} when that term began")
 
     def _before_term(self, name: str, term: int, position: VClock) -> VClock:
-        """Where the log was when `term` began: before its row, or at a snapshot with it; at `position` if not before.
+        """Return the log position at the start of `term`: before its row, or at a snapshot with it; at `position` if
+        later.
 
-        A voter need not count rows that it wrote after that: its ACKs of them carry the term, and whoever hears of a
-        newer term confirms nothing. Real servers do not count them either: `raft_worker_handle_io` in 3.8.0 waits for
-        the rows on their way to disk only where the term itself is not on disk (seed 1004230).
+        A voter need not count rows that it wrote after that: its ACKs of them carry the term, and a leader that learns
+        of a newer term confirms nothing. Real servers do not count them either: `raft_worker_handle_io` in 3.8.0 waits
+        for rows on their way to disk only if the term itself is not on disk (seed 1004230).
         """
         try:
             log = read_now(name, self._sim.storage(name))
@@ -146,7 +147,7 @@ class MemberPromises:
         return VClock(lsns)
 
     def _position_at_raft_row(self, name: str, rows: bytes) -> VClock | None:
-        """Where the log was before its row about elections; None if there is none among `rows`."""
+        """Return the log position before its RAFT row; None if there is none among `rows`."""
         lsns = self._written[name].to_mapping()
         for row in slab_of_rows(rows, name).rows():
             if row.type == RAFT:
@@ -154,10 +155,10 @@ class MemberPromises:
             lsns[row.replica_id] = row.lsn
         return None
 
-    # --- answers by a PROMOTE ---
+    # --- answers decided by a PROMOTE ---
 
     def _look_at_answers(self, name: str, instance: Instance) -> None:
-        """What a PROMOTE or DEMOTE of another has decided, clients hear when a quorum has it."""
+        """Check that clients get outcomes decided by another's PROMOTE or DEMOTE only when a quorum has that row."""
         queue = instance.queue
         limbo = queue.limbo
         for unproven in limbo._unproven:
@@ -177,7 +178,7 @@ class MemberPromises:
     def _look_at_acks(self, name: str, instance: Instance) -> None:
         acked = instance.queue.limbo._acks._vclocks.keys() - {0}
         known = {unpack(raw)[0] for raw in instance.box.spaces[CLUSTER_ID].tuples()}
-        if acked <= known:  # as nearly always
+        if acked <= known:  # the usual case
             self._strangers.pop(name, None)
             return
         strangers = acked - decided_members(instance.box).keys()
@@ -188,10 +189,10 @@ class MemberPromises:
             text = f"{name} counts acknowledgements of {sorted(strangers)}, whom it does not have for members"
             self._tell("ack", text)
 
-    # --- what a start has found ---
+    # --- rows found at the start ---
 
     def _look_at_recovered(self, name: str, instance: Instance) -> None:
-        """Others count on it from now on, and a loss of power must not take it away."""
+        """Check that recovered rows are durable: others rely on them from now on."""
         storage = self._sim.storage(name)
         logs = [path for path in storage.names if path.endswith(".xlog")]
         if not logs or storage.broken:

@@ -1,8 +1,9 @@
-"""Operators that are busy at the wrong moment: members come and go, quorums, leaders, checkpoints.
+"""Operators at the wrong moment: changes of members, quorums and leaders, and checkpoints.
 
-They keep to the rules under which a set promises something. A quorum is never below the majority of those who are
-registered. One member comes or goes at a time (the nemesis sees to it), and the next change waits until everybody has
-the last one, and a majority what the leader had: else two majorities need not meet. Who has the queue for good stays.
+They obey the rules under which a set keeps its promises. A quorum is never below the majority of the registered
+members. One member joins or leaves at a time (the nemesis ensures that), and the next change waits until all nodes have
+the last one, and a majority has the leader's rows: otherwise two majorities need not overlap. The permanent owner of
+the queue stays.
 """
 
 from __future__ import annotations
@@ -26,34 +27,35 @@ from tests.simulation.replica_set import ANONYMOUS_NAMES, SPACES, ReplicaSet, Sp
 from tests.simulation.simulation import Crashed
 
 CHANGE_SECONDS: Final = 600.0
-"""Within which a member has come or gone, whatever else happens meanwhile."""
+"""Time within which a member must have joined or left despite other faults."""
 
 ASK_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
 AFTERLIFE_SECONDS: Final = (1.0, 10.0)
-"""How long nothing more is done about a member that was expelled and runs on."""
+"""How long an expelled member runs before the next action on it."""
 
 DEAD_SHARE, CUT_SHARE, RESTART_SHARE, CONFIGURED_SHARE = 0.25, 0.4, 0.4, 0.7
-"""How often an expelled member is dead; does not hear of it, as it is cut off; is started again; stays configured."""
+"""How often an expelled member is dead; is isolated, so that it does not learn of it; is restarted; stays configured.
+"""
 
 ANONYMOUS_SHARE: Final = 0.3
-"""How often who joins only follows."""
+"""How often a new replica is anonymous."""
 
 MEMBERS_MIN: Final = 3
 GROWTH_MAX: Final = 1
 
 SCRATCH_ID, SCRATCH_INDEX = 600, 5
-"""The space and, in others, the index that come and go."""
+"""The temporary space and, in other spaces, the temporary index."""
 
 QUORUMS: Final = ("N", "N / 2 + 1", "N * 2 / 3 + 1")
-"""From the majority to all, for any number of members."""
+"""From the majority to all members, for any number of members."""
 
 
 # --- quorums, leaders, checkpoints ---
 
 
 async def quorum(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Some members want more votes and acknowledgements than others, for a while."""
+    """Raise the quorum of some members for a while."""
     usual = _usual_quorum(replica_set)
     names = some(rng, replica_set.members)
     effects = [await _set_quorum(replica_set, name, _some_quorum(replica_set, rng)) for name in names]
@@ -74,7 +76,7 @@ def _some_quorum(replica_set: ReplicaSet, rng: Random) -> int | str:
 
 
 async def _set_quorum(replica_set: ReplicaSet, name: str, quorum: int | str) -> bool:
-    """Whether the member wants another number now than before."""
+    """Set the quorum of a member; return True if it changed."""
     before = _quorum_of(replica_set, name)
     return await _configure(replica_set, name, replication_synchro_quorum=quorum) and before not in (
         None,
@@ -87,7 +89,7 @@ def _quorum_of(replica_set: ReplicaSet, name: str) -> int | None:
 
 
 async def promote(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Members are told to lead, or to lead no longer, one before the other is done. For sets that elect."""
+    """Promote and demote members concurrently. For sets with elections."""
     asked, before = [], _newest_term(replica_set)
     for _ in range(rng.randint(1, 6)):
         for name in some(rng, replica_set.ready()):
@@ -99,13 +101,13 @@ async def promote(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 def _newest_term(replica_set: ReplicaSet) -> int:
-    """Nobody begins to lead, or ceases to, without a new one."""
+    """Return the newest term: every change of leader starts one."""
     terms = [replica_set.sim.node(name)._instance.elections.raft.term for name in replica_set.ready()]
     return max(terms, default=0)
 
 
 async def checkpoint(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Snapshots in the middle of everything; logs that nobody needs are collected."""
+    """Take snapshots at any moment; unneeded logs are collected."""
     done = False
     for _ in range(rng.randint(1, 3)):
         names = [name for name in some(rng, replica_set.names) if replica_set.sim.is_ready(name)]
@@ -116,8 +118,9 @@ async def checkpoint(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def schema(replica_set: ReplicaSet, rng: Random) -> bool:
-    """A space is made and an index of one that clients use, and both are dropped again; what was left behind, too."""
-    workloads = [name for name in replica_set.plan.workloads if name != "append"]  # whose second field is an array
+    """Create a space and an index of a client space, and drop both again, including earlier leftovers."""
+    # the second field of which is an array
+    workloads = [name for name in replica_set.plan.workloads if name != "append"]
     indexed = SPACES[rng.choice(workloads)] if workloads else None
     effects = []
     for change in (_define, _drop):
@@ -147,7 +150,7 @@ async def _define(node: Node, indexed: Space | None) -> None:
 
 
 async def _drop(node: Node, _: Space | None) -> None:
-    """Whatever of it there is."""
+    """Drop what exists of the scratch space and index."""
     indexes = [(row[0], row[1]) for row in node.space(INDEX_ID).select()]
     ours = [key for key in indexes if key[0] == SCRATCH_ID or key[1] == SCRATCH_INDEX]
     keys: list[tuple[int, Any]] = [(INDEX_ID, key) for key in ours]
@@ -163,7 +166,7 @@ async def _drop(node: Node, _: Space | None) -> None:
 
 
 async def _ask(replica_set: ReplicaSet, name: str, work: Coroutine[Any, Any, object]) -> bool:
-    """Whether a node has done something that it may refuse, or die of."""
+    """Return True if a node performed an action that it may reject or not survive."""
     with suppress(FlowstoneError, OSError, Crashed):
         async with asyncio.timeout(ASK_SECONDS):
             await replica_set.sim.on(name, work)
@@ -175,7 +178,7 @@ async def _ask(replica_set: ReplicaSet, name: str, work: Coroutine[Any, Any, obj
 
 
 async def join(replica_set: ReplicaSet, rng: Random) -> bool:
-    """A new member, which stays, or somebody who only follows."""
+    """Add a member, which stays, or an anonymous replica."""
     free = [name for name in ANONYMOUS_NAMES if name not in replica_set.anonymous]
     if free and rng.random() < ANONYMOUS_SHARE:
         await add_anonymous(replica_set, free[0])
@@ -187,7 +190,7 @@ async def join(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def expel(replica_set: ReplicaSet, rng: Random) -> bool:
-    """A member goes for good; where too few would be left, another one comes first. It may run on to the end."""
+    """Expel a member for good; if too few would remain, add one first. The expelled member may keep running."""
     spare = [name for name in replica_set.members if is_spare(replica_set, name)]
     if not spare:
         return False
@@ -202,7 +205,7 @@ async def expel(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def _expel_running(replica_set: ReplicaSet, rng: Random, name: str) -> None:
-    """It runs on, with its options as they were, whether it hears of it or not; its id may become another's.
+    """Expel a member that keeps running with unchanged options, whether it learns of it or not; its id may be reused.
 
     Our own masters do not reissue the id, so the master acts as a real one.
     """
@@ -224,7 +227,7 @@ async def _expel_running(replica_set: ReplicaSet, rng: Random, name: str) -> Non
 
 @contextmanager
 def ids_of_real_masters() -> Iterator[None]:
-    """Make masters choose ids as real servers do: the smallest one that is free, whoever had it before."""
+    """Make masters choose ids as real servers do: the smallest free one, whoever had it before."""
 
     def smallest_free(taken: Collection[int], used: Collection[int]) -> int:
         return unused_id(taken, ())
@@ -234,7 +237,7 @@ def ids_of_real_masters() -> Iterator[None]:
 
 
 async def _restart_expelled(replica_set: ReplicaSet, name: str) -> None:
-    """Whoever knows of its expulsion does not start; the others find nobody who knows them."""
+    """Restart an expelled member. It refuses to start if it knows of its expulsion; otherwise no peer accepts it."""
     sim = replica_set.sim
     knows = sim.node(name)._instance.is_expelled
     sim.kill(name)
@@ -251,10 +254,10 @@ async def _restart_expelled(replica_set: ReplicaSet, name: str) -> None:
 
 
 async def replace_member(replica_set: ReplicaSet, rng: Random, name: str) -> None:
-    """What an operator does about data that is lost: the old one is struck off, and then somebody new comes.
+    """Replace a member whose data is lost, as an operator would: expel it first, then add a new one.
 
-    The other way round, a set of three with a dead one needs all others for its quorum, the new one among them: if that
-    fails when it is registered and before it has the data, there is no quorum any more (seed 1114).
+    In the opposite order, a set of three with a dead member needs all others for its quorum, including the new one: if
+    that one fails after its registration and before it has the data, the set has lost its quorum (seed 1114).
     """
     await remove_member(replica_set, name)
     await _drop_who_is_ahead(replica_set)
@@ -262,9 +265,8 @@ async def replace_member(replica_set: ReplicaSet, rng: Random, name: str) -> Non
 
 
 async def _drop_who_is_ahead(replica_set: ReplicaSet) -> None:
-    """Rows that only a lost member had are lost; who only follows, and has got one of them, can follow nobody any more:
-    the next one with that member's id gives their numbers to others (seed 1489).
-    """
+    """Drop anonymous replicas that have rows which only the lost member had: they can follow nobody any more, because
+    the next member with that id reuses the LSNs (seed 1489)."""
     sim = replica_set.sim
     for name in list(replica_set.anonymous):
         async with asyncio.timeout(CHANGE_SECONDS):
@@ -280,18 +282,18 @@ async def _drop_who_is_ahead(replica_set: ReplicaSet) -> None:
 
 
 def is_spare(replica_set: ReplicaSet, name: str) -> bool:
-    """Whether the set can do without a member: it does not lead, and never has to."""
+    """Return True if the set can do without a member: it does not lead, and is not the permanent owner."""
     leader = replica_set.leader()
     return leader not in (None, name) and (replica_set.plan.has_elections or name != replica_set.members[0])
 
 
 async def add_member(replica_set: ReplicaSet, rng: Random) -> None:
-    """Returns when it runs, everybody follows it, and it has what the leader has."""
+    """Add a member; return when all nodes follow it and it has the leader's rows."""
     name = replica_set.new_name()
     members = [*replica_set.members, name]
     options = replica_set.options(name)
     options["replication"] = _uris(replica_set, [*members, *replica_set.configured])
-    # With the same UUID each time: an attempt that has died may have made it a member.
+    # With the same UUID each time: a failed attempt may have registered it.
     options["instance_uuid"] = str(UUID(int=rng.getrandbits(128), version=4))
     async with asyncio.timeout(CHANGE_SECONDS):
         await _start_at_last(replica_set, name, options)
@@ -302,7 +304,7 @@ async def add_member(replica_set: ReplicaSet, rng: Random) -> None:
 
 
 async def add_anonymous(replica_set: ReplicaSet, name: str) -> None:
-    """Somebody who only follows; it runs when this returns."""
+    """Add an anonymous replica; it runs on return."""
     async with asyncio.timeout(CHANGE_SECONDS):
         await _start_at_last(replica_set, name, replica_set.options(name))
         replica_set.anonymous.append(name)
@@ -324,9 +326,9 @@ async def _start_at_last(replica_set: ReplicaSet, name: str, options: dict[str, 
 async def remove_member(
     replica_set: ReplicaSet, name: str, *, is_alive: bool = False, is_cut: bool = False
 ) -> list[str]:
-    """Ends its process, unless it is to stay alive, and strikes it off. Returns when no member knows it any more.
+    """Stop a member, unless it is to stay alive, and expel it. Return when no member lists it any more.
 
-    `is_cut`: it does not hear of it, as it is cut off from all members before; these are returned.
+    `is_cut`: it is isolated from all members first, so that it does not learn of it; those links are returned.
     """
     sim = replica_set.sim
     uuid = sim.machine(name).uuid
@@ -351,7 +353,7 @@ async def remove_member(
 
 
 async def _spare(replica_set: ReplicaSet, name: str) -> None:
-    """Waits until a member runs that does not lead, and has nothing that is nowhere else."""
+    """Wait until a running member does not lead and has no row of which it has the only copy."""
     sim = replica_set.sim
     while True:
         if is_spare(replica_set, name) and sim.is_ready(name):
@@ -365,7 +367,7 @@ async def _spare(replica_set: ReplicaSet, name: str) -> None:
 
 
 async def _strike_off(replica_set: ReplicaSet, leaving: str, uuid: str) -> None:
-    """Again, until nobody has it: a leader that was replaced meanwhile has not struck it off."""
+    """Delete the member repeatedly until no node lists it: a leader that was replaced may not have deleted it."""
     sim = replica_set.sim
     while not all(sim.is_ready(name) and uuid not in _registered(sim.node(name)) for name in replica_set.members):
         leader = replica_set.leader()
@@ -376,13 +378,13 @@ async def _strike_off(replica_set: ReplicaSet, leaving: str, uuid: str) -> None:
 
 
 async def _let_another_lead(replica_set: ReplicaSet, leaving: str) -> None:
-    """Who is to go and still runs may have been elected meanwhile: then nobody else can strike it off (seed 1595)."""
+    """Demote the leaving member if it was elected in the meantime: nobody else could expel it then (seed 1595)."""
     if replica_set.leader() is None and replica_set.leads(leaving):
         await _ask(replica_set, leaving, replica_set.sim.node(leaving).demote())
 
 
 async def _delete_member(node: Node, uuid: str) -> None:
-    """With a quorum: what a leader does alone, who does not know yet of another, is a split brain."""
+    """Delete the row with a quorum: a leader that acts alone, unaware of its successor, causes a split brain."""
     replica_id = _registered(node)[uuid]
     if node.configuration.dialect == "2.6":
         await node.space(CLUSTER_ID).delete(replica_id)
@@ -396,7 +398,7 @@ def _registered(node: Node) -> dict[str, int]:
 
 
 async def _settle(replica_set: ReplicaSet, *, leaving: str | None = None) -> None:
-    """Waits until a majority has what the leader has now."""
+    """Wait until a majority has the leader's current rows."""
     sim = replica_set.sim
     while (leader := replica_set.leader()) is None:
         if leaving is not None:
@@ -443,13 +445,13 @@ def _upstreams(node: Node) -> list[dict[str, Any]]:
 
 
 async def _tell_all(replica_set: ReplicaSet) -> None:
-    """Whom to follow."""
+    """Set `replication` on all nodes."""
     replication = _uris(replica_set, [*replica_set.members, *replica_set.configured])
     await asyncio.gather(*(_configure(replica_set, name, replication=replication) for name in replica_set.names))
 
 
 async def _adjust_quorum(replica_set: ReplicaSet) -> None:
-    """Where it is a number, an operator has to think of it; after the change, which may need the one before."""
+    """Adjust a numeric quorum after the change, which may need the old one."""
     if replica_set.plan.dialect == "2.6":
         usual = _usual_quorum(replica_set)
         await asyncio.gather(*(_set_quorum(replica_set, name, usual) for name in replica_set.members))
@@ -460,9 +462,9 @@ def _uris(replica_set: ReplicaSet, names: list[str]) -> list[str]:
 
 
 async def _configure(replica_set: ReplicaSet, name: str, **options: Any) -> bool:
-    """Options that a node has from now on, also when it starts anew. Whether it had to be told.
+    """Set options of a node, also for later restarts; return True if the node had to be reconfigured.
 
-    An expelled member refuses all options of replication, so nobody insists.
+    An expelled member rejects all replication options; that is accepted.
     """
     sim = replica_set.sim
     sim.machine(name).options |= options

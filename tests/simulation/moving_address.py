@@ -12,7 +12,7 @@ ADDRESS = "moving"
 
 
 class MovingAddress:
-    """The door's Network, with one host more: `target` is where ADDRESS leads."""
+    """A Network with one more host: `target` is where ADDRESS leads."""
 
     def __init__(self, network: Network, target: str) -> None:
         self._network = network
@@ -20,11 +20,11 @@ class MovingAddress:
         self._streams: list[Stream] = []
 
     def outside(self, outside: Outside) -> Outside:
-        """The world with this network."""
+        """Return an Outside with this network."""
         return replace(outside, network=self)
 
     async def move(self, target: str) -> None:
-        """From now on the address leads to `target`; connections to where it led before end."""
+        """Redirect the address to `target`; connections to the old target are closed."""
         self.target = target
         streams, self._streams = self._streams, []
         for stream in streams:

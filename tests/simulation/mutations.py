@@ -1,11 +1,11 @@
-"""Deliberate bugs, one at a time, that the ordinary runs must find: whoever cannot find a bug finds none.
+"""Deliberate bugs, one at a time, that the ordinary runs must find: a test of the tests.
 
     with MUTATIONS["confirm_before_the_quorum"]():
         outcome = run(seed)
 
-Each is a patch of one decision of the product, as small as its name says, and taken back behind the `with`. They are
-switched on from outside: runs know nothing of them, and none has a seed, a fault or a checker of its own. Each says by
-which words of a run it is found: others may be those of a patch that does not fit the code any more.
+Each is a patch of one decision of the product, as small as its name says, and is removed after the `with`. Mutations
+are switched on from outside: runs do not know of them, and none has its own seed, fault or checker. Each names the
+message by which a run finds it: other messages may come from a patch that no longer fits the code.
 """
 
 from __future__ import annotations
@@ -42,16 +42,19 @@ from flowstone.xlog.transactions import LogTransaction, make_transaction
 Make = Callable[[], AbstractContextManager[object]]
 
 RAISED: Final = re.compile(r"\(\S+, line \d+ of \S+\)$|^\d+\.\d{6} | in a follower$")
-"""What a run says of exceptions: one that ended it, and those that nobody has caught or that nodes have logged."""
+"""Messages of exceptions in a run: the one that ended it, unhandled ones, and those that nodes logged."""
 
 DOES_NOT_FIT: Final = re.compile(r"\b(TypeError|AttributeError|NameError|UnboundLocalError)\b")
-"""What a patch raises when the code under it has changed."""
+"""Errors that a patch raises when the patched code has changed."""
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """To be entered (`with it():`). `words`, a regular expression, is how a run tells of it; if it `is_raised`, by an
-    assertion that fails in a node or a workload."""
+    """A context manager (`with it():`).
+
+    `words` is a regular expression for the message of a run that finds the bug; `is_raised`: the message is that of an
+    assertion that fails in a node or workload.
+    """
 
     make: Make
     words: str
@@ -61,7 +64,8 @@ class Mutation:
         return self.make()
 
     def is_found(self, violations: Sequence[str]) -> bool:
-        """By its own words; nothing is found in a run of a patch that does not fit."""
+        """Return True if a violation has the expected message, and none shows that the patch no longer fits the
+        code."""
         if any(DOES_NOT_FIT.search(violation) for violation in violations):
             return False
         told = [violation for violation in violations if bool(RAISED.search(violation)) == self.is_raised]
@@ -69,7 +73,7 @@ class Mutation:
 
 
 MUTATIONS: Final[dict[str, Mutation]] = {}
-"""All of them, by name."""
+"""All mutations by name."""
 
 
 def mutation(words: str, *, is_raised: bool = False) -> Callable[[Make], Make]:
@@ -81,7 +85,7 @@ def mutation(words: str, *, is_raised: bool = False) -> Callable[[Make], Make]:
 
 
 CLIENTS_SAW: Final = r"^(register|append|set|bank)( \S+)?: "
-"""The words of all checkers of histories."""
+"""Messages of all checkers of histories."""
 
 CONFIRMED_ALONE: Final = r"^\w+ has row \d+ of \d+ confirmed, which only .* have; \d+ must"
 NOT_ON_DISK: Final = r"^\w+ takes for written what \S+\.xlog would lose with the power now"
@@ -92,7 +96,7 @@ NOT_ON_DISK: Final = r"^\w+ takes for written what \S+\.xlog would lose with the
 
 @mutation(CONFIRMED_ALONE)
 def count_an_ack_twice() -> AbstractContextManager[object]:
-    """Who has acknowledged counts for two."""
+    """Each acknowledgement counts twice."""
 
     def quorum_lsn(self: Acks, owner_id: int, own_lsn: int, quorum: int) -> int:
         lsns = [vclock.get(owner_id) for vclock in self._vclocks.values()]
@@ -104,7 +108,7 @@ def count_an_ack_twice() -> AbstractContextManager[object]:
 
 @mutation(CONFIRMED_ALONE)
 def confirm_before_the_quorum() -> AbstractContextManager[object]:
-    """One less than a quorum is enough for a CONFIRM."""
+    """CONFIRM is written with one member less than the quorum."""
     original = Acks.quorum_lsn
 
     def quorum_lsn(self: Acks, owner_id: int, own_lsn: int, quorum: int) -> int:
@@ -115,7 +119,7 @@ def confirm_before_the_quorum() -> AbstractContextManager[object]:
 
 @mutation(rf"{CLIENTS_SAW}|^listener\d+ .* wrong tuples in space|its directory gives")
 def forget_the_order_of_rollbacks() -> AbstractContextManager[object]:
-    """What is taken back together is taken back oldest first."""
+    """Transactions that are rolled back together are undone oldest first."""
     original = LimboQueue.drop
 
     def drop(self: LimboQueue[Any], first: Any) -> tuple[Any, ...]:
@@ -126,7 +130,7 @@ def forget_the_order_of_rollbacks() -> AbstractContextManager[object]:
 
 @mutation(r"^\w+ takes the queue of \d+ over up to row \d+, and gives up row \d+, which it has")
 def promote_without_waiting() -> AbstractContextManager[object]:
-    """Who takes the queue over does so at once, as if nothing waited in it any more."""
+    """The new owner of the queue takes over without waiting for the pending transactions."""
 
     def try_transfer(self: Limbo[Any]) -> list[Any]:
         transfer = self._transfer
@@ -142,7 +146,7 @@ def promote_without_waiting() -> AbstractContextManager[object]:
 
 @mutation(r"voted for \d+ (in term \d+, and then for|and) \d+")
 def vote_twice_in_a_term() -> AbstractContextManager[object]:
-    """A vote that was given is given again to whoever asks next in that term."""
+    """A member votes again in the same term for the next candidate that asks."""
     original = Raft._heard_vote
 
     def heard_vote(self: Raft, source_id: int, told: Any) -> None:
@@ -157,7 +161,7 @@ def vote_twice_in_a_term() -> AbstractContextManager[object]:
 
 @mutation(r"^\w+ went back from term \d+ to \d+|^\w+ leads term \d+, which .* does|^by the log of .* took term \d+ of ")
 def reuse_a_term() -> AbstractContextManager[object]:
-    """Who starts again is in the term before its last, and has not voted in it: it may stand and vote there anew."""
+    """A restarted member is in the term before its last one, without a vote: it may run and vote in it again."""
     original = Raft.__init__
 
     def init(self: Raft, instance_id: int, *, term: int = 1, vote: int = 0, **others: Any) -> None:
@@ -169,7 +173,7 @@ def reuse_a_term() -> AbstractContextManager[object]:
 
 @mutation(r"^\w+ has voted for \d+ in term \d+, and would have for \d+ in \d+ if it lost its power now")
 def skip_the_fsync_of_a_vote_in_mode_write() -> AbstractContextManager[object]:
-    """Where other rows are not synced, terms and votes are not, either."""
+    """In mode `write`, terms and votes are not synced either."""
     original = Journal._write
 
     def write(self: Journal, rows: list[bytes], after: dict[int, int], sync: bool = False) -> None:
@@ -180,7 +184,7 @@ def skip_the_fsync_of_a_vote_in_mode_write() -> AbstractContextManager[object]:
 
 @mutation(NOT_ON_DISK)
 def skip_the_fsync_of_a_vote() -> AbstractContextManager[object]:
-    """A write of nothing but a term and a vote is not synced."""
+    """A write that has only a term and a vote is not synced."""
     original = Journal._write
 
     def write(self: Journal, rows: list[bytes], after: dict[int, int], sync: bool = False) -> None:
@@ -194,13 +198,13 @@ def skip_the_fsync_of_a_vote() -> AbstractContextManager[object]:
 
 
 def _is_vote(rows: bytes) -> bool:
-    """By the type of the first row, which is alone where it is this one."""
+    """Decide by the type of the first row; a RAFT row is written alone."""
     return rows[1:3] == bytes((0, RequestType.RAFT))
 
 
 @contextmanager
 def _unsynced(journal: Journal) -> Iterator[None]:
-    """For a write that is over before anything else happens, of a journal that syncs."""
+    """For a write of a syncing journal that completes before anything else happens."""
     mode = journal.mode
     if mode is WalMode.FSYNC:
         journal.mode = WalMode.WRITE
@@ -227,7 +231,7 @@ def acknowledge_a_write_before_its_fsync() -> AbstractContextManager[object]:
 
 @mutation(r"^space \d+ of \w+ had \d+ tuples, its directory gives")
 def collect_a_log_too_early() -> AbstractContextManager[object]:
-    """One log more goes than nobody needs."""
+    """Garbage collection deletes one log too many."""
     original = GarbageCollector._delete
 
     def delete(self: GarbageCollector, oldest: VClock, needed: VClock) -> tuple[VClock, VClock | None]:
@@ -244,8 +248,8 @@ def collect_a_log_too_early() -> AbstractContextManager[object]:
     r"did not start: .* but transaction \d+ has not ended|any more: .* does not support interleaving transactions"
 )
 def lose_the_commit_flag() -> AbstractContextManager[object]:
-    """The last row of a transaction of several does not say that it is the last. Of one in six: a run must come to its
-    faults."""
+    """The last row of a transaction lacks the COMMIT flag, in one of six transactions of several rows: the run must
+    reach its faults."""
 
     def make(rows: Sequence[Row], flags: int = 0) -> LogTransaction:
         made = make_transaction(rows, flags)
@@ -274,7 +278,7 @@ def lose_the_commit_flag() -> AbstractContextManager[object]:
 @mutation(r"^\w+ has acknowledged .* to \w+, and written")
 @contextmanager
 def ack_before_the_write() -> Iterator[None]:
-    """A replica acknowledges rows when it has got them, not when it has them in its log."""
+    """A replica acknowledges rows on arrival, before they are in its log."""
     original_apply, original_acknowledge = NodeSink.apply, Applier._acknowledge
     is_acknowledging = False
 
@@ -303,14 +307,14 @@ def ack_before_the_write() -> Iterator[None]:
 
 @mutation(r"^AssertionError: (.|\n)*rows of one originator come in their order, each once", is_raised=True)
 def apply_below_the_vclock() -> AbstractContextManager[object]:
-    """The last row that the log has of an originator is taken again when it comes again."""
+    """The last row of an originator in the log is applied again if it arrives again."""
     original = Applying._known
     return patch.object(Applying, "_known", lambda self, replica_id: max(original(self, replica_id) - 1, 0))
 
 
 @mutation(r"^bank: the (total is|accounts are) ")
 def apply_half_a_transaction() -> AbstractContextManager[object]:
-    """Of a transaction of several rows the last has no effect on a replica."""
+    """A replica does not apply the last row of a transaction of several rows."""
     original_one, original_execute = Applying._one, Applying._execute
     left_out: list[int] = []
 
@@ -326,7 +330,7 @@ def apply_half_a_transaction() -> AbstractContextManager[object]:
 
 @mutation(r"^listener\d+ was told of .* while it waited for a verdict on")
 def settle_one_too_far() -> AbstractContextManager[object]:
-    """Who follows takes what stands directly behind a confirmed row for confirmed."""
+    """A follower treats the row directly after a confirmed row as confirmed."""
     original = SettledTracker._confirm
     return patch.object(SettledTracker, "_confirm", lambda self, lsn: original(self, lsn + 1))
 
@@ -336,7 +340,7 @@ def settle_one_too_far() -> AbstractContextManager[object]:
 
 @mutation(CLIENTS_SAW)
 def read_what_is_not_confirmed() -> AbstractContextManager[object]:
-    """Transactions that read only what is confirmed see what waits for its verdict, too."""
+    """Transactions with isolation read-confirmed see pending rows."""
     original = Box.open_view
 
     def open_view(self: Box, *, confirmed: bool = False) -> ReadView:
@@ -347,7 +351,7 @@ def read_what_is_not_confirmed() -> AbstractContextManager[object]:
 
 @mutation(CLIENTS_SAW)
 def read_without_asking_others() -> AbstractContextManager[object]:
-    """A linearizable transaction begins with what this member has."""
+    """A linearizable transaction starts from the local state without asking other members."""
 
     async def newest_vclock(instance: Instance) -> VClock:
         return instance.vclock.without_zero()

@@ -1,4 +1,4 @@
-"""Deliberate bugs in elections, in the queue of synchronous transactions, and in what clients are told of both."""
+"""Deliberate bugs in elections, in the synchronous queue, and in the answers to clients about both."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ DIFFERENT_DATA: Final = (
 
 @mutation(VOTED_FOR_LESS)
 def vote_without_a_second_look() -> AbstractContextManager[object]:
-    """A vote is not checked again once the term is on disk, and with it all rows that were on their way."""
+    """A vote is not checked again after the term, and with it all rows being written, is on disk."""
     return patch.object(Raft, "_is_vote_revoked", lambda self: False)
 
 
 @mutation(rf"{VOTED_FOR_LESS}|{LACKS_WHAT_WAS_CONFIRMED}")
 def vote_for_who_is_behind() -> AbstractContextManager[object]:
-    """A candidate that lacks rows of the voter gets its vote all the same."""
+    """A voter votes for a candidate that lacks its rows."""
     return patch.object(Raft, "_may_vote_for", lambda self, vclock: True)
 
 
 @mutation(rf"{TWO_LEADERS}|{LACKS_WHAT_WAS_CONFIRMED}")
 def lead_by_one_vote_too_few() -> AbstractContextManager[object]:
-    """One vote less than a quorum makes a leader."""
+    """A candidate becomes leader with one vote less than the quorum."""
     has_won = property(lambda self: self._votes.count(self._id) >= max(self._peers.quorum - 1, 1))
     return patch.object(Raft, "_has_won", has_won)
 
 
-@mutation(rf"{TWO_LEADERS}|^not within \d+ s after all faults: somebody leads")
+@mutation(rf"{TWO_LEADERS}|^not within \d+ s after all faults: a leader exists")
 def count_votes_of_terms_before() -> AbstractContextManager[object]:
-    """Votes that a member got in an earlier term count in the next one."""
+    """Votes from an earlier term count in the next one."""
     original = Votes.clear
 
     def clear(self: Votes) -> None:
@@ -66,7 +66,7 @@ def count_votes_of_terms_before() -> AbstractContextManager[object]:
 
 @mutation(rf"{CONFIRMED_ALONE}|^\w+ takes the queue of \d+ over up to row \d+, which it knows \d+ to have; \d+ must")
 def promote_by_one_too_few() -> AbstractContextManager[object]:
-    """Who takes the queue over waits for one member less than a quorum to have what waits in it."""
+    """The new owner of the queue waits for the pending transactions on one member less than the quorum."""
     original = Limbo._try_transfer
 
     def try_transfer(self: Limbo[Any]) -> list[Any]:
@@ -81,7 +81,7 @@ def promote_by_one_too_few() -> AbstractContextManager[object]:
 
 @mutation(r"^\w+ has answered clients by the PROMOTE \d+:\d+, which only .* have; \d+ must")
 def answer_before_a_promote_is_proven() -> AbstractContextManager[object]:
-    """Clients hear of what a PROMOTE has decided when their member has read it, whoever else has."""
+    """Clients get the outcome decided by a PROMOTE when their member has read it, without a quorum."""
     original = LimboDriver._commit
 
     def commit(self: LimboDriver, entries: Sequence[LimboEntry[Any]], *, is_proven: bool) -> None:
@@ -92,7 +92,7 @@ def answer_before_a_promote_is_proven() -> AbstractContextManager[object]:
 
 @mutation(r"^\w+ counts acknowledgements of \[.*\], whom it does not have for members")
 def count_an_expelled_member() -> AbstractContextManager[object]:
-    """What a member has acknowledged counts on after it was struck off."""
+    """Acknowledgements of a member count after it was expelled."""
     return patch.object(LimboDriver, "forget", lambda self, replica_id: None)
 
 
@@ -114,14 +114,14 @@ def count_who_only_follows() -> AbstractContextManager[object]:
 
 @mutation(rf"{CONFIRMED_ALONE}|{CLIENTS_SAW}|{DIFFERENT_DATA}")
 def confirm_one_too_far() -> AbstractContextManager[object]:
-    """A verdict holds for one row more than it says."""
+    """A verdict covers one row more than its LSN."""
     original = Limbo._confirm
     return patch.object(Limbo, "_confirm", lambda self, lsn: original(self, lsn + 1))
 
 
 @mutation(r"a new owner finds the queue empty", is_raised=True)
 def roll_back_one_too_few() -> AbstractContextManager[object]:
-    """Of several transactions that are to be taken back the oldest stays."""
+    """Of several transactions to roll back, the oldest is kept."""
     original = LimboQueue.rollback
 
     def rollback(self: LimboQueue[Any], lsn: int) -> tuple[Any, ...]:
@@ -133,13 +133,13 @@ def roll_back_one_too_few() -> AbstractContextManager[object]:
 
 @mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}|transactions in the queue with nothing to do|write to space")
 def forget_a_failed_write() -> AbstractContextManager[object]:
-    """What the log has refused goes on waiting for its verdict as if it had been written."""
+    """A transaction whose write failed stays pending as if it had been written."""
     return patch.object(Limbo, "write_failed", lambda self, entry: [])
 
 
 @mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}")
 def keep_what_was_undone() -> AbstractContextManager[object]:
-    """Who waits for a transaction hears that it was taken back, but it stays."""
+    """The waiter for a transaction gets the rollback, but the transaction stays applied."""
     original = LimboDriver._undo
 
     def undo(self: LimboDriver, entry: LimboEntry[Any], error: Any) -> None:
@@ -154,7 +154,7 @@ def keep_what_was_undone() -> AbstractContextManager[object]:
 
 @mutation(CLIENTS_SAW)
 def read_before_the_verdict() -> AbstractContextManager[object]:
-    """A linearizable transaction does not wait for the verdict on what its member has."""
+    """A linearizable transaction does not wait for pending transactions on its member."""
 
     async def decided(instance: Instance) -> None:
         return None
@@ -164,7 +164,7 @@ def read_before_the_verdict() -> AbstractContextManager[object]:
 
 @mutation(CLIENTS_SAW)
 def read_before_it_is_here() -> AbstractContextManager[object]:
-    """A linearizable transaction asks others where they are, and does not wait for that."""
+    """A linearizable transaction asks other members for their positions, but does not wait for them."""
 
     async def reach(instance: Instance, vclock: VClock) -> None:
         return None

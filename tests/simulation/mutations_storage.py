@@ -1,4 +1,4 @@
-"""Deliberate bugs in logs, snapshots and recovery, on the way of rows to others, and in archives."""
+"""Deliberate bugs in logs, snapshots, recovery, replication, and archives."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ UNREADABLE: Final = r"did not start: |does not start: |DamagedFile|LsnUsedTwice|
 
 @mutation(r"^\w+ has started with rows of \S+ that it would lose with the power now")
 def leave_a_recovered_log_unsynced() -> AbstractContextManager[object]:
-    """Others hear of rows that a start has found and that are in the kernel's memory only."""
+    """A restarted node sends recovered rows that are only in the kernel's memory."""
     return patch.object(parts, "make_durable", lambda disk, directory, last: None)
 
 
 @mutation(rf"{UNREADABLE}|{DIFFERENT_DATA}")
 @contextmanager
 def write_behind_a_failed_write() -> Iterator[None]:
-    """What a failed write has left stays in the file, and the next one goes behind it."""
+    """The remains of a failed write stay in the file, and the next write follows them."""
 
     def cut(self: LogWriter, size: int) -> None:
         self.size = size
@@ -50,7 +50,7 @@ def write_behind_a_failed_write() -> Iterator[None]:
 
 @mutation(rf"{UNREADABLE}|{DIFFERENT_DATA}")
 def write_behind_a_torn_end() -> AbstractContextManager[object]:
-    """A log that a crash has torn goes on behind the tear."""
+    """A log that was torn in a crash is continued after the tear."""
 
     def resume(disk: Any, path: str, meta: Any, vclock: Any, size: int) -> LogWriter:
         file = disk.append_to(path)
@@ -65,7 +65,7 @@ def write_behind_a_torn_end() -> AbstractContextManager[object]:
 
 @mutation(r"^\w+ had .* confirmed, and now|any more: .*[Ss]plit")
 def forget_in_a_snapshot_what_was_confirmed() -> AbstractContextManager[object]:
-    """A snapshot says of the queue whose it is, and of nothing that it was confirmed."""
+    """A snapshot contains the owner of the queue, but not its confirmed positions."""
 
     def checkpoint(self: LimboDriver) -> Promote:
         state = self.limbo.checkpoint()
@@ -76,13 +76,13 @@ def forget_in_a_snapshot_what_was_confirmed() -> AbstractContextManager[object]:
 
 @mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}")
 def take_what_waits_for_a_fact_at_the_start() -> AbstractContextManager[object]:
-    """What has no verdict in the log counts as confirmed for who starts again."""
+    """After a restart, transactions without a verdict in the log count as confirmed."""
     return patch.object(Replay, "pending", property(lambda self: ()))
 
 
 @mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}|^listener\d+ |^archive\d+\b")
 def take_a_rollback_for_a_confirmation() -> AbstractContextManager[object]:
-    """Who reads a log takes what was rolled back for a fact."""
+    """A reader of the log treats rolled-back transactions as committed."""
 
     def withdraw(self: SettledTracker[Any], lsn: int) -> None:
         for entry in self._queue:
@@ -91,12 +91,12 @@ def take_a_rollback_for_a_confirmation() -> AbstractContextManager[object]:
     return patch.object(SettledTracker, "_withdraw", withdraw)
 
 
-# --- the way to others ---
+# --- replication ---
 
 
 @mutation(rf"{DIFFERENT_DATA}|{CLIENTS_SAW}|^listener\d+ |^archive\d+\b")
 def lose_rows_on_the_way() -> AbstractContextManager[object]:
-    """Now and then a relay takes rows for sent that it has not sent."""
+    """A relay sometimes skips rows as if they had been sent."""
     original = Relay._send
 
     def send(self: Relay, packets: bytes, after: VClock) -> None:
@@ -110,7 +110,7 @@ def lose_rows_on_the_way() -> AbstractContextManager[object]:
 
 @mutation(CLIENTS_SAW)
 def commit_in_spite_of_a_conflict() -> AbstractContextManager[object]:
-    """An interactive transaction does not look whether what it has read is still so."""
+    """An interactive transaction does not check whether its reads are still current."""
     return patch.object(InteractiveTransaction, "_validate", lambda self: None)
 
 
@@ -119,5 +119,5 @@ def commit_in_spite_of_a_conflict() -> AbstractContextManager[object]:
 
 @mutation(r"^archive\d+ has .* for settled, and no verdict on")
 def settle_what_an_archive_has() -> AbstractContextManager[object]:
-    """An archive calls settled whatever it has."""
+    """An archive reports everything that it has as settled."""
     return patch.object(ArchiveStore, "settled", property(lambda self: self.vclock))

@@ -1,9 +1,9 @@
-"""A network in memory: hosts, ports, connections with latency, and links that can be cut or swallow what is sent.
+"""A network in memory: hosts, ports, connections with latency, and links that can be cut or become black holes.
 
-`Internet` is the one that all hosts share, `SimulatedNetwork` the door's Network for one life of a process. A
-connection behaves as TCP does: bytes arrive in order and once or not at all, a full window holds the writer back, a
-kernel says goodbye for a process that was killed, and nobody does for a machine that lost power. What a black hole has
-swallowed is sent again once it is healed. TLS and Unix sockets are not simulated.
+`Internet` is shared by all hosts; `SimulatedNetwork` is the Network for one life of a process. A connection behaves
+like TCP: bytes arrive in order, once or not at all; a full window blocks the writer; the kernel closes the connections
+of a killed process, but not those of a machine that lost power. Data lost in a black hole is retransmitted once the
+link is healed. TLS and Unix sockets are not simulated.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WINDOW: Final = 4 * 1024 * 1024
-"""Bytes on their way, or not yet read by the other side, beyond which a kernel takes no more; as on loopback."""
+"""Bytes in flight or unread by the peer beyond which a kernel accepts no more, as on loopback."""
 
 SPLIT_PROBABILITY: Final = 0.05
 
 STREAM_QUEUE_MAX: Final = 64 * 1024
-"""Bytes from which on `drain` waits, as in asyncio."""
+"""Queued bytes from which on `drain` waits, as in asyncio."""
 
 FIRST_EPHEMERAL_PORT: Final = 40_000
 
@@ -53,7 +53,7 @@ class Host:
 
 
 class Internet:
-    """All hosts and what is between them."""
+    """All hosts and the links between them."""
 
     def __init__(self, loop: VirtualLoop, rng: Random, trace: Trace) -> None:
         self.loop = loop
@@ -61,7 +61,7 @@ class Internet:
         self.hosts: dict[str, Host] = {}
         self.listeners: dict[tuple[str, int], SimulatedListener] = {}
         self.links: dict[tuple[str, str], Link] = {}
-        """From one host to another, where something was ever wrong."""
+        """From one host to another; only links that ever had a fault."""
         self._rng = rng
         self._ends: dict[End, None] = {}
         self._connection_count = 0
@@ -69,7 +69,7 @@ class Internet:
     # --- faults ---
 
     def break_link(self, source: str, target: str, fault: Fault) -> None:
-        """One direction only; a cut resets connections in both."""
+        """Break one direction; a cut resets the connections of both."""
         link = self.link(source, target)
         link.fault, link.faulty_since = fault, self.loop.time()
         self.later(KEEPALIVE_SECONDS, self._keep_alive, source, target)
@@ -78,18 +78,18 @@ class Internet:
             self.reset(source, target)
 
     def reset(self, one: str, other: str) -> None:
-        """Breaks the connections that there are between the two, once."""
+        """Reset the current connections between the two hosts."""
         ends = [end for end in self._ends if {end.host.name, end.other.host.name} == {one, other}]
         for end in ends:
             end.sever()
         self.link(one, other).hit_count += len(ends)
 
     def link(self, source: str, target: str) -> Link:
-        """To be made worse, or looked at."""
+        """Return a link, to inspect it or to inject faults."""
         return self.links.setdefault((source, target), Link())
 
     def heal(self, source: str, target: str) -> None:
-        """Lets packets pass, those that a black hole has swallowed, too."""
+        """Restore a link, including packets that a black hole swallowed."""
         link = self.links.get((source, target))
         if link is None or link.fault is None:
             return
@@ -100,7 +100,7 @@ class Internet:
                 end.send_again()
 
     def _keep_alive(self, source: str, target: str) -> None:
-        """Kernels at both ends have asked whether the other is there, and an answer, or the question, was lost."""
+        """Reset connections whose keepalive probes, or answers to them, were lost."""
         link = self.link(source, target)
         if link.fault is not None and self.loop.time() - link.faulty_since >= KEEPALIVE_SECONDS:
             for end in list(self._ends):
@@ -108,7 +108,7 @@ class Internet:
                     end.time_out()
 
     def boot(self, host: Host) -> None:
-        """A machine has its power back; what was sent to it meanwhile is sent again."""
+        """Power a machine on; packets sent to it before are retransmitted."""
         if host.is_up:
             return
         host.is_up = True
@@ -117,7 +117,7 @@ class Internet:
                 end.send_again()
 
     def end_of_life(self, life: Life, *, is_quiet: bool) -> None:
-        """A process is gone. Its kernel tells the others, unless that is gone, too."""
+        """End a process. Its kernel closes its connections, unless the machine is down."""
         for address in [address for address, listener in self.listeners.items() if listener.life is life]:
             del self.listeners[address]
         for end in list(self._ends):
@@ -125,19 +125,19 @@ class Internet:
                 end.die(is_quiet)
 
     def thaw(self, life: Life) -> None:
-        """A process goes on: its kernel has taken what came for it meanwhile."""
+        """Resume a process; its kernel has received data for it."""
         for end in list(self._ends):
             if end.life is life:
                 self.later(0, end.hand_over)
 
-    # --- for the ends of connections ---
+    # --- interface to the ends of connections ---
 
     def delay(self, source: Host, target: Host) -> float:
         link = self.links.get((source.name, target.name))
         return self._rng.uniform(*LATENCY) if link is None else link.seconds(self.loop.time(), self._rng)
 
     def split(self, data: bytes) -> list[bytes]:
-        """Now and then what was written at once arrives in two pieces."""
+        """Occasionally split one write into two pieces."""
         if len(data) < 2 or self._rng.random() >= SPLIT_PROBABILITY:
             return [data]
         at = self._rng.randrange(1, len(data))
@@ -148,7 +148,7 @@ class Internet:
         return link is None or link.is_open()
 
     def later(self, delay: float, callback: Callable[..., None], *args: object) -> None:
-        """The network has no life that could end."""
+        """Schedule a callback of the network, which belongs to no life."""
         self.loop.call_later(delay, callback, *args, context=Context())
 
     def forget(self, end: End) -> None:
@@ -171,7 +171,7 @@ class Internet:
             self.later(self.delay(source, target), _refuse, answer, unreachable)
 
     def _perhaps_again(self, source: Host, life: Life | None, target: Host, port: int) -> None:
-        """A second attempt to connect that nobody waits for."""
+        """Occasionally open a duplicate connection that no client uses."""
         link = self.links.get((source.name, target.name))
         if link is not None and link.is_doubled(self._rng):
             nobody: asyncio.Future[SimulatedStream] = self.loop.create_future()
@@ -196,7 +196,7 @@ class Internet:
         self._ends[here] = self._ends[there] = None
         self.trace.note("network", f"connection {here.number}: {there.peer} to {here.peer}", b"")
         delay = self.delay(target, source)
-        there.last_arrival = self.loop.time() + delay  # nothing overtakes the answer
+        there.last_arrival = self.loop.time() + delay  # no data overtakes the answer
         self.later(delay, _connected, here, answer)
         there.accepted(listener.on_client)
 
@@ -215,7 +215,7 @@ def _connected(end: End, answer: asyncio.Future[SimulatedStream]) -> None:
 
 
 class End:
-    """One end of a connection: what its process wrote, what has arrived for it, and how it ended."""
+    """One end of a connection: its unsent and received data, and how it ended."""
 
     def __init__(self, internet: Internet, number: int, host: Host, life: Life | None, peer: str) -> None:
         self.number = number
@@ -226,26 +226,26 @@ class End:
         self.unsent = bytearray()
         self.arrived = bytearray()
         self.is_eof = False
-        """The other side will send no more."""
+        """True if the peer will send no more."""
         self.is_closing = False
-        """We want to send no more than is queued."""
+        """True if this end will send only what is queued."""
         self.is_gone = False
-        """Nobody here knows of the connection any more."""
+        """True if this end has forgotten the connection."""
         self.is_handed_over = False
-        """The process knows of it; before, it is its kernel's affair."""
+        """True once the process has accepted the connection; before that, the kernel handles it."""
         self.is_paused = False
         self.last_arrival = 0.0
         self._receiver: Receiver | None = None
         self._internet = internet
         self._sent: deque[tuple[Kind, bytes]] = deque()
         self._lost_count = 0
-        """How many of those sent a black hole has swallowed."""
+        """Number of sent packets that a black hole swallowed."""
         self._in_flight = 0
         self._unreported = 0
-        """Bytes taken here of which the other side has not heard: its window is smaller by them."""
+        """Bytes consumed here but not yet reported: the peer's window is smaller by them."""
         self._is_severed = False
         self._is_ended = False
-        """The last packet is sent."""
+        """True once the last packet is sent."""
         self._is_congested = False
         self._error: OSError | None = None
         self._waiters: list[asyncio.Future[None]] = []
@@ -261,7 +261,7 @@ class End:
     def __repr__(self) -> str:
         return f"<connection {self.number} of {self.host.name} to {self.peer}>"
 
-    # --- what the process does ---
+    # --- calls of the process ---
 
     def write(self, data: Buffer) -> None:
         if self.is_gone or self.is_closing:
@@ -279,14 +279,14 @@ class End:
         data = bytes(memoryview(self.arrived)[:n])
         del self.arrived[:n]
         self._unreported += len(data)
-        if self.other.unsent:  # which is sent as another process, and not in the middle of what this one does
+        if self.other.unsent:  # runs as another process, and not inside a callback of this one
             self._internet.later(0, self._report)
         else:
             self._report()
         return data
 
     async def changed(self) -> None:
-        """Returns when something has arrived, was sent, or the connection has ended."""
+        """Wait until data has arrived or was sent, or the connection has ended."""
         waiter = self._internet.loop.create_future()
         self._waiters.append(waiter)
         await waiter
@@ -308,7 +308,7 @@ class End:
             self._internet.later(0, self._lose, None)
 
     def die(self, is_quiet: bool) -> None:
-        """The process is gone, and with it what it had not yet handed to its kernel."""
+        """The process has died; data not yet passed to its kernel is lost."""
         self.is_gone = True
         if is_quiet:
             self._internet.later(KEEPALIVE_SECONDS, self.other.time_out)
@@ -319,13 +319,13 @@ class End:
         self.is_paused = False
         self._internet.later(0, self.hand_over)
 
-    # --- what the network does ---
+    # --- events of the network ---
 
     def accepted(self, on_client: Callable[[Client], Receiver]) -> None:
         def accept() -> None:
             self.is_handed_over = True
             self._receiver = on_client(SimulatedClient(self))
-            if self.is_gone:  # all this while the process stood still
+            if self.is_gone:  # all of that while the process was suspended
                 self._tell("closed")
             elif self.arrived or self.is_eof:
                 self._internet.later(0, self.hand_over)
@@ -338,7 +338,7 @@ class End:
         self._internet.later(self._internet.delay(self.other.host, self.host), self._lose, _reset())
 
     def time_out(self) -> None:
-        """The other side is silent, and its kernel does not answer, or knows nothing. While we send, we hope on."""
+        """Close the connection if the peer's kernel is silent or has forgotten it; not while we send."""
         if not self._sent:
             self._lose(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
 
@@ -349,7 +349,7 @@ class End:
         self._internet.later(self._internet.delay(self.other.host, self.host), self.other._report)
 
     def _pump(self) -> None:
-        """Hands to the kernel what that takes."""
+        """Pass as much data to the kernel as it accepts."""
         while self.unsent and self._in_flight < WINDOW:
             piece = bytes(memoryview(self.unsent)[: WINDOW - self._in_flight])
             del self.unsent[: len(piece)]
@@ -373,7 +373,7 @@ class End:
             self._schedule()
 
     def _schedule(self) -> None:
-        """The first of those sent and not arrived will arrive, whichever that is then: TCP keeps the order."""
+        """Schedule the arrival of the first packet in flight: TCP keeps the order."""
         loop = self._internet.loop
         delay = self._internet.delay(self.host, self.other.host)
         self.last_arrival = max(self.last_arrival, loop.time() + delay)
@@ -393,7 +393,7 @@ class End:
 
     def _arrive(self, kind: Kind, data: bytes) -> None:
         if self.is_gone:
-            if kind is Kind.DATA:  # the kernel says that it knows of no such connection
+            if kind is Kind.DATA:  # the kernel reports that it has no such connection
                 self._send(Kind.RST)
         elif kind is Kind.RST:
             self._lose(_reset())
@@ -405,7 +405,7 @@ class End:
             self.hand_over()
 
     def hand_over(self) -> None:
-        """A server is called with what has arrived; whoever made the connection takes it himself."""
+        """Call the server with the received data; a client reads it itself."""
         if self._receiver is None:
             self._wake()
         elif not self.is_gone and not self.is_paused and not self.is_closing and not self.is_frozen:
@@ -416,7 +416,7 @@ class End:
                 self.close()
 
     def _report(self) -> None:
-        """The window of the other side is as much larger as was taken here, once it hears of it."""
+        """Tell the peer that the window has grown by the consumed bytes."""
         if self._unreported and self._internet.is_open(self.host, self.other.host):
             self.other._in_flight -= self._unreported
             self._unreported = 0
@@ -446,7 +446,7 @@ class End:
             self._run(getattr(self._receiver, method))
 
     def _run(self, call: Callable[..., Any], *args: object) -> None:
-        """As the process itself, if it still lives; it may already be in the middle of something."""
+        """Run as the process itself, if it lives; it may be inside another callback."""
         life = self.life
         if life is None or LIFE.get() is life:
             call(*args)
@@ -466,7 +466,7 @@ def _reset() -> ConnectionResetError:
 
 
 class SimulatedStream:
-    """The door's Stream."""
+    """A simulated Stream."""
 
     def __init__(self, end: End) -> None:
         self._end = end
@@ -499,7 +499,7 @@ class SimulatedStream:
 
 
 class SimulatedClient:
-    """The door's Client."""
+    """A simulated Client."""
 
     def __init__(self, end: End) -> None:
         self._end = end
@@ -529,7 +529,7 @@ class SimulatedClient:
 
 
 class SimulatedListener:
-    """The door's Listener."""
+    """A simulated Listener."""
 
     def __init__(
         self, internet: Internet, host: str, port: int, life: Life | None, on_client: Callable[[Client], Receiver]
@@ -546,7 +546,7 @@ class SimulatedListener:
 
 
 class SimulatedNetwork:
-    """The network as one life on one host sees it: the door's Network."""
+    """The Network of one life on one host."""
 
     def __init__(self, internet: Internet, host: Host, life: Life | None) -> None:
         self._internet = internet
@@ -573,7 +573,8 @@ class SimulatedNetwork:
         except TimeoutError as error:
             raise TimeoutError(f"connection to {host}:{port} timed out after {timeout:g} s") from error
         except asyncio.CancelledError:
-            # It may have come about just now, and nobody else knows of it; the real network closes it, too.
+            # The connection may have been made just now, and nothing else refers to it; the real network closes it,
+            # too.
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 answer.result().abort()
             raise
@@ -606,9 +607,9 @@ class SimulatedNetwork:
     def _enter(self) -> None:
         if self._life is not None and self._life.is_dead:
             raise Died
-        assert LIFE.get() is self._life, f"the network of {self._life} used by {LIFE.get()}: see Simulation.on"
+        assert LIFE.get() is self._life, f"network of {self._life} used by {LIFE.get()}: see Simulation.on"
 
 
 def _check(network: SimulatedNetwork) -> Network:
-    """The type checker compares it with the contract here."""
+    """Let the type checker compare the class with the protocol."""
     return network

@@ -1,7 +1,7 @@
-"""Links that go wrong: cut, silent, in one direction or both, between groups; slow, lossy, clogged.
+"""Link faults: cuts and black holes, in one direction or both, between groups; slow, lossy and clogged links.
 
-Each fault takes links that are well, lasts a while, and heals them. It took effect if a packet, a connection or an
-attempt to connect was late, doubled, reset or lost on one of them. Duplication is what TCP allows of it: see `link`.
+Each fault takes healthy links, lasts a while, and heals them. It took effect if a packet, a connection or a connection
+attempt on them was delayed, duplicated, reset or lost. Duplication is limited to what TCP allows: see `link`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ CLIENTS: Final = "scenario"
 Direction = tuple[str, str]
 
 SUCCESSION_SECONDS: Final = 20.0
-"""How long somebody is kept from leading while nobody succeeds."""
+"""How long a leader stays isolated while it has no successor."""
 
 CONFIRM_SHARE: Final = 0.7
 VERDICT_LATENCIES: Final = ((0.05, 0.06), (0.2, 0.24), (0.4, 0.48))
-"""How often who is deposed has just confirmed something, and how long its words are under way then."""
+"""How often a deposed leader has just confirmed a transaction, and the latency of its packets then."""
 
 FLAPS: Final = (3, 12)
 SLOW_LATENCIES: Final = ((0.01, 0.05), (0.05, 0.5), (0.5, 1.5))
@@ -42,19 +42,19 @@ def both_ways(pairs: Iterable[Direction]) -> list[Direction]:
 
 
 def across(group: Iterable[str], other_group: Iterable[str]) -> list[Direction]:
-    """All links between two groups."""
+    """Return all links between two groups."""
     other_names = list(other_group)
     return both_ways((one, other) for one in group for other in other_names)
 
 
 def loner(rng: Random, replica_set: ReplicaSet) -> str:
-    """Often the one that leads: it goes on until it notices, and the others go on without it."""
+    """Return one member, often the leader: it continues until it notices, and the others continue without it."""
     leader = replica_set.leader()
     return leader if leader is not None and rng.random() < 0.6 else rng.choice(replica_set.names)
 
 
 def some_pairs(rng: Random, replica_set: ReplicaSet) -> list[Direction]:
-    """One pair of hosts, or several, or one node and all others, which clients may reach or not."""
+    """Return one or more pairs of hosts, or one node and all others, with or without clients."""
     names = hosts(replica_set)
     if rng.random() < 0.5:
         alone, others = loner(rng, replica_set), rng.choice([names, replica_set.names, replica_set.names])
@@ -67,23 +67,23 @@ def some_pairs(rng: Random, replica_set: ReplicaSet) -> list[Direction]:
 
 
 async def cut(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Connections break, and no new ones come about."""
+    """Reset connections and reject new ones."""
     return await _break(replica_set, both_ways(some_pairs(rng, replica_set)), Fault.CUT, duration(rng))
 
 
 async def black_hole(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Nothing arrives in either direction, and nobody is told."""
+    """Drop packets in both directions without an error."""
     return await _break(replica_set, both_ways(some_pairs(rng, replica_set)), Fault.BLACK_HOLE, duration(rng))
 
 
 async def one_way(replica_set: ReplicaSet, rng: Random) -> bool:
-    """One hears the other, who does not hear it."""
+    """Drop packets in one direction."""
     directions = [rng.choice([(one, other), (other, one)]) for one, other in some_pairs(rng, replica_set)]
     return await _break(replica_set, directions, Fault.BLACK_HOLE, duration(rng))
 
 
 async def partition(replica_set: ReplicaSet, rng: Random) -> bool:
-    """The set falls into two parts; clients are with either, or reach both."""
+    """Split the set in two; clients reach one part or both."""
     first = loner(rng, replica_set)
     names = [first, *rng.sample([name for name in replica_set.names if name != first], len(replica_set.names) - 1)]
     size = rng.randint(1, len(names) - 1)
@@ -94,14 +94,14 @@ async def partition(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def bridge(replica_set: ReplicaSet, rng: Random) -> bool:
-    """The set falls into two parts, and one member is in both."""
+    """Split the set into two parts that share one member."""
     _, *names = rng.sample(replica_set.members, len(replica_set.members))
     half = len(names) // 2
     return await _break(replica_set, across(names[:half], names[half:]), rng.choice(list(Fault)), duration(rng))
 
 
 async def flapping(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Links break and heal, again and again."""
+    """Break and heal links repeatedly."""
     directions, fault = both_ways(some_pairs(rng, replica_set)), rng.choice(list(Fault))
     had_effect = False
     for _ in range(rng.randint(*FLAPS)):
@@ -111,8 +111,9 @@ async def flapping(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def depose(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Whoever leads is cut off from all others, until one of them leads and a while longer; clients reach both. Mostly
-    that happens when it has just confirmed something, and nobody else has heard of it.
+    """Isolate the leader from all other members until one of them leads, and a while longer; clients reach all.
+
+    Mostly it has just confirmed a transaction, and no other member knows.
     """
     deposed = replica_set.leader()
     if deposed is None:
@@ -149,7 +150,7 @@ async def _break(replica_set: ReplicaSet, directions: list[Direction], fault: Fa
 
 @contextmanager
 def _broken(replica_set: ReplicaSet, directions: list[Direction], fault: Fault) -> Iterator[list[Direction]]:
-    """Those links of the given ones that are well until then, and again afterwards."""
+    """Break those of the links that are healthy, and heal them afterwards."""
     internet = replica_set.sim.internet
     well = [direction for direction in directions if internet.link(*direction).fault is None]
     for direction in well:
@@ -165,11 +166,11 @@ def _hits(replica_set: ReplicaSet, directions: Iterable[Direction]) -> int:
     return sum(replica_set.sim.internet.link(*direction).hit_count for direction in directions)
 
 
-# --- everything passes, but how ---
+# --- packets arrive, but late ---
 
 
 async def packet_loss(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Some packets have to be sent again, and those behind them wait."""
+    """Retransmit some packets; later packets wait for them."""
     probability = rng.choice([0.02, 0.1, 0.4])
 
     def lose(link: Link) -> None:
@@ -179,7 +180,7 @@ async def packet_loss(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def delay(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Packets take their time, more in one direction than in another."""
+    """Delay packets, more in one direction than in the other."""
 
     def slow(link: Link) -> None:
         link.latency = rng.choice(SLOW_LATENCIES)
@@ -188,7 +189,7 @@ async def delay(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def clog(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Links are clogged one after another, and opened in another order; all that they held passes then."""
+    """Clog links one by one, and open them in another order; queued packets are delivered then."""
     directions = _some_directions(rng, replica_set)
     waits = [rng.uniform(0, 2) for _ in directions]
     effects = await asyncio.gather(
@@ -208,7 +209,7 @@ async def _clog(replica_set: ReplicaSet, direction: Direction, wait: float, seco
 
 
 async def duplication(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Who connects is seen twice; and connections break, so that rows are sent again that may have arrived."""
+    """Duplicate connections, and reset others so that rows are sent again that may have arrived."""
     pairs = some_pairs(rng, replica_set)
 
     def double(link: Link) -> None:

@@ -1,7 +1,7 @@
-"""What one run is made of, from its seed alone: size and settings of the replica set, its company, load and faults.
+"""The plan of one run, derived from its seed alone: size and settings of the replica set, followers, load and faults.
 
-Each plan switches on some faults and workloads and leaves others out, so that rare combinations come about that a run
-with everything would drown. It knows of faults no more than their names and what they need; `faults.py` has them.
+Each plan enables some faults and workloads and leaves others out: a run with all of them would drown rare combinations.
+Knows only names and requirements of faults; `faults.py` implements them.
 """
 
 from __future__ import annotations
@@ -11,34 +11,38 @@ from random import Random
 from typing import Final
 
 SIZES: Final = {3: 60, 5: 30, 7: 10}
-"""Members, and in how many of a hundred runs there are so many."""
+"""Number of members, and its share of runs in percent."""
 
 REPLICATION_TIMEOUTS: Final = {3: (0.5, 1.0, 1.5), 5: (1.0, 1.5, 1.5), 7: (2.0, 2.0, 2.0)}
-"""By size: heartbeats of seven members twice a second would be a third of all that a run sends."""
+"""By size: the heartbeats of seven members twice a second would be a third of all traffic."""
 
 NOTICE_TIMEOUTS: Final = 5
-"""So many of these after its quorum is out of reach, a leader has noticed and decides nothing more. One that takes back
-by `replication_synchro_timeout` before, what its successor confirms, begins a split brain, as real ones do."""
+"""A leader that has lost its quorum notices within this many replication timeouts and stops deciding.
+
+If it rolled back by `replication_synchro_timeout` earlier, and its successor confirmed the same transaction, that would
+be a split brain, as with real servers.
+"""
 
 UNFENCED_SECONDS: Final = 60.0
-"""For leaders that do not notice: they go on taking transactions, which nobody confirms, beside their successor."""
+"""The timeout for leaders without fencing: they accept transactions that are never confirmed, beside their successor.
+"""
 
 VOTER_SHARE: Final = 0.25
-"""In how many of the runs with candidates one of the members only votes."""
+"""Share of runs with candidates in which one member only votes."""
 
 SYNCHRONOUS: Final = ("register", "append", "set", "bank")
 WITH_TRANSACTIONS: Final = ("bank",)
-"""For which 2.6 has nothing to offer over the network."""
+"""Workloads that 2.6 does not support over the network."""
 ASYNCHRONOUS: Final = ("notes",)
 
 FAULTS_MIN, FAULTS_MAX = 4, 9
-"""Kinds of faults that one run has."""
+"""Minimum and maximum number of fault kinds in a run."""
 
 ANY: Final = "any"
 POWER: Final = "fsync"
-"""For plans that sync what they acknowledge: others promise nothing when the power goes."""
+"""For plans that sync before they acknowledge: others promise nothing about power losses."""
 TERMS: Final = "2.11"
-"""For plans whose dialect knows promotion, and whose queue may change hands."""
+"""For plans whose dialect has promotion, and whose queue may change its owner."""
 SUCCESSION: Final = "2.11, fsync"
 """For plans with both."""
 
@@ -76,35 +80,35 @@ SAMPLED: Final = {
     "checkpoint": ANY,
     "schema": ANY,
 }
-"""The kinds of faults of which each plan has some, and for which plans each is."""
+"""The sampled kinds of faults, with the plans to which each applies."""
 
 ADDED: Final = {
     "power_loss_in_recovery": POWER,
     "full_for_long": ANY,
     "overtake": TERMS,
 }
-"""Kinds that a plan may have besides: each is drawn by itself, so that one more leaves the runs of most seeds alone."""
+"""Additional kinds: each is drawn separately, so that a new kind leaves the runs of most seeds unchanged."""
 
 ADDED_SHARES: Final = {"power_loss_in_recovery": 0.2, "full_for_long": 0.2, "overtake": 0.4}
-"""In how many plans each is, where it may be."""
+"""The share of applicable plans that have each additional kind."""
 
 FAULTS: Final = SAMPLED | ADDED
-"""All kinds."""
+"""All kinds of faults."""
 
 LOSES_A_MEMBER: Final = ("expel", "bit_rot", "read_errors")
-"""Not where every member writes: rows of one that goes for good may be with nobody else, and the set is never one."""
+"""Not if every member writes: the only copy of rows may leave with a member, and the set never converges."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, as it is meant to be. Times are virtual seconds."""
+    """The parameters of one run. Times are in virtual seconds."""
 
     seed: int
     size: int
     dialect: str
     election_mode: str
     has_voter: bool
-    """Whether one of those who elect never leads."""
+    """True if one of the electing members never leads."""
     wal_mode: str
     wal_max_size: int
     checkpoint_interval: float
@@ -122,22 +126,22 @@ class Plan:
 
     @property
     def has_elections(self) -> bool:
-        """Whether the queue of synchronous transactions may change hands; else the first member has it for ever."""
+        """True if the synchronous queue may change its owner; otherwise the first member owns it permanently."""
         return self.election_mode != "off"
 
     @property
     def has_masters(self) -> bool:
-        """Whether all members write, each rows of its own, and nobody waits for a quorum."""
+        """True if all members write rows of their own, without a quorum."""
         return self.dialect == "2.6" and self.workloads == ASYNCHRONOUS
 
     @property
     def is_durable(self) -> bool:
-        """Whether what is acknowledged survives a loss of power, and not only the end of a process."""
+        """True if acknowledged writes survive a power loss, not only the death of a process."""
         return self.wal_mode == "fsync"
 
 
 def plan(seed: int) -> Plan:
-    """The same plan for the same seed, in any process."""
+    """Return the plan of a seed; the same in every process."""
     rng = Random(f"{seed}/plan")
     dialect = rng.choices(["2.11", "2.6"], [75, 25])[0]
     election_mode = rng.choices(["candidate", "manual", "off"], [70, 15, 15])[0] if dialect == "2.11" else "off"
@@ -170,7 +174,7 @@ def plan(seed: int) -> Plan:
 
 
 def _synchro_timeout(planned: Plan) -> float:
-    """Where leaders change, long enough for one to notice; longer than any fault where it is told not to resign."""
+    """Return a timeout long enough for a leader to notice its isolation; longer than any fault if fencing is off."""
     if not planned.has_elections:
         return planned.synchro_timeout
     least = NOTICE_TIMEOUTS * planned.replication_timeout if planned.fencing_mode != "off" else UNFENCED_SECONDS
@@ -178,10 +182,10 @@ def _synchro_timeout(planned: Plan) -> float:
 
 
 def _workloads(rng: Random, dialect: str, election_mode: str) -> tuple[str, ...]:
-    """One to three of those that wait for a quorum, and sometimes one that does not.
+    """Choose one to three workloads that need a quorum, and sometimes one that does not.
 
-    Not where leaders change: asynchronous rows of one that does not know yet that another leads are a split brain,
-    which stops replication for good, as it is meant to. In 2.6 those alone may come from all members.
+    The latter is left out if leaders change: asynchronous rows of a leader that does not know its successor are a split
+    brain, which stops replication for good, as designed. In 2.6 all members may write such rows if there are no others.
     """
     if dialect == "2.6" and rng.random() < 0.2:
         return ASYNCHRONOUS
@@ -193,7 +197,7 @@ def _workloads(rng: Random, dialect: str, election_mode: str) -> tuple[str, ...]
 
 
 def _met(dialect: str, election_mode: str, wal_mode: str) -> tuple[str, ...]:
-    """What of faults' needs is given."""
+    """Return the requirements of faults that hold."""
     has_terms = dialect == TERMS and election_mode != "off"
     given = {POWER: wal_mode == POWER, TERMS: has_terms, SUCCESSION: has_terms and wal_mode == POWER}
     return (ANY, *(need for need, is_given in given.items() if is_given))

@@ -1,6 +1,6 @@
-"""Runs of many seeds in several processes: handed out in order, told as they end, none waited for too long.
+"""Runs of many seeds in several processes: handed out in order, reported as they end, each with a time limit.
 
-A run that takes too much processor time, or whose process dies, is an outcome like others: a violation of its seed.
+A run that exceeds its processor time, or whose process dies, is an outcome like any other: a violation of its seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.simulation.plan import plan
 from tests.simulation.run import Figures, Outcome
 
 CPU_SECONDS_MAX: Final = 300.0
-"""Processor time of one run: a hundred times what it takes, for machines that do other things as well."""
+"""Maximum processor time of one run: a hundred times the usual, for busy machines."""
 
 Runner = Callable[[int], Outcome]
 
@@ -34,7 +34,7 @@ class _Worker:
 
 
 def outcomes(seeds: Iterable[int], jobs: int, runner: Runner) -> Iterator[Outcome]:
-    """As they come; whoever takes no more of them ends the processes, and whoever dies ends them, too."""
+    """Yield outcomes as they arrive; the processes end when the caller stops iterating or dies."""
     waiting = iter(seeds)
     workers: list[_Worker] = []
     try:
@@ -79,7 +79,7 @@ def _hand_out(worker: _Worker, seeds: Iterator[int]) -> bool:
 
 
 def _take(worker: _Worker) -> tuple[Outcome, bool]:
-    """What a worker has to say, and whether it goes on."""
+    """Return the message of a worker, and whether the worker continues."""
     try:
         outcome: Outcome = worker.pipe.recv()
     except (EOFError, ConnectionResetError):
@@ -104,9 +104,10 @@ def _dismiss(worker: _Worker) -> None:
 
 
 def _work(pipe: Connection, inherited: list[Connection], runner: Runner) -> None:
-    """Until nobody is there any more to hand out seeds or to take outcomes.
+    """Run seeds until the parent process no longer hands them out or reads outcomes.
 
-    `inherited` are ends of pipes that are not its own: while it had them, no worker would see that their owner is gone.
+    `inherited` are pipe ends of other workers: while this process kept them open, those workers could not notice that
+    the parent is gone.
     """
     for other in inherited:
         other.close()
@@ -121,7 +122,7 @@ def _work(pipe: Connection, inherited: list[Connection], runner: Runner) -> None
 
 
 def _run(seed: int, runner: Runner) -> Outcome:
-    """A run that never ends is ended by the kernel, after its stack was shown."""
+    """Run a seed; the kernel kills a run that never ends, after its stack was printed."""
     signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS_MAX)
     try:
         return runner(seed)

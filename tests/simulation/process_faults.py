@@ -1,8 +1,8 @@
-"""Processes and machines that go wrong: killed, without power, stopped in the middle of a write, frozen, out of time.
+"""Process and machine faults: kills, power losses, deaths in the middle of a write, suspensions, clock jumps.
 
-Each fault lasts a while, brings back whom it took down, and returns whether it took effect: somebody ran who then did
-not. What a loss of power takes is only promised to be of no consequence where the log is synced (`Plan.is_durable`);
-elsewhere these faults kill processes and leave the machines alone.
+Each fault lasts a while, restarts the nodes that it stopped, and returns whether it took effect: a running node went
+down. A power loss is only harmless if the log is synced (`Plan.is_durable`); otherwise these faults kill processes and
+leave the machines running.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from tests.simulation.replica_set import ReplicaSet
 from tests.simulation.simulation import BLOCKING_SECONDS, Crashed
 
 OPERATIONS_MAX: Final = 100
-"""Disk operations within which a process dies that is to die in one."""
+"""Number of disk operations within which a process dies that is to die in one."""
 
 FUSE_SECONDS: Final = 10.0
-"""How long such a one may take to do them."""
+"""Time limit for those operations."""
 
 WRITING_SHARE: Final = 0.8
 WRITING_SECONDS: Final = 2.0
-"""How often those who fall do so while they write, and how long that is waited for."""
+"""How often nodes die while they write, and how long to wait for a write."""
 
 ELECTION_SECONDS: Final = 10.0
-"""Within which somebody votes, where somebody does."""
+"""Time within which a member votes in an election."""
 
 CONFIRM_SECONDS: Final = 4.0
 ANSWER_SECONDS: Final = 0.02
-"""How long a verdict is waited for, and how long it takes until a client has heard of it."""
+"""How long to wait for a verdict, and how long it takes until a client has its answer."""
 
 LATE_SECONDS: Final = (0.05, 0.5)
-"""How long the disks of those take that are behind with their writes."""
+"""Delay of slow disks."""
 
 RECOVERIES_MAX: Final = 3
 RECOVERY_OPERATIONS_MAX: Final = 10
-"""How often a machine falls while it starts, and within how many changes of its disk."""
+"""How often a machine loses power during its start, and within how many disk operations."""
 
 DEAF_SHARE: Final = 0.5
 DEAF_LATENCY: Final = (1.0, 1.2)
 FAR_LATENCY: Final = (0.3, 0.4)
-"""How often a leader that is replaced hears of it late, how late, and how far others are away from it."""
+"""How often a replaced leader learns of that late, how late, and its latency to other members."""
 
 OVERTAKE_SECONDS: Final = 5.0
 OVERTAKE_ROUNDS: Final = 4
@@ -56,7 +56,7 @@ JUMP_SECONDS_MAX: Final = 1e8
 
 
 def duration(rng: Random) -> float:
-    """Seconds that a fault lasts: often shorter than any time-out, sometimes longer than all."""
+    """Return the duration of a fault: often shorter than any timeout, sometimes longer than all."""
     return rng.uniform(*rng.choice([(0.05, 1.0), (0.5, 4.0), (3.0, 10.0)]))
 
 
@@ -65,17 +65,17 @@ def running(replica_set: ReplicaSet) -> list[str]:
 
 
 def some(rng: Random, names: list[str]) -> list[str]:
-    """Mostly one of them, sometimes several, sometimes all; none of none."""
+    """Choose mostly one of the names, sometimes several or all; none if there are none."""
     return rng.sample(names, min(len(names), rng.choice([1, 1, 1, 1, 2, 2, 3, len(names)])))
 
 
 async def kill(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Processes end, and their kernels say so to whoever is connected."""
+    """Kill processes; their kernels close the connections."""
     return await _fell(replica_set, rng, some(rng, running(replica_set)), [Loss.NOTHING])
 
 
 async def stop(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Processes are ended as an operator does it, with all that is under way in them, and whatever else goes wrong."""
+    """Stop processes in order, with requests in flight and other faults active."""
     sim = replica_set.sim
     names = some(rng, [name for name in replica_set.names if sim.is_ready(name) and not sim.is_frozen(name)])
     ended = await asyncio.gather(*(_stop(replica_set, name) for name in names))
@@ -88,7 +88,7 @@ async def _stop(replica_set: ReplicaSet, name: str) -> bool:
     failure_count = replica_set.sim.storage(name).failure_count
     try:
         await replica_set.sim.stop(name)
-    except Crashed:  # something else was faster
+    except Crashed:  # another fault was faster
         return False
     except (FlowstoneError, OSError) as error:
         replica_set.judge(name, f"ends with an error: {error}", failure_count)
@@ -96,17 +96,18 @@ async def _stop(replica_set: ReplicaSet, name: str) -> bool:
 
 
 async def power_loss(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Machines are gone without a word, and what was not synced may be, too."""
+    """Cut the power of machines without notice; unsynced data may be lost."""
     return await _fell(replica_set, rng, some(rng, running(replica_set)), _losses(replica_set))
 
 
 async def power_loss_of_all(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Everybody at once: what any of them has promised it must have kept by itself."""
+    """Cut the power of all machines at once: each must have kept its promises by itself."""
     return await _fell(replica_set, rng, running(replica_set), _losses(replica_set))
 
 
 async def power_loss_in_election(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Whoever leads is gone, and who votes for another, too, as soon as he has: that is what he must keep."""
+    """Cut the power of the leader, and of a voter as soon as it has voted for another candidate: it must keep that
+    vote."""
     sim, leader = replica_set.sim, replica_set.leader()
     if leader is None:
         return False
@@ -118,7 +119,7 @@ async def power_loss_in_election(replica_set: ReplicaSet, rng: Random) -> bool:
 
     fallen: list[str] = []
     with suppress(TimeoutError):
-        await sim.until(voters, seconds=ELECTION_SECONDS, what="somebody votes")
+        await sim.until(voters, seconds=ELECTION_SECONDS, what="a member votes")
         fallen = voters()
     for name in fallen:
         sim.crash(name, Loss.UNSYNCED)
@@ -128,14 +129,16 @@ async def power_loss_in_election(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 def _vote(replica_set: ReplicaSet, name: str) -> tuple[int, int] | None:
-    """Whom a member has voted for in its term, if for anybody."""
+    """Return the vote of a member in its term, if any."""
     raft = replica_set.sim.node(name)._instance.elections.raft
     return (raft.term, raft._vote) if raft._vote else None
 
 
 async def power_loss_at_confirm(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Disks are slow but for the leader's, and when that one has confirmed something all members are gone. It is the
-    last to come back: what it has told clients must be with the others."""
+    """Slow down all disks except the leader's; once it has confirmed a transaction, cut the power of all members.
+
+    The leader restarts last: the others must have what it told its clients.
+    """
     sim, leader = replica_set.sim, replica_set.leader()
     if leader is None:
         return False
@@ -159,7 +162,7 @@ async def power_loss_at_confirm(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def until_confirmed(replica_set: ReplicaSet, leader: str, *, seconds: float) -> bool:
-    """Whether a leader decides that something is a fact, before it ends."""
+    """Wait until a leader confirms a transaction; return False if it stops before that."""
     sim = replica_set.sim
     limbo = sim.node(leader)._instance.queue.limbo
     before = limbo.confirmed_lsn
@@ -180,7 +183,7 @@ async def _fell(replica_set: ReplicaSet, rng: Random, names: list[str], losses: 
 
 
 async def _until_writing(replica_set: ReplicaSet, rng: Random, names: list[str]) -> list[str]:
-    """Until the disks of some of them are at work; those that still run."""
+    """Wait until the disks of some nodes are busy; return the nodes that still run."""
     sim, count = replica_set.sim, rng.randint(1, max(len(names), 1))
     with suppress(TimeoutError):
         await sim.until(lambda: sum(bool(sim.machine(name).jobs) for name in names) >= count, seconds=WRITING_SECONDS)
@@ -192,13 +195,13 @@ def _losses(replica_set: ReplicaSet) -> list[Loss]:
 
 
 async def _raise(replica_set: ReplicaSet, rng: Random, name: str) -> None:
-    """Not all machines take equally long to start."""
+    """Restart a machine after a random delay."""
     await replica_set.sim.sleep(rng.uniform(0, 1))
     await replica_set.restart(name)
 
 
 async def crash_in_disk_operation(replica_set: ReplicaSet, rng: Random) -> bool:
-    """A process or machine ends in the middle of a change of its disk, and perhaps once more while it recovers."""
+    """Kill a process or machine in the middle of a disk operation, and perhaps again during recovery."""
     names = running(replica_set)
     if not names:
         return False
@@ -215,7 +218,7 @@ async def crash_in_disk_operation(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def _burn(replica_set: ReplicaSet, rng: Random, name: str) -> bool:
-    """Whether the process came to the operation that it was to die in."""
+    """Return True if the process reached the operation in which it was to die."""
     sim, burnt = replica_set.sim, asyncio.Event()
     sim.storage(name).is_ordered = rng.random() < 0.5
     loss = rng.choice([Loss.NOTHING, *_losses(replica_set)])
@@ -235,7 +238,7 @@ async def _burn(replica_set: ReplicaSet, rng: Random, name: str) -> bool:
 
 
 async def power_loss_in_recovery(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Machines lose power while they write, and again while they start, in the middle of putting their files right."""
+    """Cut the power of machines while they write, and again while they recover their files."""
     sim = replica_set.sim
     names = await _until_writing(replica_set, rng, some(rng, running(replica_set)))
     for name in names:
@@ -248,7 +251,7 @@ async def power_loss_in_recovery(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 async def _cut_recovery(replica_set: ReplicaSet, rng: Random, name: str) -> bool:
-    """Whether the machine has fallen at least once while it was starting."""
+    """Return True if the machine went down at least once during its start."""
     sim, fallen = replica_set.sim, 0
 
     def fall(loss: Loss) -> None:
@@ -257,7 +260,7 @@ async def _cut_recovery(replica_set: ReplicaSet, rng: Random, name: str) -> bool
         sim.crash(name, loss)
 
     for _ in range(rng.randint(1, RECOVERIES_MAX)):
-        if sim.is_running(name):  # somebody else has started it
+        if sim.is_running(name):  # another fault has restarted it
             break
         loss = rng.choice(_losses(replica_set))
         sim.storage(name).die_after(rng.randint(1, RECOVERY_OPERATIONS_MAX), partial(fall, loss))
@@ -267,9 +270,10 @@ async def _cut_recovery(replica_set: ReplicaSet, rng: Random, name: str) -> bool
 
 
 async def overtake(replica_set: ReplicaSet, rng: Random) -> bool:
-    """An operator lets another member lead while the leader works on, and hears late of it, or soon. To all others both
-    are far away and their disks are slow: what the two have written last, the others get when they have voted. In large
-    sets that shows most, so there it happens several times.
+    """Promote another member while the leader keeps working and learns of that late or soon.
+
+    The latency from both to all others is high and their disks are slow, so that the others get the last rows of both
+    after they have voted. The effect grows with the size of the set, so large sets repeat it.
     """
     rounds = 1 if replica_set.majority < 4 else OVERTAKE_ROUNDS
     return any([await _overtake_once(replica_set, rng) for _ in range(rounds)])
@@ -311,7 +315,7 @@ async def _overtake_once(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 def _queue_term(replica_set: ReplicaSet, name: str) -> int:
-    """The term in which a member has become the owner of the queue; 0 if it is not."""
+    """Return the term in which a member became the owner of the queue; 0 if it is not the owner."""
     if not replica_set.sim.is_ready(name):
         return 0
     limbo = replica_set.sim.node(name)._instance.queue.limbo
@@ -319,7 +323,7 @@ def _queue_term(replica_set: ReplicaSet, name: str) -> int:
 
 
 async def pause(replica_set: ReplicaSet, rng: Random) -> bool:
-    """Processes stand still and go on: their clocks have jumped, and what they knew is old."""
+    """Suspend and resume processes: their clocks have jumped, and their state is stale."""
     sim = replica_set.sim
     names = [name for name in running(replica_set) if not sim.is_frozen(name)]
     names = some(rng, names)
@@ -333,13 +337,14 @@ async def pause(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 def jump(rng: Random) -> float:
-    """Seconds by which a wall clock is wrong: a few, or years, ahead or behind."""
+    """Return the error of a wall clock in seconds: some seconds or years, ahead or behind."""
     return rng.choice([-1, 1]) * JUMP_SECONDS_MAX ** rng.random()
 
 
 async def clock_jump(replica_set: ReplicaSet, rng: Random) -> bool:
-    """The wall clocks of some machines jump forwards or backwards, and later back to what is right; one of them may
-    start in between. It took effect if somebody takes another for late by it, and does not follow him.
+    """Let the wall clocks of some machines jump and later return; a node may start in between.
+
+    It took effect if a node considers another one lagging because of it, and does not follow it.
     """
     sim = replica_set.sim
     names = some(rng, replica_set.names)
@@ -358,7 +363,7 @@ async def clock_jump(replica_set: ReplicaSet, rng: Random) -> bool:
 
 
 def _is_misled(replica_set: ReplicaSet, name: str) -> bool:
-    """Whether a node has all of another, and waits for it all the same."""
+    """Return True if a node has all rows of another but still waits for it."""
     if not replica_set.sim.is_ready(name):
         return False
     appliers = replica_set.sim.node(name)._parts.replication._appliers.values()

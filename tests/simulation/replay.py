@@ -1,7 +1,7 @@
-"""What rows make of the spaces, as simply as it can be said: dicts of decoded tuples, apart from the system.
+"""The effect of rows on spaces, computed as simply as possible: dicts of decoded tuples, independent of the system.
 
-Knows inserts, replaces, deletes, truncation, and UPDATE by the operators below, of fields and of elements of arrays by
-their numbers. Nobody in the runs writes an UPSERT; whatever else comes, it says so instead of going on without it.
+Supports inserts, replaces, deletes, truncation, and UPDATE with the operators below, of fields and of array elements by
+number. Runs write no UPSERT; any other row raises an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
 
 class Replay:
-    """Spaces by their ids, and their tuples by their primary keys."""
+    """Spaces by id, and their tuples by primary key."""
 
     def __init__(self) -> None:
         self.spaces: Contents = {}
@@ -42,7 +42,7 @@ class Replay:
             self.change(row)
 
     def change(self, row: Row) -> Change | None:
-        """Applies a row; None where it found nothing to change."""
+        """Apply a row; return None if it had no effect."""
         match row.type:
             case RequestType.INSERT | RequestType.REPLACE:
                 body = unpacked(row.body)
@@ -56,7 +56,7 @@ class Replay:
             case kind if kind == NOP or kind in CONTROL:
                 return None
             case _:
-                raise NotImplementedError(f"nobody in the runs writes a row of type {row.type}")
+                raise NotImplementedError(f"unsupported row type in a run: {row.type}")
 
     def _put(self, space_id: int, fields: Tuple) -> Change:
         tuples = self.spaces.setdefault(space_id, {})
@@ -97,12 +97,12 @@ def _updated(fields: Tuple, operations: list[Any], base: int) -> Tuple:
             case "-":
                 array[number] -= argument
             case _:
-                raise NotImplementedError(f"nobody in the runs updates by {operator!r}")
+                raise NotImplementedError(f"unsupported update operator in a run: {operator!r}")
     return fields
 
 
 def _place(fields: Tuple, field: int | str, base: int) -> tuple[Tuple, int]:
-    """The array that `field` is in, made a copy of its own on the way there, and its place. `[2][1]` is a path."""
+    """Return a copy of the array that contains `field`, and the index in it. `[2][1]` is a path."""
     if isinstance(field, int):
         return fields, field - base if field >= 0 else len(fields) + field
     *way, last = (int(step) - base for step in re.findall(r"\[(\d+)]", field))
@@ -115,7 +115,7 @@ def _place(fields: Tuple, field: int | str, base: int) -> tuple[Tuple, int]:
 
 
 def replayed(log: NodeLog) -> Contents:
-    """The newest snapshot, and behind it all that was not taken back."""
+    """Return the newest snapshot and all later rows that were not rolled back."""
     replay = Replay()
     replay.apply(log.snapshot)
     have = log.snapshot_vclock

@@ -1,7 +1,7 @@
-"""The replica set of a run: formed, looked at, and kept going as an operator does it.
+"""The replica set of a run: formation, inspection, and an operator that keeps it running.
 
-Members are unmodified nodes on machines of the simulation; which there are may change. What is asked often (`ready`,
-`leader`) looks into nodes instead of asking them, for `info()` would take most of the time.
+Members are unmodified nodes on simulated machines, and they may change. Frequent queries (`ready`, `leader`) read the
+memory of nodes, because `info()` would take most of the time.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ RETRY_SECONDS: Final = (0.2, 2.0)
 POLL_SECONDS: Final = 0.1
 
 PROMOTE_SECONDS: Final = 10.0
-"""What an operator waits for a promotion before he tries another, besides what that itself waits for the queue."""
+"""How long an operator waits for a promotion before trying another member, not counting its wait for the queue."""
 
 CONNECT_SECONDS: Final = 3.0
-"""What a start waits for peers and for catching up; the defaults are for people."""
+"""How long a starting node waits for peers and for sync; the defaults suit people."""
 
 
 @dataclass(frozen=True)
 class Space:
-    """One that clients of a run use."""
+    """A space used by the clients of a run."""
 
     id: int
     name: str
     fields: tuple[tuple[str, str], ...]
     is_sync: bool
     by_second: bool = False
-    """Whether there is a unique index of the second field, too."""
+    """True if there is a unique index of the second field, too."""
 
 
 SPACES: Final = {
@@ -58,11 +58,11 @@ SPACES: Final = {
         Space(516, "notes", (("key", "unsigned"), ("text", "string")), is_sync=False),
     )
 }
-"""By their names, which are those of workloads; a bank has two."""
+"""By name; the names are those of workloads. A bank has two spaces."""
 
 
 class ReplicaSet:
-    """`form()` first. `members` are those who vote, oldest first; `anonymous` only follow."""
+    """Call `form()` first. `members` are the voting members, oldest first; `anonymous` are anonymous replicas."""
 
     def __init__(self, sim: Simulation, plan: Plan) -> None:
         self.sim = sim
@@ -70,20 +70,20 @@ class ReplicaSet:
         self.members: list[str] = list(NAMES[: plan.size])
         self.anonymous: list[str] = list(ANONYMOUS_NAMES[: plan.anonymous])
         self.departed: list[str] = []
-        """Members that were expelled; their directories are left as they were, and some of them run on."""
+        """Expelled members; their directories are left unchanged, and some of them still run."""
         self.configured: list[str] = []
-        """Those of them that nobody has taken out of `replication`."""
+        """Expelled members that are still listed in `replication`."""
         self.violations: list[str] = []
-        """Starts and stops that have failed, although nothing was wrong with the disk."""
+        """Starts and stops that failed although the disk was healthy."""
         self._random = Random(f"{sim.seed}/replica set")
         self._joined_count = 0
         self._operating: asyncio.Task[None] | None = None
 
-    # --- who there is ---
+    # --- members ---
 
     @property
     def names(self) -> list[str]:
-        """All nodes, whether they vote or not."""
+        """All nodes, voting or anonymous."""
         return [*self.members, *self.anonymous]
 
     @property
@@ -91,28 +91,28 @@ class ReplicaSet:
         return len(self.members) // 2 + 1
 
     def ready(self) -> list[str]:
-        """Members that are through with starting."""
+        """Members that have completed their start."""
         return [name for name in self.members if self.sim.is_ready(name)]
 
     def leader(self) -> str | None:
-        """Whom a client would try to write to."""
+        """The member that a client would write to."""
         possible = self.members if self.plan.has_elections else self.members[:1]
         leading = [(term, name) for name in possible if (term := self._term_led(name)) is not None]
         return max(leading)[1] if leading else None
 
     def leads(self, name: str) -> bool:
-        """Whether this node, a member or one that was, takes writes."""
+        """Return True if this node, a present or former member, accepts writes."""
         return self._term_led(name) is not None
 
     def deposed(self) -> list[str]:
-        """Members that take writes, although another leads in a newer term."""
+        """Return the members that accept writes although another one leads in a newer term."""
         leader = self.leader() if self.plan.has_elections else None
         if leader is None:
             return []
         return [name for name in self.members if name != leader and self._term_led(name) is not None]
 
     def _term_led(self, name: str) -> int | None:
-        """The term in which this member takes synchronous transactions now; 0 where there are no terms."""
+        """Return the term in which this member accepts synchronous transactions now; 0 without terms."""
         if not self.sim.is_ready(name):
             return None
         instance = self.sim.node(name)._instance
@@ -125,7 +125,7 @@ class ReplicaSet:
     async def until(
         self, condition: Callable[[], object], *, seconds: float = 60.0, what: str = "", every: float = POLL_SECONDS
     ) -> None:
-        """As `Simulation.until`, for what costs too much to be looked at whenever time moves."""
+        """As `Simulation.until`, for conditions that are too slow to be evaluated at every step."""
         deadline = self.sim.now + seconds
         while not condition():
             if self.sim.now >= deadline:
@@ -135,12 +135,12 @@ class ReplicaSet:
     # --- the beginning ---
 
     async def form(self) -> None:
-        """Starts all, makes the spaces of all workloads, and returns when everybody has them."""
+        """Start all nodes and create the spaces of all workloads; return when all nodes have them."""
         sim = self.sim
         await asyncio.gather(*(sim.start(name, **self.options(name)) for name in self.members))
         await self.until(lambda: all_follow_all(sim, self.members), what="all members follow each other")
         self._operating = asyncio.ensure_future(self._operate())
-        await self.until(self.leader, what="somebody leads")
+        await self.until(self.leader, what="a leader exists")
         leader = self.leader()
         assert leader is not None
         for space in SPACES.values():
@@ -158,7 +158,7 @@ class ReplicaSet:
         await client.close()
 
     def options(self, name: str) -> dict[str, Any]:
-        """With which a node of the set is started first."""
+        """Return the initial options of a node of the set."""
         plan = self.plan
         options: dict[str, Any] = {
             "dialect": plan.dialect,
@@ -181,7 +181,7 @@ class ReplicaSet:
             "replication_connect_quorum": self.majority,
         }
         if not self.plan.has_masters and name != self.members[0]:
-            # A row of anybody else, such as one that makes a member of somebody, is refused while its queue has any.
+            # While the queue has entries, rows of other originators are rejected, such as one that registers a member.
             options["read_only"] = True
         return options
 
@@ -193,10 +193,10 @@ class ReplicaSet:
             options |= {"election_mode": mode, "election_fencing_mode": self.plan.fencing_mode}
         return options
 
-    # --- what an operator does ---
+    # --- actions of the operator ---
 
     async def _operate(self) -> None:
-        """Promotes somebody whenever nobody leads, where nobody is elected without it."""
+        """Promote a member whenever there is no leader, if members do not elect one themselves."""
         if self.plan.dialect == "2.6" or self.plan.election_mode == "candidate":
             return
         while True:
@@ -212,9 +212,9 @@ class ReplicaSet:
                     await self.sim.on(name, self.sim.node(name).promote())
 
     async def restart(self, name: str) -> bool:
-        """Starts a node that is down, again where it gives up. False where it dies anew, or never starts."""
+        """Start a node that is down, and retry if it gives up. Return False if it dies again or never starts."""
         for _ in range(START_ATTEMPTS_MAX):
-            if name not in self.names:  # it was struck off meanwhile
+            if name not in self.names:  # it was expelled while it was down
                 return False
             if self.sim.is_running(name):
                 return True
@@ -230,8 +230,9 @@ class ReplicaSet:
         return False
 
     def judge(self, name: str, what: str, failure_count: int) -> None:
-        """A node has failed to start, or to stop in order. That is right where its disk has failed meanwhile, which had
-        done so `failure_count` times before, or is rotten.
+        """Check a failed start or stop of a node.
+
+        It is allowed if its disk is rotten, or has failed more than `failure_count` times.
         """
         self.sim.trace.note(name, what)
         storage = self.sim.storage(name)
@@ -239,14 +240,14 @@ class ReplicaSet:
             self.violations.append(f"{name} {what}; nothing is wrong with its disk")
 
     def new_name(self) -> str:
-        """For a machine that nobody has used yet."""
+        """Return a name for a new machine."""
         self._joined_count += 1
         return f"n{self._joined_count}"
 
     # --- the end of all faults ---
 
     async def heal(self) -> None:
-        """All links, disks, clocks and machines are well again, and everybody runs."""
+        """Heal all links, disks, clocks and machines, and start all nodes."""
         self.sim.heal()
         for name in self.names:
             machine = self.sim.machine(name)
@@ -259,6 +260,6 @@ class ReplicaSet:
         await asyncio.gather(*(self.restart(name) for name in self.names))
 
     def rest(self) -> None:
-        """Nobody is promoted any more, whatever happens."""
+        """Stop promoting members."""
         if self._operating is not None:
             self._operating.cancel()

@@ -3,9 +3,9 @@
     outcome = run(17)
     assert not outcome.violations
 
-What is checked lives elsewhere, apart from the system: checkers of what clients saw, watchers that look while it runs,
-endings that compare what is left. A run fails by words (`violations`), never by an exception; equal seeds have equal
-hashes.
+The checks live elsewhere, independent of the system: checkers of what clients saw, watchers that inspect nodes during
+the run, and endings that compare the final data. A run fails with messages (`violations`), never with an exception;
+equal seeds have equal hashes.
 """
 
 from __future__ import annotations
@@ -34,20 +34,22 @@ from tests.simulation.simulation import Simulation
 from tests.simulation.watchers import Watchers
 
 OPERATIONS_MIN: Final = 300
-"""Operations of clients that are answered in every run, whatever the answer is."""
+"""Minimum number of client operations answered in every run."""
 
 FAULTS_MIN: Final = 10
-"""Faults that took effect in every run."""
+"""Minimum number of effective faults in every run."""
 
 SECONDS_MAX: Final = 600.0
-"""Virtual seconds within which a run must have come to so many; if it has not, that is a violation."""
+"""Virtual seconds within which a run must reach these minimums; otherwise it is a violation."""
 
 DEADLINE_SECONDS: Final = 3600.0
-"""Limit of virtual time for all phases of a run. A run that reaches it never ends: it fails and says where it waits.
-All runs of seeds 0 to 249 end before it."""
+"""Limit of virtual time for all phases of a run.
+
+A run that reaches it fails and reports where it waits. All runs of seeds 0 to 249 end before it.
+"""
 
 LINE_LENGTH_MAX: Final = 200
-"""Of what the story of a run says of an operation: lists grow."""
+"""Maximum length of an operation in the story of a run: lists grow."""
 
 CHECKERS: Final[dict[str, Callable[[History, str], list[str]]]] = {
     "register": register.check,
@@ -56,24 +58,24 @@ CHECKERS: Final[dict[str, Callable[[History, str], list[str]]]] = {
     "bank": bank.check,
     "notes": set.check,
 }
-"""Of what clients saw, by the workload."""
+"""The checker for the history of each workload."""
 
 
 @dataclass
 class Figures:
-    """How much happened in a run."""
+    """Statistics of a run."""
 
     seconds: float = 0.0
-    """Virtual, under faults."""
+    """Virtual time with faults."""
     asked: int = 0
     answered: int = 0
     faults: dict[str, int] = field(default_factory=dict)
-    """Those that took effect, by their kinds."""
+    """Faults that took effect, by kind."""
     power_losses: int = 0
     unsynced_losses: int = 0
-    """Of those, how many found something that was written and not synced."""
+    """Power losses in which unsynced data existed."""
     deposed: int = 0
-    """Writes that were asked of a leader who did not know that another leads."""
+    """Writes sent to a leader that did not know of its successor."""
     cpu_seconds: float = 0.0
 
     @property
@@ -89,7 +91,7 @@ class Outcome:
     trace_hash: str
     figures: Figures
     story: list[str]
-    """The last events, and all of them in a verbose run: what clients, faults and nodes did."""
+    """The last events, or all of them in a verbose run, of clients, faults and nodes."""
 
     @property
     def verdict(self) -> str:
@@ -97,16 +99,16 @@ class Outcome:
 
 
 class _Found(Exception):
-    """The run has shown what it was to show, and need not go on."""
+    """Raised when the run has shown the expected violation."""
 
 
 IsFound = Callable[[Sequence[str]], bool]
 
 
 def run(seed: int, *, is_verbose: bool = False, until: IsFound | None = None) -> Outcome:
-    """The run of a seed. What goes wrong in it, an exception of the simulation included, is a violation.
+    """Run a seed. Every error in it, including an exception of the simulation, is a violation.
 
-    It ends at the first moment at which `until` holds of the violations of that moment, and else behind all its phases.
+    The run ends early as soon as `until` holds for the violations so far.
     """
     begun = time.process_time()
     sim = Simulation(seed, is_verbose=is_verbose)
@@ -132,7 +134,7 @@ def run(seed: int, *, is_verbose: bool = False, until: IsFound | None = None) ->
 
 
 def _in_words(error: BaseException) -> str:
-    """With the last place in our own code that it came through."""
+    """Return an error as text, with the innermost location in our own code."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/tests/" in frame.filename or "/flowstone/" in frame.filename]
     last = (ours or frames)[-1]
@@ -140,7 +142,7 @@ def _in_words(error: BaseException) -> str:
 
 
 class _Run:
-    """The phases of a run, in their order."""
+    """The phases of a run, in order."""
 
     def __init__(self, sim: Simulation, plan: Plan) -> None:
         self.sim = sim
@@ -202,7 +204,7 @@ class _Run:
         return seconds >= SECONDS_MAX or (seconds >= self.plan.seconds and not self._missing())
 
     def _missing(self) -> list[str]:
-        """What a run must have seen, and has not."""
+        """Return what the run should have seen but did not."""
         answered, fault_count = self.history.answered, sum(self.nemesis.counts.values())
         missing = []
         if answered < OPERATIONS_MIN:
@@ -225,7 +227,7 @@ class _Run:
             await resume_replication(self.set, name)
 
     async def _lose_power(self) -> None:
-        """All at once, and all start at once: whoever promised to keep something must have kept it by himself."""
+        """Cut the power of all machines and restart them together: each must have kept its promises by itself."""
         rng = Random(f"{self.sim.seed}/power")
         for name in self.set.names:
             loss = rng.choice([Loss.UNSYNCED, Loss.ANY]) if self.plan.is_durable else Loss.NOTHING
@@ -235,7 +237,7 @@ class _Run:
         await self._heal()
 
     async def _stop(self) -> None:
-        """Whoever listens first, for he has to hear the end of it."""
+        """Stop the followers first: they must receive the end of the log."""
         self.set.rest()
         self.violations += await self.followers.finish()
         if self.limestone is not None:
@@ -244,7 +246,7 @@ class _Run:
         self.violations += [*left.violations, *self.followers.check(left)]
 
     def judge(self) -> None:
-        """About what was seen until it ended, however it did."""
+        """Judge the observations up to the end, however the run ended."""
         for workload in self.plan.workloads:
             self.violations += CHECKERS[workload](self.history, workload)
         self.violations += [*self.clients.surprises, *self.watchers.violations, *self.set.violations]

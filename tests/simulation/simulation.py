@@ -1,15 +1,14 @@
 """Whole clusters of unmodified nodes in one process, in virtual time, from one seed.
 
     @simulated(seeds=range(5))
-    async def test_what_is_acknowledged_survives(sim: Simulation) -> None:
+    async def test_acknowledged_rows_survive(sim: Simulation) -> None:
         node = await sim.start("a", wal_mode="fsync")
         …
         sim.crash("a")
         await sim.restart("a")
 
-Each node has a machine of its own, named as the node: a host at port 3301 and a disk, which stay when it dies. The
-scenario itself, and clients that it makes, live on a host of their own and cannot die. Equal seeds give equal runs:
-`sim.trace.hash` says so.
+Each node has its own machine of the same name: a host with port 3301, and a disk, which outlive the node. The scenario
+and its clients run on a host of their own and cannot crash. Equal seeds give equal runs: `sim.trace.hash` proves it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from tests.simulation.trace import Trace, TraceHandler
 
 
 class Process(Protocol):
-    """What can run on a machine besides a node."""
+    """A process other than a node that can run on a machine."""
 
     async def stop(self) -> None: ...
 
@@ -58,29 +57,29 @@ Item = TypeVar("Item")
 
 PORT: Final = 3301
 USER, PASSWORD = "first", "secret"
-"""Who may do everything on a node that was born here, and so on those that join it."""
+"""The superuser of bootstrapped nodes, and of those that join them."""
 
 EPOCH: Final = 1_700_000_000.0
-"""The wall clock when a run begins."""
+"""The wall clock at the start of a run."""
 
 BLOCKING_SECONDS: Final = (0.00005, 0.003)
-"""How long a worker takes to begin, and again to be heard of: at least, and at most."""
+"""Minimum and maximum delay of a worker's start, and of its result."""
 
 INTERRUPTED_MAX: Final = 3
-"""Operations of the disk in which a worker is interrupted at the most: appending to a log and syncing it are two."""
+"""Maximum number of disk operations in a worker call that can be interrupted: an append and a sync are two."""
 
 LINES_SHOWN: Final = 120
 
 SEEDS_MAX: Final = None if FULL else 1
-"""Of one scenario, outside of the full scale: variety is what whole runs are for (`run.py`)."""
+"""Seeds per scenario below full scale: whole runs provide the variety (`run.py`)."""
 
 
 class Crashed(Exception):
-    """The node died while somebody waited for it."""
+    """The node died while the scenario waited for it."""
 
 
 class SimulatedClock:
-    """The door's Clock. `skew` is what the wall clock of the machine is ahead by."""
+    """A simulated Clock. `skew` is the error of the machine's wall clock."""
 
     def __init__(self, machine: Machine, life: Life | None) -> None:
         self._machine = machine
@@ -98,7 +97,7 @@ class SimulatedClock:
 
 
 class SimulatedRandom:
-    """The door's Random, from a seed."""
+    """A simulated Random, from a seed."""
 
     def __init__(self, seed: str) -> None:
         self._source = Random(seed)
@@ -117,9 +116,9 @@ class SimulatedRandom:
 
 
 class SimulatedBlocking:
-    """The door's Blocking: done at some moment between the call and its return, all at once.
+    """A simulated Blocking: each call takes effect at some moment before its return, atomically.
 
-    But for who dies before: that may happen in the middle (`Machine.interrupt`).
+    A process that dies earlier may be interrupted in the middle of a call (`Machine.interrupt`).
     """
 
     def __init__(self, machine: Machine, life: Life | None, rng: Random) -> None:
@@ -166,11 +165,11 @@ def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
 def _enter(life: Life | None) -> None:
     if life is not None and life.is_dead:
         raise Died
-    assert LIFE.get() is life, f"what belongs to {life} is used by {LIFE.get()}: see Simulation.on"
+    assert LIFE.get() is life, f"resource of {life} used by {LIFE.get()}: see Simulation.on"
 
 
 class Machine:
-    """What stays when a node dies: its host, its disk, and how it was started."""
+    """The parts that outlive a node: its host, its disk, and its options."""
 
     def __init__(self, sim: Simulation, name: str) -> None:
         self.loop = sim.loop
@@ -185,12 +184,12 @@ class Machine:
         self.node: Node | None = None
         self.is_ready = False
         self.uuid = ""
-        """Of the node, once it has run."""
+        """The UUID of the node, once it has run."""
         self.refusal = ""
-        """Why its node did not start, when it last did not."""
+        """The reason of the last failed start."""
         self.waiting: dict[asyncio.Future[Any], None] = {}
         self.jobs: dict[asyncio.Future[Any], Callable[[], object]] = {}
-        """What its workers were given and have not done."""
+        """Unfinished calls of its workers."""
         self._random = Random(f"{sim.seed}/{name}/interruptions")
         self._internet = sim.internet
         self._seed = sim.seed
@@ -198,7 +197,7 @@ class Machine:
         sim.internet.hosts[name] = self.host
 
     def outside(self, life: Life | None) -> Outside:
-        """The world as one life on this machine sees it. Without one it is the scenario's."""
+        """Return the Outside of one life on this machine; None means that of the scenario."""
         self._life_count += 1
         seed = f"{self._seed}/{self.name}/{self._life_count}"
         clock: Clock = SimulatedClock(self, life)
@@ -208,21 +207,21 @@ class Machine:
         return Outside(disk, clock, source, blocking, SimulatedNetwork(self._internet, self.host, life))
 
     def interrupt(self) -> None:
-        """Its process dies: of what its workers were at, some operations of the disk are done, or none, or all."""
+        """Apply the death of the process to its worker calls: some, none or all disk operations of each are done."""
         life = self.life
         assert life is not None
         jobs, self.jobs = self.jobs, {}
         for job in jobs.values():
             if operations := self._random.randint(0, INTERRUPTED_MAX):
                 self.storage.die_after(operations, lambda: setattr(life, "is_dead", True))
-                with suppress(FlowstoneError, OSError, Died):  # nobody is left who could hear of it
+                with suppress(FlowstoneError, OSError, Died):  # nothing could receive the result any more
                     job()
                 self.storage.spare()
                 life.is_dead = False
 
 
 class Simulation:
-    """One run: `Simulation(seed).run(scenario)`. Times are virtual seconds."""
+    """One run: `Simulation(seed).run(scenario)`. Times are in virtual seconds."""
 
     def __init__(self, seed: int | str, *, is_verbose: bool = False) -> None:
         self.seed = seed
@@ -231,12 +230,12 @@ class Simulation:
         self.random = Random(f"{seed}/scenario")
         self.internet = Internet(self.loop, Random(f"{seed}/network"), self.trace)
         self.failures: list[str] = []
-        """What nobody has caught, and what nodes logged with an exception; none may be left when a run ends well."""
+        """Unhandled exceptions, and exceptions logged by nodes; a successful run has none."""
         self.before_death: list[Callable[[str, Loss], None]] = []
-        """Called with the name of a machine whose process is about to die, and with what that takes along."""
+        """Called with the name of a machine whose process is about to die, and the kind of loss."""
         self.power_losses = 0
         self.unsynced_losses = 0
-        """Of those, how many found something that was written and not synced."""
+        """Number of power losses in which unsynced data existed."""
         self._machines: dict[str, Machine] = {}
         self._lives: list[Life] = []
         self._clients: list[Connection] = []
@@ -248,13 +247,13 @@ class Simulation:
     # --- a run ---
 
     def run(self, scenario: Callable[[Simulation], Coroutine[Any, Any, T]]) -> T:
-        """The scenario, then an orderly end of all nodes. Fails with the seed and the last events in a note."""
+        """Run the scenario, then stop all nodes in order. A failure has the seed and the last events in a note."""
         logger = logging.getLogger("flowstone")
         handler = TraceHandler(self.trace, self._logged)
         level, was_collecting = logger.level, gc.isenabled()
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        gc.disable()  # what it finds and when depends on all that happened before this run
+        gc.disable()  # when and what it collects would depend on everything before this run
         try:
             result = self.loop.run_until_complete(self._main(scenario))
             assert not self.failures, "\n".join(self.failures)
@@ -292,7 +291,7 @@ class Simulation:
     # --- nodes ---
 
     async def start(self, name: str, **options: Any) -> Node:
-        """A node in a new directory on a new machine, or, once it was stopped, where it was with other options."""
+        """Start a node on a new machine, or a stopped one in its directory with other options."""
         machine = self._machines.get(name)
         if machine is None:
             machine = self._machines[name] = Machine(self, name)
@@ -301,7 +300,7 @@ class Simulation:
         return await self._start(machine)
 
     async def restart(self, name: str, **options: Any) -> Node:
-        """A node that has crashed, or was stopped, with the options it had and those given."""
+        """Restart a node that crashed or was stopped, with its old options and the given ones."""
         machine = self._machines[name]
         if machine.life is not None:
             await self.stop(name)
@@ -331,14 +330,15 @@ class Simulation:
         return node
 
     def build(self, *names: str) -> None:
-        """Machines on which nothing runs yet."""
+        """Create machines on which nothing runs yet."""
         for name in names:
             self._machines[name] = Machine(self, name)
 
     async def launch(self, name: str, start: Callable[[Outside], Coroutine[Any, Any, P]]) -> P:
-        """Runs another process than a node on a machine until it is stopped, or dies; Crashed if before it has started.
+        """Run a process other than a node until it is stopped or dies; raise Crashed if it dies before its start is
+        complete.
 
-        `kill`, `crash`, `stop` and `on` are for it, too; its sends count among the operations of `crash_after`.
+        `kill`, `crash`, `stop` and `on` apply to it, too; its sends count among the operations of `crash_after`.
         """
         machine = self._machines[name]
         assert machine.life is None, f"{name} is running"
@@ -358,11 +358,11 @@ class Simulation:
         return process
 
     def look(self, name: str) -> Disk:
-        """A machine's disk, to be read by the scenario whatever runs there."""
+        """Return a machine's disk for reading, whatever runs there."""
         return SimulatedDisk(self._machines[name].storage, Life("scenario"))
 
     async def stop(self, name: str) -> None:
-        """As an operator does it. Whatever the node leaves behind running is a failure."""
+        """Stop a node in order. Resources that it does not release are a failure."""
         machine = self._machines[name]
         life, node = machine.life, machine.node
         assert life is not None
@@ -373,13 +373,13 @@ class Simulation:
             try:
                 await node.stop()
             finally:
-                machine.is_ready = False  # in the same step, so that nobody looks at a node that is no more
+                machine.is_ready = False  # in the same step, so that nothing sees a stopped node
 
         try:
             await self.on(name, end())
         except Crashed:
             raise
-        except BaseException:  # a process that cannot stop in order ends all the same
+        except BaseException:  # a process that cannot stop in order is ended anyway
             self._end(machine, life, is_quiet=False)
             raise
         await asyncio.sleep(0)
@@ -389,11 +389,11 @@ class Simulation:
         self._end(machine, life, is_quiet=False)
 
     def kill(self, name: str) -> None:
-        """The process dies: what it wrote is there, and its kernel closes its connections."""
+        """Kill the process: its written data remains, and its kernel closes its connections."""
         self._die(name, Loss.NOTHING)
 
     def crash(self, name: str, loss: Loss = Loss.ANY) -> None:
-        """The machine loses power: what was not synced is lost, and nobody is told."""
+        """Cut the power of the machine: unsynced data is lost, and no peer is notified."""
         self._die(name, loss)
 
     def crash_after(self, name: str, operations: int, loss: Loss = Loss.ANY) -> None:
@@ -401,14 +401,14 @@ class Simulation:
         self._machines[name].storage.die_after(operations, lambda: self._die(name, loss))
 
     def freeze(self, name: str) -> None:
-        """The process stands still, as after SIGSTOP; its kernel goes on taking connections and bytes."""
+        """Suspend the process, as SIGSTOP does; its kernel keeps accepting connections and bytes."""
         life = self._machines[name].life
         assert life is not None, f"{name} is not running"
         self.trace.note(name, "freezes")
         life.is_frozen = True
 
     def thaw(self, name: str) -> int:
-        """It goes on, if it has not died meanwhile. How much it would have done."""
+        """Resume the process if it still lives; return the number of suspended callbacks."""
         life = self._machines[name].life
         if life is None or not life.is_frozen:
             return 0
@@ -426,7 +426,7 @@ class Simulation:
         return self._machines[name].life is not None
 
     def is_ready(self, name: str) -> bool:
-        """It is running, and through with starting."""
+        """Return True if the node runs and has completed its start."""
         machine = self._machines.get(name)
         return machine is not None and machine.life is not None and machine.is_ready
 
@@ -460,7 +460,7 @@ class Simulation:
                 answer.set_exception(Crashed(machine.name))
 
     def node(self, name: str) -> Node:
-        """The running node, to look at. What takes time goes through `on`."""
+        """Return the running node for inspection. Use `on` for calls that wait."""
         node = self._machines[name].node
         assert node is not None, f"{name} is not running"
         return node
@@ -472,7 +472,7 @@ class Simulation:
         return self._machines[name]
 
     async def on(self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine as part of a node, so that it ends with it; Crashed is then raised."""
+        """Run a coroutine as part of a node, so that it ends with the node, with Crashed."""
         machine = self._machines[name]
         life = machine.life
         assert life is not None, f"{name} is not running"
@@ -501,11 +501,11 @@ class Simulation:
     # --- the network ---
 
     def cut(self, one: str, other: str) -> None:
-        """Connections between the two break, and no new ones come about."""
+        """Reset connections between two hosts and reject new ones."""
         self._break(one, other, Fault.CUT)
 
     def black_hole(self, one: str, other: str, *, is_one_way: bool = False) -> None:
-        """Nothing that one sends arrives at the other, and neither is told; one way: from `one` to `other` only."""
+        """Drop packets between two hosts without an error; one way: only from `one` to `other`."""
         self.internet.break_link(one, other, Fault.BLACK_HOLE)
         if not is_one_way:
             self.internet.break_link(other, one, Fault.BLACK_HOLE)
@@ -515,32 +515,32 @@ class Simulation:
         self.internet.break_link(other, one, fault)
 
     def isolate(self, name: str, *, is_quiet: bool = False) -> None:
-        """Cuts a node off from all other nodes; quietly: by black holes."""
+        """Cut a node off from all other nodes; with `is_quiet`, by black holes."""
         fault = Fault.BLACK_HOLE if is_quiet else Fault.CUT
         for other in self._machines:
             if other != name:
                 self._break(name, other, fault)
 
     def heal(self, *names: str) -> None:
-        """All links, or those between the two named."""
+        """Heal all links, or those between the two named hosts."""
         for (source, target), link in list(self.internet.links.items()):
             if not names or (source in names and target in names):
                 link.calm()
                 self.internet.heal(source, target)
 
     def uri(self, name: str) -> str:
-        """Where a node listens, and as whom to come there."""
+        """Return the URI of a node, with credentials."""
         return f"{USER}:{PASSWORD}@{name}:{PORT}"
 
     async def client(self, name: str, *, user: str | None = USER, password: str | None = PASSWORD) -> Connection:
-        """A connection to a node over the network; the end of the run closes it."""
+        """Return a network connection to a node; it is closed at the end of the run."""
         connection = await Connection.open(self._outside, Uri(name, PORT, user, password))
         self._clients.append(connection)
         return connection
 
     @property
     def outside(self) -> Outside:
-        """The world as the scenario itself sees it."""
+        """The Outside of the scenario itself."""
         return self._outside
 
     # --- time ---
@@ -553,10 +553,10 @@ class Simulation:
         await asyncio.sleep(seconds)
 
     async def until(self, condition: Callable[[], object], *, seconds: float = 60.0, what: str = "") -> None:
-        """Returns at the first moment at which the condition holds; TimeoutError if none comes."""
+        """Wait until the condition holds, and return at that moment; raise TimeoutError if it never does."""
         found: asyncio.Future[None] = self.loop.create_future()
         self._conditions[found] = condition
-        self.loop.call_soon(lambda: None)  # so that it is looked at before time moves on
+        self.loop.call_soon(lambda: None)  # so that it is evaluated before time advances
         try:
             async with asyncio.timeout(seconds):
                 await found
@@ -566,7 +566,7 @@ class Simulation:
             self._conditions.pop(found, None)
 
     def _look_at_conditions(self) -> None:
-        if not self._conditions:  # as nearly always
+        if not self._conditions:  # the usual case
             return
         for found, condition in list(self._conditions.items()):
             if found.done():
@@ -590,7 +590,7 @@ def _source(condition: Callable[[], object]) -> str:
 def simulated(
     seeds: Iterable[int] = (0,),
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
-    """Makes a test of a scenario: `async def test_…(sim, …)` runs once per seed (see SEEDS_MAX), in virtual time."""
+    """Turn a scenario into a test: `async def test_…(sim, …)` runs once per seed (see SEEDS_MAX), in virtual time."""
 
     def decorate(scenario: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         @functools.wraps(scenario)

@@ -1,4 +1,4 @@
-"""What many runs came to, in a few lines: how many, of which kinds, how much happened in them, and which failed."""
+"""A summary of many runs: their number, kinds and statistics, and the failed ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.simulation.run import Outcome
 
 
 class Summary:
-    """`add` each outcome, then `text`."""
+    """Call `add` with each outcome, then `text`."""
 
     def __init__(self) -> None:
         self.violated: list[int] = []

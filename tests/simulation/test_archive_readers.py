@@ -1,4 +1,4 @@
-"""Readers of an archive never get what an old leader wrote alone, however its upstream came to know of that."""
+"""Readers of an archive never get uncommitted rows of a deposed leader, however the upstream learned of that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SYNCHRONOUS = 513
 
 
 async def overtake(sim: Simulation, replica_set: LedSet, upstream: str) -> tuple[Archiver, FinalHistory]:
-    """`a` writes a row that all get, and one that it has alone until `b` is promoted, with an archive of `upstream`."""
+    """Let `a` write a shared row and, until `b` is promoted, one of its own; an archive follows `upstream`."""
     client = await sim.client("a")
     await served_node.create_space(client, SYNCHRONOUS, "sync", FIELDS, options={"is_sync": True})
     archiver = Archiver(replica_set, Random(1))
@@ -54,7 +54,7 @@ async def catch_up(sim: Simulation, archiver: Archiver, name: str) -> None:
 @pytest.mark.parametrize(("upstream", "has_row"), [("a", True), ("b", False)])
 @simulated()
 async def test_what_one_wrote_alone_is_not_delivered(sim: Simulation, upstream: str, has_row: bool) -> None:
-    """`a` has rolled it back; `b` had decided when it came, and wrote a NOP in its place."""
+    """`a` rolled it back; `b` had decided before it arrived, and wrote a NOP in its place."""
     archiver, history = await overtake(sim, await form(sim), upstream)
     (alone,) = history.withdrawn
     log = read_log(archiver.name, sim.storage(archiver.name))
@@ -64,7 +64,7 @@ async def test_what_one_wrote_alone_is_not_delivered(sim: Simulation, upstream: 
 
 @simulated()
 async def test_an_archive_that_goes_to_an_old_leader_does_not_deliver_what_that_wrote_alone(sim: Simulation) -> None:
-    """It has the PROMOTE from `b` already when it gets the row from `a`, who has not."""
+    """The archive has the PROMOTE from `b` already when `a`, which lacks it, sends the row."""
     replica_set = await form(sim)
     client = await sim.client("a")
     await served_node.create_space(client, SYNCHRONOUS, "sync", FIELDS, options={"is_sync": True})

@@ -1,4 +1,4 @@
-"""Clients of a simulated set do what they say, and say rightly what became of it."""
+"""Clients of a simulated set behave as documented, and record the right outcomes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_plan(dialect: str, election_mode: str) -> Plan:
         anonymous=0,
         workloads=workloads,
         wal_mode="fsync",
-        synchro_timeout=5.0,  # of which a promotion by hand waits two
+        synchro_timeout=5.0,  # two of them are waits of a manual promotion
     )
 
 
@@ -63,7 +63,7 @@ async def test_a_set_that_is_well_answers_everything(sim: Simulation, dialect: s
         reads = [each for each in history.of(workload.name) if each.kind == "read"]
         others = [each for each in history.of(workload.name) if each.kind != "read"]
         assert all(each.is_ok for each in reads)
-        assert sum(each.is_ok for each in others) > len(others) / 4, "the rest are conflicts, or the wrong member"
+        assert sum(each.is_ok for each in others) > len(others) / 4, "only conflicts and the wrong member are expected"
         assert not any(each.outcome is Outcome.UNKNOWN for each in others)
     assert violations(history) == []
 

@@ -1,4 +1,4 @@
-"""Who looks at a replica set from above sees nothing wrong with it, and all that is wrong with one that is."""
+"""The consensus checker finds no violation in a healthy set, and each planted one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.simulation.test_elections import elect, make_space, write
 def watch(
     sim: Simulation, members: Sequence[str] = NAMES, *, counts_anonymous: bool = False
 ) -> tuple[Consensus, list[str]]:
-    """Who looks from now on, and what it finds."""
+    """Return a checker that runs from now on, and its violations."""
     violations: list[str] = []
     consensus = Consensus(sim, violations, is_durable=True, counts_anonymous=counts_anonymous)
     sim.loop.before_jump.append(lambda: consensus.look(list(members), []))
@@ -33,7 +33,7 @@ def watch(
 
 
 async def live(sim: Simulation) -> None:
-    """A set elects, writes, and elects another after a loss of power."""
+    """Let a set elect a leader, write, and elect another after a power loss."""
     await start_set(sim, election_mode="candidate", wal_mode="fsync")
     leader = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -75,7 +75,7 @@ async def test_anonymous_followers_count_only_where_there_are_any(sim: Simulatio
 
 
 def cut_off(sim: Simulation, members: Sequence[str], names: str) -> None:
-    """They hear nobody, and nobody hears them."""
+    """Isolate members in both directions."""
     for name in names:
         for other in members:
             if other != name:
@@ -83,7 +83,7 @@ def cut_off(sim: Simulation, members: Sequence[str], names: str) -> None:
 
 
 async def strike_off(sim: Simulation, members: list[str], name: str) -> None:
-    """As operators do it, on the first member."""
+    """Delete the row of a member on the first member, as operators do."""
     replica_id, owner = number_of(sim, name), members[0]
     members.remove(name)
 
@@ -95,7 +95,7 @@ async def strike_off(sim: Simulation, members: list[str], name: str) -> None:
 
 
 def verdicts_unseen() -> AbstractContextManager[object]:
-    """As of who dies when it has written them, and has made nothing of them yet: they are seen when it is back."""
+    """Skip observed verdicts, as if the node died right after writing them: they are seen after its restart."""
 
     def written(self: Consensus, name: str, instance: Instance, rows: bytes, vclock: VClock) -> None:
         self._written[name] = vclock
@@ -139,7 +139,7 @@ async def test_who_was_struck_off_before_a_row_does_not_count_for_it(sim: Simula
     await strike_off(sim, members, "c")
     await sim.sleep(1)
     assert not found
-    consensus._unseen["c"] = None  # and may have anything
+    consensus._unseen["c"] = None  # which may have any rows
     await reconfigure(sim, "a", replication_synchro_quorum=2)
     cut_off(sim, members, "bd")
     assert await Pending(sim, "a", 1).code() == 0

@@ -1,4 +1,4 @@
-"""The simulated disk: what a crash leaves, and that it keeps the contract of the real one."""
+"""The simulated disk: the data that a crash leaves, and the contract that it shares with the real one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def mount(storage: Storage, life: Life | None = None) -> SimulatedDisk:
 
 @pytest.fixture(params=["simulated", "real"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Disk, str]:
-    """A disk and a directory in it, once of either kind: both keep one contract."""
+    """Return a disk and a directory in it, of either kind: both have one contract."""
     disk: Disk = mount(storage()) if request.param == "simulated" else production().disk
     directory = "/data" if request.param == "simulated" else str(tmp_path / "data")
     disk.make_directory(directory)

@@ -1,4 +1,4 @@
-"""Replica sets of unmodified nodes that elect their leaders: by themselves, by hand, and whatever happens to them."""
+"""Replica sets of unmodified nodes that elect their leaders, automatically or manually, under faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.cluster import NAMES, all_follow_all, converge, start_set
 from tests.simulation.simulation import Simulation, simulated
 
 TIMEOUT = 1.0
-"""`replication_timeout`, as it is by default."""
+"""The default `replication_timeout`."""
 
 DEATH = 4 * TIMEOUT
 
@@ -45,7 +45,7 @@ def owns_queue(sim: Simulation, name: str) -> bool:
 
 
 async def elect(sim: Simulation, names: Sequence[str] = NAMES, *, seconds: float = 60.0) -> str:
-    """Who leads, once it can write and all of `names` that run know it."""
+    """Return the leader once it is writable and all running nodes of `names` know it."""
 
     def is_settled() -> bool:
         found = leaders(sim, names)
@@ -149,13 +149,13 @@ async def test_by_hand_the_leader_is_whoever_was_promoted_last(sim: Simulation) 
     await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
     for name in sim.random.sample(NAMES, 3):
-        await converge(sim)  # nobody votes for who has less than itself
+        await converge(sim)  # no member votes for a candidate with fewer rows
         await sim.on(name, sim.node(name).promote())
         assert await elect(sim) == name
     await converge(sim)
     sim.kill(name)
     await sim.sleep(60)
-    assert leaders(sim) == [], "nobody leads unless it is told to"
+    assert leaders(sim) == [], "a leader appeared without a promotion"
     other = sim.random.choice([other for other in NAMES if other != name])
     await sim.on(other, sim.node(other).promote())
     assert await elect(sim) == other

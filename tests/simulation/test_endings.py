@@ -1,4 +1,4 @@
-"""The endings find what is planted, and nothing in sets that do what they promise."""
+"""The endings find planted violations, and none in healthy sets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class LedSet(Set):
 
 
 async def form(sim: Simulation) -> LedSet:
-    """Three members and one that only follows, with some rows."""
+    """Form a set of three members and an anonymous replica, with some rows."""
     await start_set(sim, replication_timeout=0.5)
     await sim.until(lambda: all_follow_all(sim))
     await sim.on("a", sim.node("a").promote())
@@ -86,7 +86,7 @@ async def test_it_is_told_who_does_not_follow(sim: Simulation) -> None:
     sim.isolate("x")
     await sim.sleep(10)
     (found,) = await check_liveness(replica_set, seconds=5)
-    assert found.startswith("not within 5 s after all faults: everybody follows everybody")
+    assert found.startswith("not within 5 s after all faults: all nodes follow each other")
     assert found.endswith("not all is followed by x")
 
 
@@ -111,7 +111,7 @@ async def test_orphan_is_a_false_alarm_unless_it_lists_an_expelled_member(sim: S
 
 
 async def lose_power_for_a_moment(sim: Simulation) -> LedSet:
-    """A master of 2.6 is back, and takes writes, before who follows it has noticed that it was away."""
+    """Let a 2.6 master restart and accept writes before its replica notices the outage."""
     options: dict[str, Any] = {"replication_synchro_quorum": 2, "replication_connect_quorum": 2}
     options |= {"replication_synchro_timeout": 1.0, "replication_timeout": 1.5}
     await start_set(sim, dialect="2.6", wal_mode="fsync", **options)
@@ -119,7 +119,7 @@ async def lose_power_for_a_moment(sim: Simulation) -> LedSet:
     client = await sim.client("a")
     await create_space(client, SPACE_ID, SPACE, FIELDS, options={"is_sync": True})
     await Writer(sim, 0).run("a", 5)
-    # Who has nothing more to say to it is not told that it knows of no such connection.
+    # A replica that sends nothing is not told that the connection is unknown.
     await sim.until(lambda: all(downstream(sim, "a", name)["vclock"] == vclock(sim, "a") for name in ("b", "c")))
     sim.crash("a", Loss.UNSYNCED)
     await sim.restart("a")
@@ -129,7 +129,7 @@ async def lose_power_for_a_moment(sim: Simulation) -> LedSet:
 @simulated(seeds=range(3))
 async def test_who_follows_a_connection_that_is_gone_does_not_follow_yet(sim: Simulation) -> None:
     replica_set = await lose_power_for_a_moment(sim)
-    assert [name for name in NAMES if follows(sim, name, "a")] == ["b", "c"], "they have noticed nothing"
+    assert [name for name in NAMES if follows(sim, name, "a")] == ["b", "c"], "the outage was noticed"
     assert {"b", "c"} <= set(not_following(replica_set))
     assert await check_liveness(replica_set, seconds=10) == []
 
@@ -139,7 +139,7 @@ async def test_who_never_notices_that_a_connection_is_gone_is_told(sim: Simulati
     with patch("flowstone.node.synchro.elections.Elections.disconnect_timeout", 3600.0):
         replica_set = await lose_power_for_a_moment(sim)
         (found,) = await check_liveness(replica_set, seconds=10)
-    assert found.startswith("not within 10 s after all faults: everybody follows everybody")
+    assert found.startswith("not within 10 s after all faults: all nodes follow each other")
     assert found.endswith("not all is followed by b, c")
 
 
@@ -221,7 +221,7 @@ def log(name: str, *records: Record, start: dict[int, int] | None = None, replic
             [put(1, flags=SYNC), verdict(PROMOTE, 1, 0, term=2, replica_id=2)],
             "(1, 1) is kept by the log of a, rolled back by b's",
         ),
-        ([put(1, flags=SYNC)], [], "nobody decided about (1, 1) in the log of a"),
+        ([put(1, flags=SYNC)], [], "no verdict on (1, 1) in the log of a"),
     ],
 )
 def test_logs_that_tell_different_stories_are_told(ours: list[Record], theirs: list[Record], words: str) -> None:
@@ -243,7 +243,7 @@ ROLLED_BACK = put(1, flags=SYNC), verdict(PROMOTE, 1, 0, term=2, replica_id=2)
 
 
 def heir(*records: Record, replica_id: int = 1) -> NodeLog:
-    """Of who has got the number of the old leader, which was struck off; it began with its first row."""
+    """Return the log of the member that got the id of the expelled leader; it starts after the leader's first row."""
     return log("n", *records, start={1: 1, 2: 1}, replica_id=replica_id)
 
 
@@ -264,13 +264,14 @@ def test_a_verdict_that_was_lost_with_who_has_gone_may_have_its_lsn_used_by_who_
 @pytest.mark.parametrize(
     ("logs", "departed", "words"),
     [
-        ([witness(HEIR_ROW)], [OLD_LEADER], "row (1, 2) of b is (31, "),  # nobody else was ever 1
+        ([witness(HEIR_ROW)], [OLD_LEADER], "row (1, 2) of b is (31, "),  # no other instance had id 1
         ([heir(HEIR_ROW, replica_id=3)], [OLD_LEADER], "row (1, 2) of n is (31, "),
         ([heir(), witness(HEIR_ROW)], [OLD_LEADER], "row (1, 2) of b is (31, "),  # and here it never wrote
         ([heir(HEIR_ROW)], [OLD_LEADER, witness(OLD_LEADER.records[1])], "row (1, 2) of n is (31, "),  # b had it, too
         ([heir(HEIR_ROW), witness(*ROLLED_BACK)], [OLD_LEADER], "(1, 1) is rolled back by the log of b, kept by a's"),
-        ([heir(put(2, 2))], [log("a", put(2, 3), replica_id=1)], "row (1, 2) of n is ("),  # it is no verdict
-        ([witness(verdict(CONFIRM, 2, 1))], [OLD_LEADER, heir(HEIR_ROW)], "row (1, 2) of b is (40, "),  # none is later
+        ([heir(put(2, 2))], [log("a", put(2, 3), replica_id=1)], "row (1, 2) of n is ("),  # it is not a verdict
+        # there is no later one
+        ([witness(verdict(CONFIRM, 2, 1))], [OLD_LEADER, heir(HEIR_ROW)], "row (1, 2) of b is (40, "),
     ],
 )
 def test_what_was_not_lost_with_who_has_gone_is_told(logs: list[NodeLog], departed: list[NodeLog], words: str) -> None:
@@ -280,9 +281,8 @@ def test_what_was_not_lost_with_who_has_gone_is_told(logs: list[NodeLog], depart
 
 @simulated(seeds=range(3))
 async def test_a_confirmation_that_was_lost_with_its_leader_gives_no_offence(sim: Simulation) -> None:
-    """It is cut off right when it has answered, and struck off; who comes in its place gets its number, as from a real
-    master, and leads.
-    """
+    """The leader is isolated right after its answer and expelled; its replacement gets its id, as from a real master,
+    and leads."""
     options: dict[str, Any] = {"election_mode": "candidate", "election_fencing_mode": "off", "replication_timeout": 0.5}
     await start_set(sim, **options)
     old = await elect(sim)

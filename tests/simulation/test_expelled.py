@@ -1,4 +1,4 @@
-"""The eyes on expelled members see one that leads, writes or feeds others, and leave the others alone."""
+"""The checks of expelled members report one that leads, writes or feeds others, and ignore members in good standing."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ async def test_member_that_was_taken_for_expelled_and_leads_is_told_once(sim: Si
 
 
 async def with_one_elected_whose_expulsion_is_pending(sim: Simulation) -> tuple[Set, str]:
-    """Return when a member leads whose row all others have deleted, in a transaction that is not decided yet."""
+    """Return once a member leads whose row all others have deleted, in a transaction that is still pending."""
     await start_set(sim, election_mode="candidate", election_fencing_mode="off", wal_mode="fsync")
     old = await elect(sim)
     await sim.until(lambda: all_follow_all(sim), what="all follow all")
     name, other = (each for each in "abc" if each != old)
     await sim.on(other, sim.node(other).reconfigure(election_mode="voter"))
     await sim.on(old, sim.node(old).reconfigure(replication_synchro_quorum=3))
-    sim.cut(old, other)  # it gets the row from the one to be expelled, but its acknowledgement does not arrive
+    sim.cut(old, other)  # it gets the row from the member to be expelled, but its acknowledgement does not arrive
     deleting = asyncio.ensure_future(sim.on(old, membership_faults._delete_member(sim.node(old), uuid_of(sim, name))))
     await sim.until(lambda: not is_in_memory(sim, other, name), what="all have the row")
     sim.kill(old)
@@ -91,13 +91,13 @@ def uuid_of(sim: Simulation, name: str) -> str:
 
 
 def is_in_memory(sim: Simulation, where: str, name: str) -> bool:
-    """Whether a member has the row of another one, by all that it has executed."""
+    """Return True if a member has another's row in memory, pending changes included."""
     return uuid_of(sim, name) in [row[1] for row in sim.node(where).space(CLUSTER_ID).select()]
 
 
 @simulated(seeds=range(4))
 async def test_member_may_lead_until_its_expulsion_is_decided(sim: Simulation) -> None:
-    """Its own PROMOTE decides it, and binds it (seed 1003164). Real servers give an id back at commit, too."""
+    """Its own PROMOTE decides the expulsion, and binds it (seed 1003164). Real servers free an id at commit, too."""
     replica_set, name = await with_one_elected_whose_expulsion_is_pending(sim)
     (other,) = replica_set.members
     assert not is_in_memory(sim, other, name)

@@ -1,4 +1,4 @@
-"""Members that are expelled while they run: what they may still do, and what others accept from them."""
+"""Members that are expelled while they run: what they may do, and what others accept from them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def is_expelled(sim: Simulation, name: str) -> bool:
 
 
 async def expel_and_tell(sim: Simulation, by: str, member: str) -> int:
-    """Expel a member that is connected, wait until it knows it, and return its id."""
+    """Expel a connected member, wait until it knows that, and return its id."""
     number = await expel(sim, by, member)
     await sim.until(lambda: is_expelled(sim, member), seconds=5, what=f"{member} knows that it was expelled")
     return number
 
 
 async def expel_untold(sim: Simulation, by: str, member: str, others: Sequence[str], *, is_quiet: bool) -> int:
-    """Expel a member that is isolated, and stays so; return its id."""
+    """Expel an isolated member, which stays isolated; return its id."""
     sim.isolate(member, is_quiet=is_quiet)
     await sim.sleep(5)
     number = await expel(sim, by, member)
@@ -71,7 +71,7 @@ async def formed(sim: Simulation, names: Sequence[str] = NAMES, **options: Any) 
 
 
 async def formed_with_space(sim: Simulation, names: Sequence[str] = NAMES, **options: Any) -> None:
-    """A replica set with the space "test", which member a has created and all have."""
+    """Form a replica set with the space "test", which member a created and all members have."""
     await formed(sim, names, **options)
 
     async def create() -> None:
@@ -83,7 +83,7 @@ async def formed_with_space(sim: Simulation, names: Sequence[str] = NAMES, **opt
 
 
 async def formed_with_leader(sim: Simulation) -> tuple[str, str, list[str]]:
-    """A replica set of candidates: its leader, a member to expel, and all but that one."""
+    """Form a replica set of candidates; return its leader, a member to expel, and all others."""
     await formed(sim, election_mode="candidate")
     leader = await elect(sim)
     victim = next(name for name in NAMES if name != leader)
@@ -91,7 +91,7 @@ async def formed_with_leader(sim: Simulation) -> tuple[str, str, list[str]]:
 
 
 async def leader_stays(sim: Simulation, leader: str, term: int, *, seconds: float = 30.0) -> None:
-    """All the time one member leads, in the same term."""
+    """Check that one member leads all the time in the same term."""
     for _ in range(int(2 * seconds)):
         await sim.sleep(0.5)
         assert leaders(sim, NAMES) == [leader]
@@ -105,17 +105,17 @@ async def refuse_snapshot(sim: Simulation, name: str) -> None:
 
 
 def joinable(dialect: str) -> dict[str, Any]:
-    """Options of a set that a new member joins while some of the listed members are away."""
+    """Return options of a set that a new member can join while some listed members are down."""
     return {"dialect": dialect} | ({"bootstrap_strategy": "legacy"} if dialect == "2.11" else {})
 
 
 async def seconds_pass(sim: Simulation, names: Sequence[str], seconds: float = 15.0) -> None:
-    """Time for whatever the expelled member tries; the others stay equal."""
+    """Let time pass for actions of the expelled member; the others stay equal."""
     await sim.sleep(seconds)
     await converge(sim, names)
 
 
-# --- the member that is told ---
+# --- a member that knows of its expulsion ---
 
 
 @DIALECTS
@@ -132,7 +132,7 @@ async def test_expelled_member_learns_it_and_neither_writes_nor_replicates(sim: 
         assert info["ro_reason"] == "expelled"
     with pytest.raises(errors.Readonly):
         await put(sim, "c", 2)
-    await sim.until(lambda: statuses(sim, "c") == ["stopped", "stopped"], what="c follows nobody")
+    await sim.until(lambda: statuses(sim, "c") == ["stopped", "stopped"], what="c has no upstream")
     shown = upstream(sim, "c", "a")["message"]
     assert f"The local instance id {number} is read-only" in shown
     assert "expelled" in shown
@@ -166,7 +166,7 @@ async def test_expelled_member_does_not_register_itself_again_after_a_restart(si
 async def test_expelled_member_does_not_start_as_an_anonymous_replica_with_its_data(
     sim: Simulation, dialect: str
 ) -> None:
-    """It would keep its own rows and skip those of whoever has got its id meanwhile."""
+    """It would keep its own rows and skip those of the next owner of its id."""
     options = joinable(dialect)
     await formed_with_space(sim, checkpoint_count=sim.random.choice((1, 2)), **options)
     if sim.random.random() < 0.5:
@@ -196,7 +196,7 @@ async def test_expelled_member_does_not_start_as_an_anonymous_replica_with_its_d
 async def test_member_expelled_while_stopped_does_not_follow_as_an_anonymous_replica(
     sim: Simulation, is_reissued: bool
 ) -> None:
-    """The row that expels it comes before any row of the next member; if that one has its id, it is refused."""
+    """The row that expels it comes before any row of the next member; if that one has its id, it is rejected."""
     await formed_with_space(sim, bootstrap_strategy="legacy")
     sim.isolate("c")
     await put(sim, "c", 1)
@@ -212,12 +212,12 @@ async def test_member_expelled_while_stopped_does_not_follow_as_an_anonymous_rep
     await put(sim, "d", 2)
     await converge(sim, "abd")
     await sim.restart("c", replication=[sim.uri("a"), sim.uri("b")], replication_anon=True, read_only=True)
-    await sim.until(lambda: statuses(sim, "c") == ["stopped", "stopped"], what="c follows nobody")
+    await sim.until(lambda: statuses(sim, "c") == ["stopped", "stopped"], what="c has no upstream")
     await put(sim, "d", 3)
     await seconds_pass(sim, "abd")
     assert is_expelled(sim, "c") is not is_reissued
     rows = [row[0] for row in sim.node("c").space("test").select()]
-    assert rows == [1] or not is_reissued, "row 2 may come in one batch with the row that expels it"
+    assert rows == [1] or not is_reissued, "row 2 may arrive in one batch with the row that expels the member"
     await sim.stop("c")
     if not is_reissued:
         with pytest.raises(errors.Cfg, match="was a member"):
@@ -318,7 +318,7 @@ async def test_leader_stays_when_it_expels_a_live_member_of_the_last_quorum(sim:
     assert is_expelled(sim, other)
 
 
-# --- the member that is not told ---
+# --- a member that does not know of its expulsion ---
 
 
 @DIALECTS
@@ -377,14 +377,14 @@ async def test_reissued_id_does_not_mix_the_rows_of_two_members(sim: Simulation,
 async def test_new_member_does_not_get_the_id_of_an_expelled_one_whose_rows_others_have(
     sim: Simulation, dialect: str, source: str
 ) -> None:
-    """Member b relays rows that c wrote before b knew of the expulsion: d must not write rows with the same numbers.
+    """Member b relays rows that c wrote before b knew of the expulsion: d must not write rows with the same LSNs.
 
-    `source`: from where the master that d joins through knows of the expulsion.
+    `source`: where the master that d joins through learned of the expulsion.
     """
     options, names = joinable(dialect), "abd"
     await formed_with_space(sim, **options)
     if source in ("the same process", "log") and sim.random.random() < 0.5:
-        await put(sim, "c", 1)  # its vclock component tells of the id, too
+        await put(sim, "c", 1)  # its vclock component reveals the id, too
         await converge(sim)
     for name in "bc":
         sim.cut("a", name)
@@ -423,7 +423,7 @@ async def test_new_member_does_not_get_the_id_of_an_expelled_one_whose_rows_othe
 async def test_expelled_peer_does_not_count_for_the_quorum_of_a_start(
     sim: Simulation, dialect: str, is_told: bool
 ) -> None:
-    """With a quorum of 1, b may be written to when it has caught up with a, and not because c refuses it."""
+    """With a quorum of 1, b becomes writable when it has caught up with a, and not because c rejects it."""
     options = joinable(dialect)
     await formed_with_space(sim, **options)
     if not is_told:
@@ -485,8 +485,8 @@ async def test_expelled_member_that_was_not_told_does_not_rejoin_when_its_logs_a
 async def test_expelled_candidate_that_was_not_told_gets_no_vote_and_deposes_nobody(
     sim: Simulation, is_alone: bool
 ) -> None:
-    """It is promoted while it is alone, or when it reaches the others again: as long as they see a leader, a candidate
-    begins no new term of its own accord."""
+    """It is promoted while isolated, or when it reaches the others again: while they see a leader, a candidate does not
+    start a term by itself."""
 
     async def promote() -> None:
         with suppress(FlowstoneError, TimeoutError):
@@ -506,7 +506,7 @@ async def test_expelled_candidate_that_was_not_told_gets_no_vote_and_deposes_nob
 
 @simulated(seeds=range(4))
 async def test_new_member_brings_the_row_that_registers_it_to_its_only_follower(sim: Simulation) -> None:
-    """A chain: whoever is followed is not a member yet as far as its follower knows."""
+    """A chain: the upstream is not a member yet as far as its replica knows."""
     await formed_with_space(sim, "ab")
     await sim.start("d", replication=[sim.uri("a")], replication_anon=True, read_only=True, **OPTIONS)
     sim.cut("a", "b")

@@ -1,4 +1,4 @@
-"""Each kind of fault takes effect where there is something to harm, heals itself, and says so where there is not."""
+"""Each kind of fault takes effect where it can, heals itself, and reports when it had no effect."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PLAN: Final = replace(
     fencing_mode="soft",
     synchro_timeout=5.0,
 )
-"""In which every kind can take effect."""
+"""A plan in which every kind can take effect."""
 
 
 async def keep_writing(replica_set: ReplicaSet) -> None:
-    """On whoever leads, whatever comes of it."""
+    """Write to the leader continuously, ignoring errors."""
     sim, space, key = replica_set.sim, SPACES["set"], 0
     while True:
         leader = replica_set.leader()
@@ -90,9 +90,9 @@ async def test_a_fault_takes_effect_and_heals_itself(sim: Simulation, kind: str)
             if await FAULTS[kind](replica_set, rng):
                 break
         else:
-            raise AssertionError("it never took effect")
+            raise AssertionError("fault never took effect")
         assert_is_well(replica_set)
-        await sim.until(replica_set.leader, what="somebody leads")
+        await sim.until(replica_set.leader, what="a leader exists")
 
 
 @simulated(seeds=range(2))
@@ -116,7 +116,7 @@ async def test_a_nemesis_counts_what_took_effect_and_leaves_nothing_broken(sim: 
         assert all(nemesis.counts.values())
         await replica_set.heal()
         assert_is_well(replica_set)
-        await sim.until(replica_set.leader, what="somebody leads")
+        await sim.until(replica_set.leader, what="a leader exists")
 
 
 @simulated()

@@ -1,4 +1,4 @@
-"""What followers were told is compared with what became of it: each way to go wrong is found."""
+"""Changes received by followers are compared with the outcomes: each kind of error is found."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HISTORY = FinalHistory(
         log("a", put(1, 7, "one"), put(2, 7, "two"), put(3, 8, "gone", flags=SYNC), verdict(ROLLBACK, 4, 3)),
     ]
 )
-"""Keys 7 and 9; 8 was rolled back. No log has all of it."""
+"""Keys 7 and 9; 8 was rolled back. No log has everything."""
 
 ONE, TWO = OnDone((1, 1), None, raw(7, "one")), OnDone((1, 2), raw(7, "one"), raw(7, "two"))
 THREE, FIVE = OnDone((1, 3), None, raw(8, "gone")), OnDone((1, 5), None, raw(9, "five"))
@@ -80,7 +80,7 @@ FIRST, SECOND, NEXT_LEADERS = (
     OnDone((2, 1), None, raw(9, "three")),
 )
 LEADERS = FinalHistory([log("a", put(1, 7, "one"), put(2, 8, "two"), put(1, 9, "three", replica_id=2))])
-"""Two members, one after the other."""
+"""Two members that write one after the other."""
 
 
 @pytest.mark.parametrize("count", range(4))
@@ -93,7 +93,7 @@ def test_a_prefix_of_what_two_leaders_wrote_gives_no_offence(count: int) -> None
 def test_rows_of_the_next_leader_before_those_of_the_last_are_told(told: list[OnDone]) -> None:
     heard = Heard("x", VClock(), {}, told)
     assert heard.check(LEADERS, has_one_order=True) == ["x was told (2, 1) where (1, 2) was next"]
-    assert heard.check(LEADERS) == [], "as of members that write at the same time"
+    assert heard.check(LEADERS) == [], "only possible if members write at the same time"
 
 
 def test_who_begins_in_the_middle_is_told_the_next_leaders_rows_in_their_place() -> None:
@@ -110,7 +110,7 @@ def test_what_a_snapshot_leapt_over_need_not_be_told() -> None:
 
 def test_contents_are_those_of_the_position() -> None:
     told = heard(ONE, TWO, FIVE)
-    told.end = VClock({1: 6})  # where nothing else happened
+    told.end = VClock({1: 6})  # with no other changes
     assert told.check(HISTORY) == []
     told.start_contents = {SYNC_SPACE: {(8,): [8, "gone"]}}
     assert "x began at {} with 1 wrong tuples" in told.check(HISTORY)[0]
@@ -139,7 +139,7 @@ UPDATES = FinalHistory(
         )
     ]
 )
-"""There never was an 8."""
+"""Key 8 never existed."""
 
 TOLD = (
     OnDone((1, 1), None, raw(7, 1)),

@@ -1,4 +1,4 @@
-"""`flowstone.follow` in the simulator: whatever happens to the node, who listens can tell what it has."""
+"""`flowstone.follow` in the simulator: under any fault, the program knows which data it has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS = 8
 
 
 class Copy:
-    """The data of the beginning, and what was told since."""
+    """The initial data, and all received changes."""
 
     def __init__(self, replica: flowstone.Replica) -> None:
         self._replica = replica
@@ -46,7 +46,7 @@ class Copy:
                 self._rows[change.new[0]] = change.new.raw
 
     def check(self, sim: Simulation, name: str) -> None:
-        """It is what the node has, and so is the replica."""
+        """Check that the copy and the replica equal the node."""
         found = held(sim, name)
         assert sorted(self._rows.values()) == found
         assert sorted(row.raw for row in self._replica.space(SPACE)) == found

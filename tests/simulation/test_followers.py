@@ -1,4 +1,4 @@
-"""Followers of a set that lives and dies hear what happened; those that are told something else say so."""
+"""Followers of a set with faults receive what happened; wrong input is reported."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from tests.simulation.workload import FIELDS, Writer
 
 SYNCHRONOUS = 513
 SNAPSHOT_AFTER_SECONDS = 1.0
-"""After the start of an archive whose snapshot is due: it looks that often."""
+"""Time after the start of an archive with a due snapshot: the interval of its checks."""
 
 
 async def live(sim: Simulation, replica_set: LedSet, followers: Followers, *, rounds: int = 6) -> list[str]:
-    """Some writing, with a node that dies now and then; what followers were told wrong."""
+    """Write for a while with occasional crashes; return the violations seen by followers."""
     followers.start()
     writer = Writer(sim, 1)
     for number in range(rounds):
@@ -91,7 +91,7 @@ async def test_an_archive_that_settles_too_early_is_found(sim: Simulation) -> No
 
 
 async def lose_the_leader(sim: Simulation, replica_set: LedSet, archiver: Archiver) -> None:
-    """It is cut off from all but the archive, takes a synchronous transaction, and is struck off."""
+    """Isolate the leader from all but the archive, let it accept a synchronous transaction, and expel it."""
     client = await sim.client("a")
     await served_node.create_space(client, SYNCHRONOUS, "sync", FIELDS, options={"is_sync": True})
     await reconfigure(sim, "a", replication_synchro_timeout=1000)
@@ -135,7 +135,7 @@ async def test_an_archive_that_gives_up_for_rows_that_members_have_is_found(sim:
     replica_set = await form(sim)
     followers = Followers(replica_set, Random(1), listeners=0, has_archive=True)
     (archiver,), number = followers._archivers, number_of(sim, "a")
-    for _ in range(2):  # it is no better if it has given up before
+    for _ in range(2):  # giving up earlier is not an excuse
         await archiver.start("a")
         await archiver.stop()
         archiver._judge(UpstreamLostTail("a:3301", VClock({number: 3}), VClock({number: 4})))
@@ -153,7 +153,7 @@ async def test_an_archive_that_lost_power_comes_back_before_its_server_has_notic
     await Writer(sim, 1).run("a", 5)
     await sim.sleep(2.1)
     sim.crash(archiver.name, Loss.UNSYNCED)
-    await archiver.start("a")  # which hears of the loss with its next heartbeat
+    await archiver.start("a")  # which learns of the loss with its next heartbeat
     await sim.sleep(3)
     await Writer(sim, 2).run("a", 5)
     await sim.until(lambda: archiver.position == sim.node("a")._instance.vclock.without_zero())
@@ -198,7 +198,7 @@ async def test_an_archive_goes_on_in_its_directory_when_its_disk_is_well_again(
 
 @simulated(seeds=range(4))
 async def test_an_archive_that_stops_while_a_snapshot_comes_leaves_no_file_open(sim: Simulation) -> None:
-    """The simulation looks for files when a process ends."""
+    """The simulation checks for open files when a process ends."""
     archiver = Archiver(await form(sim), Random(2))
     for _ in range(60):
         await Writer(sim, 1).run("a", 2)

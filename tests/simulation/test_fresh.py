@@ -1,4 +1,4 @@
-"""Fresh seeds: the same for one commit or one source tree, others for another."""
+"""Fresh seeds: equal for one commit or source tree, different for another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 class Git:
-    """A `git` that says that `commit` is checked out in `root`; a machine that runs the suite need not have one."""
+    """A `git` that reports `commit` as checked out in `root`: the machine need not have one."""
 
     def __init__(self, directory: Path, root: Path) -> None:
         self._script = directory / "git"

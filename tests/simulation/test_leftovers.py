@@ -1,4 +1,4 @@
-"""A process that was stopped and left something behind is found out, whatever it is."""
+"""A stopped process that leaves any resource behind is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.simulation import Simulation, simulated
 
 
 class Careless:
-    """A process that does something and forgets about it."""
+    """A process that acquires a resource and never releases it."""
 
     def __init__(self) -> None:
         self.tasks: list[asyncio.Task[None]] = []

@@ -1,4 +1,4 @@
-"""A Limestone in a simulation with nodes holds what it should; one that forgets is found."""
+"""A Limestone store in a simulation with nodes keeps its data; one that loses data is reported."""
 
 from __future__ import annotations
 

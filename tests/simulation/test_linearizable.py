@@ -1,7 +1,7 @@
-"""Linearizable reads in simulated replica sets: what was committed before a read began is read, on every member.
+"""Linearizable reads in simulated replica sets return everything committed before they began, on every member.
 
-One register is written with growing numbers on the owner of the queue and read on all members, while links swallow
-what is sent, break and heal, and leaders change.
+The owner of the queue writes growing numbers to one register, and all members read it, while links become black holes,
+break and heal, and leaders change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPACE = "register"
 
 
 async def start(sim: Simulation, **options: Any) -> None:
-    """Three members; "a" owns the queue, and the register is at 0."""
+    """Start three members; "a" owns the queue, and the register is 0."""
     await start_set(sim, **options)
     await sim.on("a", _make_register(sim))
     await sim.until(lambda: all_follow_all(sim))
@@ -44,7 +44,7 @@ async def write(sim: Simulation, name: str, number: int) -> None:
 
 
 async def read(sim: Simulation, name: str, *, timeout: float = 60.0) -> int:
-    """What a linearizable transaction on this member finds."""
+    """Return what a linearizable transaction on this member reads."""
 
     async def transact() -> int:
         async with sim.node(name).transaction("linearizable", timeout=timeout) as transaction:
@@ -56,7 +56,7 @@ async def read(sim: Simulation, name: str, *, timeout: float = 60.0) -> int:
 
 
 def held(sim: Simulation, name: str) -> int:
-    """What a plain read on this member finds."""
+    """Return what a plain read on this member returns."""
     found = sim.node(name).space(SPACE).get(0)
     assert found is not None
     return int(found[1])
@@ -79,7 +79,7 @@ async def test_a_member_that_the_owner_does_not_reach_reads_what_was_committed(s
     sim.black_hole("a", "c", is_one_way=True)
     sim.black_hole("b", "c", is_one_way=True)
     await write(sim, "a", 1)
-    assert held(sim, "c") == 0, "it has heard nothing of it"
+    assert held(sim, "c") == 0, "the member already knows of the write"
     sim.heal("b", "c")
     assert await read(sim, "c") == 1
     sim.heal()
@@ -152,7 +152,8 @@ async def test_a_quorum_that_was_raised_meanwhile_is_not_that_of_what_was_commit
 
 @simulated()
 async def test_who_does_not_know_of_a_new_member_reads_what_was_committed_with_it(sim: Simulation) -> None:
-    """Of two members, whose quorum is both, each alone has all that was committed; not when there are three."""
+    """Each of two members, whose quorum is both, alone has everything committed; with three members that no longer
+    holds."""
     await sim.start("a")
     await sim.start("b", replication=[sim.uri("a")])
     await sim.on("a", sim.node("a").reconfigure(replication=[sim.uri("b")]))
@@ -192,7 +193,9 @@ async def test_an_owner_that_was_overthrown_reads_what_the_new_one_has_committed
     await sim.on("b", sim.node("b").promote())
     await write(sim, "b", 1)
     assert held(sim, "a") == 0
-    assert sim.node("a").info()["synchro"]["queue"]["owner"] == sim.node("a").info()["id"], "it knows of nothing"
+    assert sim.node("a").info()["synchro"]["queue"]["owner"] == sim.node("a").info()["id"], (
+        "the member already knows of the change"
+    )
     reading = asyncio.ensure_future(read(sim, "a"))
     assert await is_waiting(sim, reading)
     sim.heal()
@@ -213,12 +216,12 @@ async def test_members_that_come_back_while_they_are_waited_for_count(sim: Simul
 
 @dataclass
 class Register:
-    """What was written and read, and whether anybody could have seen it so."""
+    """The written and read values, and whether they are linearizable."""
 
     begun: int = 0
     committed: int = 0
     seen: int = 0
-    """By a read that has ended."""
+    """The largest value of a read that has ended."""
     reads: int = 0
 
     async def write(self, work: Awaitable[None], number: int) -> None:
@@ -235,7 +238,7 @@ class Register:
 
 
 async def disturb(sim: Simulation, until: float) -> None:
-    """Breaks links between two members, one after the other, and heals them."""
+    """Break and heal links between pairs of members, one after another."""
     while sim.now < until:
         one, other = sim.random.sample(NAMES, 2)
         if sim.random.random() < 0.3:
@@ -253,7 +256,7 @@ async def promote(sim: Simulation, name: str) -> None:
 
 
 async def write_on(sim: Simulation, register: Register, until: float) -> None:
-    """Grows by one on whoever leads; when that fails, or now and then, somebody else is to lead."""
+    """Write growing numbers to the leader; after a failure, or occasionally, promote another member."""
     leader, number = "a", 0
     while sim.now < until:
         number += 1

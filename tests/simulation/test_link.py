@@ -1,4 +1,4 @@
-"""Links that are slow, lossy, clogged, or send the first packet of a connection twice."""
+"""Links that are slow, lossy or clogged, or that duplicate the first packet of a connection."""
 
 from __future__ import annotations
 

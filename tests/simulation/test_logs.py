@@ -1,4 +1,4 @@
-"""Logs read without a node: what became of each transaction, and what rows make of spaces."""
+"""Logs read without a node: the outcome of each transaction, and the effect of rows on spaces."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_rows_make_what_they_say() -> None:
     assert replay.change(row(RequestType.DELETE, SPACE_ID=600, KEY=(2,))) is None
     replay.apply([row(RequestType.REPLACE, SPACE_ID=330, TUPLE=(600, 1))])
     assert 600 not in replay.spaces
-    with pytest.raises(NotImplementedError, match="nobody in the runs writes a row of type 9"):
+    with pytest.raises(NotImplementedError, match="unsupported row type in a run: 9"):
         replay.apply([row(RequestType.UPSERT, SPACE_ID=600, TUPLE=(3, 1), OPS=[("-", 1, 4)])])
 
 

@@ -1,4 +1,4 @@
-"""The virtual loop: time jumps, order is fixed, and the dead are never called again."""
+"""The virtual loop: time jumps, the order is fixed, and callbacks of dead processes never run."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_dead_do_not_even_run_their_finally() -> None:
 
     run(scenario(), loop)
     assert said == ["begin", "middle", "alive"]
-    loop.bury([life])  # where it is heard by nobody
+    loop.bury([life])  # while no callback can receive it
     assert not life.tasks
 
 

@@ -1,4 +1,4 @@
-"""Rows may be lost with expelled members that alone had them, and in no other way."""
+"""Rows may be lost only with expelled members that had the only copies."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def log(name: str, *records: Record, replica_id: int, start: dict[int, int] | No
 
 
 def gone(*records: Record, replica_id: int = 1) -> NodeLog:
-    """Of a leader that was cut off when it had confirmed its first transaction."""
+    """Return the log of a leader that was isolated when it had confirmed its first transaction."""
     begin = put(1, flags=SYNC), verdict(CONFIRM, 2, 1), put(3, flags=SYNC), put(4, flags=SYNC)
     return log("c", *begin, *records, replica_id=replica_id)
 
 
 def left(*records: Record, start: dict[int, int] | None = None) -> NodeLog:
-    """Of a member whose PROMOTE has confirmed the same."""
+    """Return the log of a member whose PROMOTE confirmed the same transaction."""
     begin = put(1, flags=SYNC), verdict(PROMOTE, 1, 1, term=2, replica_id=2)
     return log("a", *begin, *records, replica_id=2, start=start)
 

@@ -1,4 +1,4 @@
-"""`python -m tests.simulation`: what it prints, and what it ends with."""
+"""`python -m tests.simulation`: output and exit codes."""
 
 from __future__ import annotations
 

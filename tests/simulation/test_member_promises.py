@@ -1,4 +1,4 @@
-"""Promises of single members: nothing is found in a sound set, and each deliberate bug is seen when it breaks one."""
+"""Promises of single members: no violation in a healthy set, and each deliberate bug is found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIVE = tuple("abcde")
 
 
 def watch(sim: Simulation, members: Sequence[str] = NAMES) -> list[str]:
-    """What is found from now on; by two who look, one of them for the other."""
+    """Return the violations found from now on by two checkers, one of which feeds the other."""
     violations: list[str] = []
     consensus = Consensus(sim, [], is_durable=True, counts_anonymous=False)
     promises = MemberPromises(sim, violations, is_durable=True, holders=consensus.holders)
@@ -43,7 +43,7 @@ def mutated(name: str) -> AbstractContextManager[object]:
 
 
 async def formed(sim: Simulation, names: Sequence[str] = NAMES, **options: object) -> str:
-    """Who leads a set with a synchronous space."""
+    """Form a set with a synchronous space; return its leader."""
     await start_set(sim, names, wal_mode="fsync", **{"election_mode": "candidate"} | options)
     leader = await elect(sim, names)
     await sim.until(lambda: all_follow_all(sim, names))
@@ -86,7 +86,7 @@ async def test_a_vote_for_a_candidate_that_lacks_rows_on_their_way_to_disk_is_se
 @pytest.mark.parametrize("is_vote_written", [False, True])
 @simulated()
 async def test_a_vote_in_a_term_that_began_unseen_is_judged_by_the_log(sim: Simulation, is_vote_written: bool) -> None:
-    """As of a node that starts: it may have written the term, or the vote, too, before anybody looks at it."""
+    """Like a starting node, which may have written the term, and even the vote, before it is observed."""
     leader = await formed(sim, election_timeout=60)
     voter, candidate = (name for name in NAMES if name != leader)
     sim.machine(voter).blocking_seconds = (2.0, 2.0)
@@ -115,7 +115,8 @@ async def test_a_vote_in_a_term_that_began_unseen_is_judged_by_the_log(sim: Simu
 @pytest.mark.parametrize("is_term_seen", [False, True])
 @simulated()
 async def test_a_vote_may_leave_out_rows_that_came_after_its_term(sim: Simulation, is_term_seen: bool) -> None:
-    """Whoever hears that the voter has such a row hears of the term by the same ACK, and confirms nothing any more."""
+    """A leader that learns that the voter has such a row learns of the term from the same ACK, and confirms nothing
+    more."""
     never_notices = {"election_fencing_mode": "off", "replication_synchro_timeout": 1000}
     leader = await formed(sim, NAMES, election_mode="manual", **never_notices)
     voter, candidate = (name for name in NAMES if name != leader)

@@ -1,4 +1,4 @@
-"""Members of simulated replica sets come and change under load and faults: joins, registrations, conflicts, rejoins."""
+"""Members of simulated replica sets change under load and faults: joins, registrations, conflicts, rejoins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTEMPTS_MAX = 30
 
 
 async def start_at_last(sim: Simulation, name: str, **options: object) -> Node:
-    """A node that is started again, with the same UUID, whenever it dies or gives up before it runs."""
+    """Start a node with the same UUID again and again until it runs."""
     uuid = str(UUID(bytes=sim.random.randbytes(16), version=4))
     work = sim.start(name, instance_uuid=uuid, **options)
     for _ in range(ATTEMPTS_MAX):
@@ -82,10 +82,10 @@ async def test_replicas_join_a_master_that_writes_while_all_of_them_die(sim: Sim
 @DIALECTS
 @simulated(seeds=range(3))
 async def test_a_new_member_follows_those_who_hear_of_it_late(sim: Simulation, dialect: str) -> None:
-    """While others cannot hear whoever has taken it in, they do not know it, however often it asks them."""
+    """While others cannot reach the member that registered it, they do not know it, however often it asks them."""
     await start_set(sim, dialect=dialect, replication_timeout=0.5)
     await sim.until(lambda: all_follow_all(sim), what="all follow all")
-    await make_space(sim, "a")  # else all are where a new one is, which then may begin a set of its own
+    await make_space(sim, "a")  # else all members are as empty as the new one, which may bootstrap a set of its own
     await converge(sim)
     for name in "bc":
         sim.cut("a", name)
@@ -115,7 +115,7 @@ async def test_who_waits_for_a_join_from_a_machine_without_power_gives_up(sim: S
 
 @simulated(seeds=range(5))
 async def test_who_gets_nothing_of_the_data_it_is_to_join_anew_goes_on_with_its_own(sim: Simulation) -> None:
-    """The only peer that it reaches has not the logs that it needs; while it waits there, one comes back that has."""
+    """The only peer that it reaches lacks the logs that it needs; while it waits, one returns that has them."""
     options = {"replication_timeout": 0.5, "replication_connect_timeout": 3, "bootstrap_strategy": "legacy"}
     await start_set(sim, "ab", **options)
     await make_space(sim, "a")
@@ -139,7 +139,7 @@ async def test_who_gets_nothing_of_the_data_it_is_to_join_anew_goes_on_with_its_
 
 @simulated(seeds=range(5))
 async def test_a_registered_replica_of_a_mesh_of_2_6_has_one_id(sim: Simulation) -> None:
-    """Its id comes with the rows that follow: no other master may be asked for another meanwhile."""
+    """Its id arrives with the next rows: it must not ask another master for an id in the meantime."""
     await start_set(sim, "ab", dialect="2.6")
     await make_space(sim, "a")
     await converge(sim, "ab")
@@ -197,7 +197,7 @@ async def test_conflicts_are_skipped_on_request_and_positions_stay_equal(sim: Si
 
 @simulated(seeds=range(4))
 async def test_a_replica_whose_logs_are_gone_joins_anew(sim: Simulation) -> None:
-    """A 2.6 master forgets with a restart who needs its logs, and is told not to wait for those."""
+    """A restarted 2.6 master forgets which logs its replicas need, and here is configured not to wait for them."""
     options: dict[str, Any] = {"wal_max_size": 5000, "checkpoint_count": 1, "wal_cleanup_delay": 0}
     await start_set(sim, "ab", dialect="2.6", wal_mode="fsync", **options)
     await make_space(sim, "a")
@@ -226,7 +226,7 @@ async def test_a_replica_whose_logs_are_gone_joins_anew(sim: Simulation) -> None
 
 @simulated(seeds=range(3))
 async def test_a_leader_that_nobody_hears_makes_no_members(sim: Simulation) -> None:
-    """It would begin a history of its own: the others have elected another by then (seed 1026 of a set with joins)."""
+    """Its history would diverge: the others have elected a new leader by then (seed 1026 of a set with joins)."""
     await start_set(sim, NAMES, election_mode="candidate", replication_timeout=0.5, replication_synchro_timeout=2)
     await sim.until(lambda: all_follow_all(sim) and leaders(sim, NAMES))
     old = leaders(sim, NAMES)[0]
@@ -242,7 +242,7 @@ async def test_a_leader_that_nobody_hears_makes_no_members(sim: Simulation) -> N
 
 @simulated()
 async def test_ballot_of_a_starting_node_shows_where_its_logs_begin(sim: Simulation) -> None:
-    """A replica that starts at the same time decides by it whether it can follow, or has to join anew."""
+    """A replica that starts at the same time decides by it whether it can follow, or must rejoin."""
     await sim.start("a", checkpoint_count=1)
     await make_space(sim, "a")
     client = await sim.client("a")

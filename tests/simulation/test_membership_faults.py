@@ -1,4 +1,4 @@
-"""Operators that strike members off do it whatever these do meanwhile, and leave nobody with rows that are lost."""
+"""Operators expel members under all circumstances, and leave no node with lost rows."""
 
 from __future__ import annotations
 
@@ -76,4 +76,4 @@ async def test_expelled_member_learns_of_it_when_its_stopped_appliers_are_restar
 
 
 async def _nothing(replica_set: ReplicaSet, name: str) -> None:
-    """Do not wait until the member has what the others have: its appliers have stopped."""
+    """Skip the wait for the member's rows: its appliers have stopped."""

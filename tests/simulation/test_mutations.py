@@ -1,4 +1,4 @@
-"""Deliberate bugs are found by the ordinary seeds, in their order, within a hundred runs each."""
+"""The ordinary seeds find each deliberate bug, in order, within a hundred runs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ UNWATCHED: Final = {
     "promote_without_waiting": (26, CLIENTS_SAW),
     "skip_the_fsync_of_a_vote": (4, r"voted for \d+ in term \d+, and then for \d+"),
 }
-"""What nobody need look into queues and at disks for: an ordinary seed as above, and the words for it then."""
+"""Bugs that are found without the watchers: an ordinary seed as above, and the message then."""
 
 
 def search(name: str, first: int, words: str = "") -> Outcome:
-    """The first run, of the ordinary seeds from `first` on and then of those before it, that finds it by its words.
+    """Return the first run that finds the bug by its message: of the ordinary seeds from `first` on, then of earlier
+    ones.
 
-    Outside of the full scale a run ends when it has found it: what else the bug does later is not asked.
+    Below full scale a run ends when it has found the bug.
     """
     mutation = replace(MUTATIONS[name], words=words or MUTATIONS[name].words)
     with mutation():
@@ -70,7 +71,7 @@ def test_faults_reach_what_only_a_moment_shows(name: str) -> None:
 )
 def test_a_patch_that_raises_is_not_called_found(target: type, name: str) -> None:
     def raise_it(*_: object, **__: object) -> None:
-        raise KeyError("what is not there any more")
+        raise KeyError("no such mutation any more")
 
     with patch.object(target, name, raise_it):
         violations = run(0).violations
@@ -104,7 +105,7 @@ def test_a_mutation_is_found_by_its_own_words_only(name: str, violations: list[s
 
 
 def test_at_least_as_many_mutations_as_were_asked_for() -> None:
-    assert len(MUTATIONS) + len(MUTANTS) >= 50  # Limestone's are the latter
+    assert len(MUTATIONS) + len(MUTANTS) >= 50  # those of Limestone are raised errors
     assert set(FOUND_BY) == set(MUTATIONS)
 
 

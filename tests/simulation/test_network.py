@@ -1,4 +1,4 @@
-"""The simulated network: streams, latency, cut links, black holes, and the ends of processes and machines."""
+"""The simulated network: streams, latency, cut links, black holes, and the death of processes and machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.simulation import Machine, Simulation, simulated
 
 
 class Echo:
-    """A server that answers with what it hears, and writes down what happens to it."""
+    """A server that echoes its input, and records its events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -42,7 +42,7 @@ class Echo:
 
 
 class Place:
-    """A host `a` with an echo at port 1, served by a life that can end."""
+    """A host `a` with an echo server at port 1, whose life can end."""
 
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim

@@ -1,4 +1,5 @@
-"""A leader stands still with writes under way, is replaced and goes on: its rows come late, to files and followers."""
+"""A leader is suspended with writes in flight, is replaced, and resumes: its rows arrive late in files and at
+followers."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from tests.simulation.test_elections import elect, election, make_space, some
 WRITERS = 30
 PAUSE_SECONDS = 7.0
 SEND_SECONDS = 0.2
-"""How long the leader writes what nobody gets: it is in its log and in the buffers of its kernel."""
+"""How long the leader writes rows that no member receives: they are in its log and its kernel's buffers."""
 
 
 class Load:
-    """Writers at one node, until it takes nothing more."""
+    """Writers at one node, until it rejects writes."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -49,7 +50,7 @@ class Load:
 
 
 async def paused(sim: Simulation, load: Load) -> tuple[str, str]:
-    """A leader that was paused with rows on their way and has gone on, and its successor."""
+    """Suspend a leader with rows in flight, and resume it; return it and its successor."""
     leader = await elect(sim)
     others = [name for name in NAMES if name != leader]
     load.start(leader)
@@ -72,7 +73,7 @@ async def paused(sim: Simulation, load: Load) -> tuple[str, str]:
 
 
 def nops(sim: Simulation, name: str) -> int:
-    """How many late rows the logs of a node have."""
+    """Return the number of late rows in the logs of a node."""
     _, logs = list_files(files_of(name, sim.storage(name)))
     return sum(row.type == NOP for log in logs for row in log.rows())
 
@@ -96,13 +97,14 @@ async def test_servers_recover_what_a_paused_leader_and_its_set_leave(sim: Simul
     boxes = {name: sim.node(name).box for name in NAMES}
     for name in NAMES:
         await sim.stop(name)
-    assert late, "nothing came late"
+    assert late, "no row arrived late"
     assert [each for name in NAMES for each in judged(name, sim.storage(name), boxes[name])] == []
 
 
 @simulated(seeds=some(4))
 async def test_follower_goes_on_when_its_address_leads_to_another_member(sim: Simulation) -> None:
-    """To the former leader, too, which sends what was rolled back before it sends the PROMOTE that is known here."""
+    """The address may lead to the former leader, which sends rolled-back rows before it sends the PROMOTE that is known
+    here."""
     await start_set(sim, election_mode="candidate", dialect="2.11", replication_synchro_timeout=5)
     load = Load(sim)
     await make_space(sim, await elect(sim))

@@ -1,4 +1,4 @@
-"""Plans of runs: as varied as they are meant to be, and never with what voids a promise."""
+"""Plans of runs are as varied as intended, and never void a promise."""
 
 from __future__ import annotations
 

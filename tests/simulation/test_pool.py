@@ -1,4 +1,4 @@
-"""Runs in several processes: each seed once, and nobody waits for a run that hangs or a process that has died."""
+"""Runs in several processes: each seed once, and no wait for a run that hangs or a dead process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.pool import outcomes
 from tests.simulation.run import Figures, Outcome
 
 END_SECONDS: Final = 20.0
-"""Within which a worker has to notice that nobody waits for it."""
+"""Time within which a worker must notice that its parent is gone."""
 
 
 def run_well(seed: int) -> Outcome:
@@ -37,7 +37,7 @@ def hang_in_three(seed: int) -> Outcome:
 
 
 def tell_who_runs(pipe: Connection) -> None:
-    """Takes outcomes of two workers for ever, and says by their hashes who they are."""
+    """Take outcomes of two workers forever; their hashes identify the workers."""
 
     def run_as(seed: int) -> Outcome:
         return Outcome(seed, plan(seed), [], str(os.getpid()), Figures(), [])
@@ -85,5 +85,5 @@ def test_processes_end_with_whoever_has_started_them() -> None:
     process.kill()
     process.join()
     for watched in workers.values():
-        assert select.select([watched], [], [], END_SECONDS)[0], "a worker runs for nobody"
+        assert select.select([watched], [], [], END_SECONDS)[0], "a worker runs without a parent"
         os.close(watched)

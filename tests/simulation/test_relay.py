@@ -1,4 +1,4 @@
-"""A master in the simulator and a follower that checks every row: nothing lost, doubled, split or out of order."""
+"""A master in the simulator and a follower that checks every row: none lost, duplicated, split or reordered."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ async def test_cuts_black_holes_and_deaths_lose_and_double_nothing(sim: Simulati
 
 @simulated(seeds=range(3))
 async def test_a_log_that_cannot_be_read_stops_the_relay_and_not_for_good(sim: Simulation) -> None:
-    """Without an exception in the log, which would fail this test as it does any."""
+    """No exception is logged: that would fail this test like any other."""
     await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a")
     await sim.start("b", replication=[sim.uri("a")], read_only=True)
     await sim.stop("b")
     await Writer(sim, 0).run("a", 300)
-    await sim.restart("a")  # without what it had in memory for who comes back
+    await sim.restart("a")  # without the cached tail for returning replicas
     sim.storage("a").broken.add("read_at")
     await sim.restart("b", replication_sync_timeout=0.1)
     await sim.until(lambda: sim.storage("a").failure_count > 2)
@@ -94,7 +94,7 @@ async def test_a_log_that_cannot_be_read_refuses_a_join_and_not_for_good(sim: Si
     await Writer(sim, 0).run("a", 100)
     await sim.restart("a")
     sim.storage("a").broken.add("open")
-    uuid = "5e7f2c1a-0000-4000-8000-00000000000b"  # the same at the second attempt: the first made it a member
+    uuid = "5e7f2c1a-0000-4000-8000-00000000000b"  # the same answer at the second attempt: the first one registered it
     replication = [sim.uri("a"), sim.uri("b")]
     with pytest.raises(FlowstoneError, match="Internal error: Input/output error"):
         await sim.start("b", replication=replication, read_only=True, instance_uuid=uuid)
@@ -105,7 +105,7 @@ async def test_a_log_that_cannot_be_read_refuses_a_join_and_not_for_good(sim: Si
 
 @simulated(seeds=range(3))
 async def test_member_whose_vclock_lags_behind_its_relay_is_followed_when_it_has_moved_on(sim: Simulation) -> None:
-    """A real 2.6 and 2.11 can send a row before the vclock in their answers to SUBSCRIBE has it."""
+    """Real 2.6 and 2.11 can send a row before the vclock in their answers to SUBSCRIBE includes it."""
     lags = 0
 
     def lagging(replica_id: int, vclock: VClock, *others: Any) -> SubscribeReply:
@@ -135,5 +135,5 @@ async def test_member_whose_vclock_lags_behind_its_relay_is_followed_when_it_has
 
 
 def test_relay_that_reads_logs_survives_their_collection_once_the_replica_has_them_from_another() -> None:
-    """The run that found it: a replica back from a full disk catches up by two members at once."""
+    """The run that found it: a replica back from a full disk catches up from two members at once."""
     assert run(581783091).violations == []

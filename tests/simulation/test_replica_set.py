@@ -1,4 +1,4 @@
-"""The operator of a run helps whom its disk has failed, and tells of whoever else does not start or stop."""
+"""The operator of a run restarts nodes after disk failures, and reports other nodes that do not start or stop."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ async def test_a_stop_that_fails_on_a_disk_that_is_well_is_told(sim: Simulation)
 
     async def stop_badly(node: Node) -> None:
         await stopping(node)
-        raise FlowstoneError("there was somebody")
+        raise FlowstoneError("there was another node")
 
     with patch.object(Node, "stop", stop_badly):
         assert await stop(replica_set, Random(0))
     assert replica_set.violations
-    assert "ends with an error: there was somebody; nothing is wrong with its disk" in replica_set.violations[0]
+    assert "ends with an error: there was another node; nothing is wrong with its disk" in replica_set.violations[0]
 
 
 @simulated()

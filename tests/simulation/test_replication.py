@@ -1,4 +1,4 @@
-"""Replica sets of unmodified nodes in the simulator: born, cut apart, crashed, and equal in the end."""
+"""Replica sets of unmodified nodes in the simulator: bootstrapped, partitioned, crashed, and equal in the end."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ async def test_an_unreachable_upstream_is_named(sim: Simulation) -> None:
 async def test_a_peer_may_be_lost_while_replication_is_configured_anew(
     sim: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its applier, which was to go on, tries again by itself; it was started a second time (seed 906)."""
+    """Its applier, which was kept, retries by itself; it was started a second time (seed 906)."""
     stop = Applier.stop
 
     async def stop_slowly(applier: Applier) -> None:

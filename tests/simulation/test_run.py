@@ -1,4 +1,4 @@
-"""Runs themselves: the same seed is the same run, and nothing goes wrong unsaid."""
+"""A seed reproduces its run, and no error goes unreported."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.simulation.run import FAULTS_MIN, OPERATIONS_MIN, run
 SEED: Final = 3
 
 HASH_SEEDS: Final = (1, 2) if FULL else (1,)
-"""Of the processes that repeat a run; that of the test itself has another one."""
+"""Hash seeds of the processes that repeat a run; the test itself has another one."""
 
 SEEDS: Final = range(60) if FULL else (SEED, 22, 47)
-"""Among them sets that elect, that do not, of 2.6, with archives, followers and Limestone pairs."""
+"""Including sets with and without elections, of 2.6, and with archives, followers and Limestone pairs."""
 
 
 def replay(seed: int, hash_seed: int) -> str:
-    """The last line that a process of its own prints."""
+    """Return the last line that a separate process prints."""
     command = [sys.executable, "-m", "tests.simulation", "--seed", str(seed)]
     environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Unmodified nodes, one at a time, in the simulator: clients, restarts, crashes."""
+"""Single unmodified nodes in the simulator: clients, restarts, crashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.simulation import Crashed, Simulation, simulated
 from tests.simulation.workload import Writer, make_space, rows
 
 SMALL_LOGS = {"wal_max_size": 20_000, "checkpoint_wal_threshold": 60_000}
-"""So that a few hundred writes go through many files and checkpoints."""
+"""So that a few hundred writes fill many log files and checkpoints."""
 
 
 @simulated()
@@ -36,7 +36,7 @@ async def test_a_restarted_node_has_its_data_and_its_name(sim: Simulation) -> No
 
 
 async def live_through(sim: Simulation, *, loss: Loss, rounds: int = 4, **options: object) -> list[Writer]:
-    """Writers write, the machine dies at some disk operation, comes back, and everything acknowledged is there."""
+    """Write, crash at some disk operation, restart, and check that all acknowledged rows are present."""
     await sim.start("a", **SMALL_LOGS, **options)
     await make_space(sim, "a")
     await sim.on("a", sim.node("a").snapshot())
@@ -46,7 +46,7 @@ async def live_through(sim: Simulation, *, loss: Loss, rounds: int = 4, **option
         writing = asyncio.gather(*(writer.run("a", 300, timeout=5) for writer in writers))
         await sim.until(lambda: not sim.is_running("a"), seconds=600)
         await writing
-        for _ in range(sim.random.randrange(2)):  # and now and then it dies again while it starts
+        for _ in range(sim.random.randrange(2)):  # and occasionally it dies again during its start
             sim.crash_after("a", sim.random.randrange(1, 8), loss)
             try:
                 await sim.restart("a")
@@ -74,7 +74,7 @@ async def test_what_is_acknowledged_with_write_survives_the_death_of_the_process
 
 
 def test_losing_power_without_fsync_loses_what_was_acknowledged() -> None:
-    """The simulated disk is able to find what the two tests above look for."""
+    """The simulated disk can produce the failure that the two tests above look for."""
 
     async def scenario(sim: Simulation) -> None:
         await live_through(sim, loss=Loss.UNSYNCED, wal_mode="write")
@@ -85,7 +85,7 @@ def test_losing_power_without_fsync_loses_what_was_acknowledged() -> None:
 
 @simulated()
 async def test_what_a_start_has_found_survives_a_loss_of_power(sim: Simulation) -> None:
-    """A process was killed between a write and its sync; the next one tells others of it (seed 1977)."""
+    """A process was killed between a write and its sync; the next one sends the rows to others (seed 1977)."""
     await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a")
     before = sim.node("a").info()["vclock"]
@@ -188,7 +188,7 @@ async def test_a_disk_that_fails_now_and_then_loses_nothing_acknowledged(sim: Si
             writer.check(found)
 
 
-# --- the same seed is the same run ---
+# --- a seed reproduces its run ---
 
 
 async def eventful(sim: Simulation) -> None:

@@ -1,4 +1,4 @@
-"""Transactions in simulated replica sets are whole: on every node, at every moment, after every death."""
+"""Transactions in simulated replica sets are atomic: on every node, at every moment, after every crash."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.simulation.simulation import Crashed, Simulation, simulated
 from tests.simulation.workload import SPACE, SPACE_ID, make_space
 
 COUNT: Final = 8
-"""Rows of a transaction: all of one writer's, and each time all with the same, next version."""
+"""Rows of a transaction: all rows of one writer, each time with the next version."""
 
 WRITERS: Final = 3
 
 
 async def write_all(sim: Simulation, name: str, writer: int, version: int) -> None:
-    """All rows of one writer get this version, in one transaction."""
+    """Set all rows of one writer to this version in one transaction."""
     node = sim.node(name)
     async with node.transaction() as transaction:
         space = transaction.space(SPACE)
@@ -30,7 +30,7 @@ async def write_all(sim: Simulation, name: str, writer: int, version: int) -> No
 
 
 def versions(sim: Simulation, name: str) -> list[list[int]]:
-    """Of each writer's rows."""
+    """Return the version of each writer's rows."""
     spaces = sim.node(name).box.spaces
     if SPACE_ID not in spaces or spaces[SPACE_ID].primary is None:
         return []

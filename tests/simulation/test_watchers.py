@@ -1,4 +1,4 @@
-"""The watchers find what is planted, and nothing in sets that do what they promise."""
+"""The watchers find planted violations, and none in healthy sets."""
 
 from __future__ import annotations
 

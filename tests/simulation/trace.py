@@ -1,7 +1,7 @@
-"""What happened in a run: a line per event, and one hash over all of them.
+"""The events of a run: one line each, and one hash over all of them.
 
-Two runs with equal hashes did the same, byte for byte. The last lines are kept for whoever has to understand a
-failure; all of them where somebody asked.
+Two runs with equal hashes did the same, byte for byte. The last lines are kept to explain a failure; all of them on
+request.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.simulation.loop import LIFE
 
 LINES_KEPT: Final = 400
 LINES_HASHED: Final = 256
-"""Lines that are hashed together: one by one they take longer than to be made."""
+"""Number of lines hashed together: hashing them one by one takes longer than producing them."""
 
 
 class Trace:
-    """`note` adds an event; `lines` are the last ones, `story` what is worth reading of them; `hash` is of all."""
+    """`note` adds an event; `lines` are the last ones, `story` the relevant ones of them; `hash` covers all."""
 
     def __init__(self, time: Callable[[], float], *, is_verbose: bool = False) -> None:
         self._time = time
@@ -30,7 +30,7 @@ class Trace:
         lines_kept = None if is_verbose else LINES_KEPT
         self.lines: deque[str] = deque(maxlen=lines_kept)
         self.story: deque[str] = deque(maxlen=lines_kept)
-        """The last lines without those that only say that bytes went somewhere."""
+        """The last lines, without those that only report transferred bytes."""
         self.count = 0
 
     def note(self, who: str, what: str, data: bytes | bytearray | None = None) -> None:
@@ -55,7 +55,7 @@ class Trace:
 
 
 class TraceHandler(logging.Handler):
-    """Puts what nodes log among the events. What they log with an exception is told to `on_failure`, too."""
+    """Adds the log lines of nodes to the events. Lines with an exception are also passed to `on_failure`."""
 
     def __init__(self, trace: Trace, on_failure: Callable[[str, BaseException | None], None]) -> None:
         super().__init__(logging.INFO)

@@ -1,9 +1,9 @@
-"""What must hold at every moment of a run: nothing that a node has told others is ever taken back.
+"""Invariants at every moment of a run: nothing that a node has told others is ever revoked.
 
-`Watchers` looks at the memory of all nodes, at most every `LOOK_SECONDS` and when one dies, and hands what it sees to
-the `Chronicle`, which knows the rules and no node: positions only grow, terms and votes are never unsaid, one member
-leads a term. What the logs say about the same is read at the end, in `endings.py`. And nobody ceases to follow another
-for good but for a reason for which real servers do, too: an operator who lets it go on would hide that.
+`Watchers` inspects the memory of all nodes, at most every `LOOK_SECONDS` and when one dies, and passes it to the
+`Chronicle`, which knows the rules but no node: positions only grow, terms and votes are never revoked, and a term has
+one leader. `endings.py` checks the same in the logs at the end. Appliers must not stop for good, except for reasons for
+which real servers stop, too: an operator who restarts them would hide that.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.simulation.simulation import Simulation
 LOOK_SECONDS: Final = 0.02
 
 ACKS_SECONDS: Final = 0.05
-"""Less often, for there are as many ACKs as pairs of nodes."""
+"""Less often, because there are as many ACKs as pairs of nodes."""
 
 
 MISSING: Final = "Missing .xlog file"
 
 
 class Options(Protocol):
-    """What of a plan matters here."""
+    """The part of a plan that matters here."""
 
     @property
     def wal_mode(self) -> str: ...
@@ -46,7 +46,7 @@ class Options(Protocol):
 
 
 class Watched(Protocol):
-    """A replica set, as far as it is looked at here and in `endings.py`."""
+    """The part of a replica set that is inspected here and in `endings.py`."""
 
     @property
     def sim(self) -> Simulation: ...
@@ -61,7 +61,7 @@ class Watched(Protocol):
 
 
 class Sight(NamedTuple):
-    """What one node knows at one moment, and may have told others: all of it is in its log."""
+    """The state of a node at one moment that it may have told others: all of it is in its log."""
 
     vclock: VClock
     confirmed: VClock
@@ -73,14 +73,14 @@ class Sight(NamedTuple):
 
 
 class Chronicle:
-    """All that was ever seen, by the UUIDs of instances; `violations` says what does not fit together."""
+    """Everything that was ever seen, by UUID; `violations` lists contradictions."""
 
     def __init__(self) -> None:
         self.violations: list[str] = []
         self.leaders: dict[int, str] = {}
-        """Who leads in which term."""
+        """The leader of each term."""
         self._owners: dict[int, int] = {}
-        """Who owns the queue in which of its terms; 0 for nobody."""
+        """The owner of the queue in each of its terms; 0 if there was none."""
         self._last: dict[str, Sight] = {}
 
     def see(self, uuid: str, name: str, sight: Sight) -> None:
@@ -99,13 +99,13 @@ class Chronicle:
             )
 
     def lost_unsynced(self, uuid: str) -> None:
-        """The instance may have lost what it had written, but neither its term nor its vote."""
+        """The instance may have lost written rows, but neither its term nor its vote."""
         last = self._last.get(uuid)
         if last is not None:
             self._last[uuid] = last._replace(vclock=VClock(), confirmed=VClock(), queue_term=0)
 
     def lost_confirmed(self, uuid: str) -> None:
-        """The instance need not remember what was confirmed."""
+        """The instance need not remember confirmed positions."""
         last = self._last.get(uuid)
         if last is not None:
             self._last[uuid] = last._replace(confirmed=VClock())
@@ -124,7 +124,7 @@ class Chronicle:
 
 
 class Watchers:
-    """Looks while a run goes on, from its making on; what it finds is in `violations`."""
+    """Inspects nodes from its creation on; violations are in `violations`."""
 
     def __init__(self, replica_set: Watched) -> None:
         self._set = replica_set
@@ -177,7 +177,7 @@ class Watchers:
                 self._look_at_appliers(name)
 
     def _look_at_acks(self) -> None:
-        """Nobody has acknowledged to anybody what it has not written."""
+        """Check that no node acknowledged rows that it has not written."""
         nodes = [(name, self._sim.node(name)) for name in self._set.members if self._sim.is_ready(name)]
         written = {node._instance.uuid.int: (name, node._instance.journal.written_vclock) for name, node in nodes}
         for name, node in nodes:
@@ -201,15 +201,14 @@ class Watchers:
                 self.chronicle.violations.append(f"{name} does not follow {applier.uri.host} any more: {error}")
 
     def _may_stop(self, name: str, peer: str, error: FlowstoneError) -> bool:
-        """Whether an operator has to live with it: rows could not be written down; in 2.6, too, some came while others
-        waited, or the peer has no such rows, which later versions go on asking for.
-        """
+        """Return True if an applier may stop: rows could not be written; in 2.6, some arrived while others were
+        pending, or the peer lacks rows that later versions keep requesting."""
         if peer in self._set.departed:
             return True
         if isinstance(error, errors.WalIo) or not self._is_2_6:
             return isinstance(error, errors.WalIo)
         if MISSING in error.message:
-            # A log that it once had it keeps for members; what was there before it joined it never had.
+            # It keeps a log for members once it had it; it never had rows from before it joined.
             return name in self._set.anonymous or str(first_vclock(peer, self._sim.storage(peer))) in error.message
         return isinstance(error, errors.UncommittedForeignSyncTxns)
 
@@ -219,7 +218,7 @@ class Watchers:
         machine = self._sim.machine(name)
         if self._lives.get(name) is not machine.life:
             self._lives[name] = machine.life
-            if self._is_2_6:  # whose snapshots say nothing of it
+            if self._is_2_6:  # whose snapshots do not include it
                 self.chronicle.lost_confirmed(machine.uuid)
         self.chronicle.see(machine.uuid, name, sight(self._sim.node(name)))
 
@@ -235,14 +234,17 @@ class Watchers:
                 self.chronicle.lost_unsynced(self._sim.machine(name).uuid)
 
     def _check_vote(self, name: str) -> None:
-        """Where logs are not synced, terms and votes are, all the same: nobody loses power there, but might."""
+        """Check the vote in the log.
+
+        Terms and votes are synced even if logs are not: no power loss happens there, but one might.
+        """
         if not self._sim.is_ready(name):
             return
         raft = self._sim.node(name)._instance.elections.raft
         try:
             left = voted(read_log(name, self._sim.storage(name).as_synced()))
         except XlogError:
-            return  # it would not start with that, and so vote for nobody
+            return  # it could not start with that log, and so would not vote
         if left != (raft.term, raft._vote):
             self.chronicle.violations.append(
                 f"{name} has voted for {raft._vote} in term {raft.term},"
@@ -251,14 +253,14 @@ class Watchers:
 
 
 def voted(log: NodeLog) -> tuple[int, int]:
-    """Term and vote, as a node that starts finds them."""
+    """Return term and vote as recovery finds them."""
     rows = (*log.snapshot, *(row for record in log.records for row in record.rows))
     states = [unpacked(row.body) for row in rows if row.type == RAFT]
     return (states[-1][RaftKey.TERM], states[-1].get(RaftKey.VOTE, 0)) if states else (1, 0)
 
 
 def sight(node: Node) -> Sight:
-    # Not by `info()`: that would take most of a run.
+    # Not by `info()`, which would take most of the run.
     instance = node._instance
     raft, limbo = instance.elections.raft, instance.queue.limbo
     return Sight(

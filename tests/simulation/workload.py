@@ -1,7 +1,6 @@
-"""What clients do in a simulation, and what must be there afterwards.
+"""Writers in a simulation, and the check of their rows afterwards.
 
-A writer knows what it was told to be written (acknowledged) and what it only asked for; `check` compares both with
-what is found.
+A writer knows which writes were acknowledged and which were only sent; `check` compares both with the rows found.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Row = tuple[Any, ...]
 
 
 async def make_space(sim: Simulation, name: str) -> None:
-    """The space that writers write to, made by a client of the node."""
+    """Create the writers' space as a client of the node."""
     client = await sim.client(name)
     await served_node.create_space(client, SPACE_ID, SPACE, FIELDS)
 
@@ -35,7 +34,7 @@ async def replace(client: Connection, row: Row, *, timeout: float = 60.0) -> Non
 
 
 async def rows(client: Connection) -> list[Row]:
-    """All rows of the space, as a client sees them."""
+    """Return all rows of the space, as a client sees them."""
     body = {Key.SPACE_ID.value: SPACE_ID, Key.INDEX_ID.value: 0, Key.LIMIT.value: 2**32 - 1}
     body |= {Key.ITERATOR.value: 2, Key.OFFSET.value: 0}
     answer = await client.request(RequestType.SELECT, pack(body | {Key.KEY.value: ()}))
@@ -44,13 +43,13 @@ async def rows(client: Connection) -> list[Row]:
 
 
 def held(sim: Simulation, name: str) -> list[bytes]:
-    """The rows of the space in a running node, as bytes; none where it does not know the space yet."""
+    """Return the rows of the space in a running node, as bytes; none if it does not know the space yet."""
     spaces = sim.node(name).box.spaces
     return sorted(spaces[SPACE_ID].tuples()) if SPACE_ID in spaces else []
 
 
 class Writer:
-    """Replaces the rows of its own keys, one at a time, in ever newer versions."""
+    """Replaces the rows of its own keys, one at a time, with growing versions."""
 
     def __init__(self, sim: Simulation, number: int, *, key_count: int = 10) -> None:
         self._sim = sim
@@ -59,10 +58,10 @@ class Writer:
         self.acknowledged: dict[int, Row] = {}
         self.unanswered: dict[int, list[Row]] = {}
         self.count = 0
-        """Writes that were acknowledged."""
+        """Number of acknowledged writes."""
 
     async def run(self, name: str, count: int, *, timeout: float = 60.0) -> None:
-        """Writes `count` rows to a node, or as many as it lives to see."""
+        """Write `count` rows to a node, or as many as it lives to accept."""
         try:
             client = await self._sim.client(name)
         except FlowstoneError:
@@ -72,7 +71,7 @@ class Writer:
                 return
 
     async def write(self, client: Connection, timeout: float = 60.0) -> bool:
-        """One row; whether the connection is still good."""
+        """Write one row; return True if the connection is still usable."""
         self._version += 1
         key = self._sim.random.choice(self._keys)
         row = (key, self._version, "x" * self._sim.random.randrange(200))
@@ -80,7 +79,7 @@ class Writer:
         try:
             await replace(client, row, timeout=timeout)
         except WalIo:
-            return True  # a loss of power can bring back what could not be cut off durably
+            return True  # a power loss can bring back what could not be cut off durably
         except TarantoolError:
             self.unanswered[key].remove(row)
             return True
@@ -92,7 +91,7 @@ class Writer:
         return True
 
     def check(self, found: list[Row]) -> None:
-        """Of each key there is what was acknowledged last, or something newer that was asked for."""
+        """Check that each key has its last acknowledged version, or a newer one that was sent."""
         by_key = {row[0]: row for row in found}
         for key in self._keys:
             acknowledged, row = self.acknowledged.get(key), by_key.get(key)
@@ -101,6 +100,6 @@ class Writer:
                 f"key {key}: found {row and row[:2]}, acknowledged {acknowledged and acknowledged[:2]}"
             )
             if row is not None and row != acknowledged:
-                # It is there now, and so it must stay.
+                # It is present now, and so it must stay.
                 self.acknowledged[key] = row
             self.unanswered.pop(key, None)

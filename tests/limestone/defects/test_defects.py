@@ -1,4 +1,4 @@
-"""The defects of the real program that its reference lists, each with a test that shows that ours has it not.
+"""The documented defects of the original, each with a test that shows that Flowstone lacks it.
 
 In the order of the list (docs/spec/limestone.md#original-defects).
 """
@@ -44,7 +44,7 @@ OUTSIDE: Final = production()
 
 
 class Store:
-    """A store that is ready, in its next epoch, its channels, and what it has told to be persistent."""
+    """A ready store in its next epoch, its channels, and the epochs that it has reported durable."""
 
     def __init__(self, path: Path, **options: Any) -> None:
         self.store = AsyncDatastore(OUTSIDE, Settings(str(path), **options))
@@ -64,7 +64,7 @@ class Store:
         return self.store.status().current_epoch
 
     async def write(self, key: bytes, value: bytes, *blob_ids: int, channel: int = 0) -> None:
-        """A session of one entry, and the next epoch."""
+        """Write a session of one entry and switch to the next epoch."""
         log, epoch = self.channels[channel], self.epoch
         await log.begin_session()
         log.add_entry(1, key, value, WriteVersion(epoch, 1), blob_ids)
@@ -83,7 +83,7 @@ class Store:
 
 
 def real_rows(path: Path) -> list[tuple[bytes, bytes]]:
-    """What the real program would show."""
+    """Return the rows that the original would show."""
     return [(entry.key, entry.value) for entry in original.rows(OUTSIDE.disk, str(path))]
 
 
@@ -107,7 +107,7 @@ async def test_what_a_replica_holds_counts_when_its_epoch_is_committed_and_not_b
 
 
 async def test_a_replica_killed_in_a_session_recovers_and_appends_to_a_sound_file(tmp_path: Path) -> None:
-    """The original's says unrepairable, or swallows what comes later."""
+    """The original reports an unrepairable file, or loses later data."""
     live, left = tmp_path / "live", tmp_path / "left"
     async with running(live) as replica:
         master = master_of(replica)
@@ -250,7 +250,7 @@ async def test_a_torn_epoch_file_is_opened_and_can_be_repaired(size: int, tmp_pa
     assert real_rows(copy) == [(b"a", b"1")]
 
 
-# --- 7: what kills the original's replica ---
+# --- 7: messages that kill the original's replica ---
 
 
 async def test_ids_that_were_used_or_are_too_large_are_refused_and_the_replica_serves_on(tmp_path: Path) -> None:

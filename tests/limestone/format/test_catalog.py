@@ -1,4 +1,4 @@
-"""The compaction catalog: the real program's text, any order of lines, and a copy that a crash cannot take."""
+"""The compaction catalog: the original's text, lines in any order, and a copy that survives crashes."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_crash_leaves_the_old_or_the_new_one() -> None:
 
 @pytest.mark.parametrize("main", [None, b"", TEXT[:50]], ids=["missing", "empty", "torn"])
 def test_settle_restores_the_main_file_after_any_crash(main: bytes | None) -> None:
-    """The state that the original leaves between its rename and its write."""
+    """A crash of the original between its rename and its write leaves this state."""
 
     def prepare(disk: Disk) -> None:
         copying.write(disk, f"{DIRECTORY}/{names.CATALOG_BACK}", TEXT)

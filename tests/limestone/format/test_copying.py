@@ -1,4 +1,4 @@
-"""Copies of files: whole, durable, and apart from what had their name before."""
+"""Copies of files: complete, durable, and independent of a file that had the name before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DISK = production().disk
 
 
 class WithoutLinks:
-    """The real disk, where every name lies in a file system of its own."""
+    """The real disk without hard links, as if every name were on its own file system."""
 
     def link(self, old: str, new: str) -> None:
         raise OSError(errno.EXDEV, "Invalid cross-device link", old)

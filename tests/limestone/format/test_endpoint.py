@@ -1,4 +1,4 @@
-"""Endpoints as the original writes them, encrypted ones and IPv6 besides; nothing else is taken for one."""
+"""Endpoints as the original writes them, plus encrypted ones and IPv6; all other text is rejected."""
 
 from __future__ import annotations
 

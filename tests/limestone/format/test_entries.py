@@ -1,4 +1,4 @@
-"""Entries of log files: the real program's bytes to entries and back, every tear found, no length believed."""
+"""Entries of log files: decoded and encoded byte for byte; every torn end is found, and no length is trusted."""
 
 from __future__ import annotations
 

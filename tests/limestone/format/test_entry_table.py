@@ -1,4 +1,4 @@
-"""The compiled walk: what it says of a buffer is what the plain decoder says, compiled and not."""
+"""The entry-table kernel agrees with the plain decoder, compiled and uncompiled."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_torn_and_damaged_buffers_end_where_the_plain_decoder_ends(
     data = bytearray(b"".join(map(encode, found)))
     if data and choice.draw(st.booleans()):
         data[choice.draw(st.integers(0, len(data) - 1))] = choice.draw(st.integers(0, 255))
-    for plain in (False, True):  # uncompiled, a read outside of the buffer raises
+    for plain in (False, True):  # uncompiled, a read outside the buffer raises
         check(bytes(data[: max(len(data) - cut, 0)]), plain=plain)
 
 

@@ -1,4 +1,4 @@
-"""The epoch file: recorded ones, replacement at every 100th write, torn and damaged ends, crashes."""
+"""The epoch file: recorded files, replacement at every 100th write, torn and damaged ends, crashes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_files_put_aside_count_where_the_epoch_file_is_empty(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("first", [1, 97, 0x1FE])
 def test_what_was_written_survives_a_crash_at_any_moment(first: int) -> None:
-    """Around a replacement, too: the process has made so many writes before."""
+    """Including crashes around a replacement: `first` writes of the process precede."""
     returned: list[int] = []
 
     def prepare(disk: Disk) -> None:
@@ -111,7 +111,7 @@ def test_what_was_written_survives_a_crash_at_any_moment(first: int) -> None:
 
 @pytest.mark.parametrize("writes", [0, 99])
 def test_an_epoch_that_a_killed_process_wrote_and_the_next_one_has_read_survives_a_loss_of_power(writes: int) -> None:
-    """Appended or put there by rename, and not synced: whoever opens the file relies on it."""
+    """Appended or renamed, but not synced: the process that opens the file relies on it."""
     for operations in range(1, 20):
         machine, disk = fresh()
         EpochWriter.open(disk, DIRECTORY).write(1)

@@ -1,4 +1,4 @@
-"""Small files: bounded, written in place or replaced, whole after a crash where that is promised."""
+"""Small files: bounded, written in place or replaced, and complete after a crash where that is promised."""
 
 from __future__ import annotations
 

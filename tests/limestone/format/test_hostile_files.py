@@ -1,4 +1,4 @@
-"""A thousand directories with damaged files: each is read as far as it goes or refused by name, and never worse."""
+"""A thousand directories with damaged files: each is read as far as possible, or rejected with the file's name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Directory = dict[str, bytes]
 
 
 def directories() -> list[Directory]:
-    """Every recorded directory, blobs left out: they are read by nobody here."""
+    """Return every recorded directory, without blobs, which these tests do not read."""
     found = sorted(path.parent for path in recorded.HERE.rglob(names.MANIFEST))
     return [content(path) for path in found]
 
@@ -67,8 +67,8 @@ def shown(found: RecoveredDirectory) -> list[tuple[int, bytes, bytes]]:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Neither memory nor the processor's time beyond what small files and streams may cost, however many."""
-    # The high-water mark is of the whole process, and other tests have made it high: begin anew.
+    """Limit memory and processor time to the cost of small files and streams, however many there are."""
+    # The peak is that of the whole process, and other tests have raised it: reset it.
     Path("/proc/self/clear_refs").write_text("5")
     before, start = memory_kib(), time.process_time()
     yield
@@ -77,7 +77,7 @@ def bounded() -> Iterator[None]:
 
 
 def memory_kib() -> int:
-    """The most memory that was in use since the mark was taken back."""
+    """Return the peak memory since the reset."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1])

@@ -1,4 +1,4 @@
-"""Former identities of a directory: kept over every change of it, a few of them, and never in anybody's way."""
+"""Former identities of a directory: kept across changes, limited in number, and never fatal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a log file counts: the real program's answers to every kind of damage, and ours to those of a crash."""
+"""Which entries of a log file count: the original's verdict on every kind of damage, and ours on crashes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ ENTRY = an_entry()
 def scanned(
     data: bytes, mode: ScanMode, *, is_detached: bool = False, durable: int = DURABLE
 ) -> tuple[LogScan, list[Entry]]:
-    """Entry by entry, and by tables of a few, which must say the same."""
+    """Scan entry by entry and by small tables, which must agree."""
     scan = LogScan(walk(lambda at, size: data[at : at + size], len(data)), durable, mode, is_detached=is_detached)
     found = list(scan)
     by_tables = LogScan((), durable, mode, is_detached=is_detached)
@@ -83,10 +83,11 @@ def tabled(data: bytes, scan: LogScan) -> Iterator[Token]:
 
 
 class Case(NamedTuple):
-    """What is appended to a clean file, and what the real program says then (docs/spec/limestone.md#damage-matrix).
+    """Bytes appended to a clean file, and the original's verdict (docs/spec/limestone.md#damage-matrix).
 
-    `startup`: whether it starts. `inspect`: its exit code. `repair` and `cut`: whether it changes the file or says
-    unrepairable. `extra`: how many of the appended entries count. `ours`: whether we start by ourselves."""
+    `startup`: whether it starts. `inspect`: its exit code. `repair` and `cut`: whether it changes the file, or reports
+    it as unrepairable. `extra`: how many of the appended entries count. `ours`: whether we start without a repair.
+    """
 
     name: str
     appended: bytes
@@ -153,7 +154,7 @@ def test_inspect_as_the_real_program(case: Case) -> None:
 
 @every_case
 def test_repair_as_the_real_program(case: Case) -> None:
-    """Which detaches every file first."""
+    """The original's repair rotates every file first."""
     assert outcome(scanned(CLEAN + case.appended, REPAIR, is_detached=True)[0]) == case.repair
     assert outcome(scanned(CLEAN + case.appended, REPAIR_CUT, is_detached=True)[0]) == case.cut
 
@@ -200,7 +201,7 @@ sessions = st.lists(st.tuples(st.integers(0, 3), st.lists(recorded.entries, max_
 
 
 def file_of(found: list[tuple[int, list[Entry]]]) -> tuple[bytes, list[tuple[int, int, list[Entry]]]]:
-    """The file that sessions leave whose epochs grow by these steps, and each with its end and epoch."""
+    """Return the file of sessions whose epochs grow by these steps, and the end and epoch of each."""
     data, epoch, ends = b"", 1, []
     for step, entries in found:
         epoch += step
@@ -213,7 +214,7 @@ def file_of(found: list[tuple[int, list[Entry]]]) -> tuple[bytes, list[tuple[int
 def test_a_crash_at_any_byte_leaves_exactly_the_sessions_that_are_durable(
     found: list[tuple[int, list[Entry]]], choice: st.DataObject
 ) -> None:
-    """A session's epoch is durable only when all of the session is synced: then what is cut or zeroed is behind it."""
+    """The epoch of a session is durable only when the whole session is synced: cut or zeroed bytes come after it."""
     data, ends = file_of(found)
     size = choice.draw(st.integers(0, len(data)), label="size")
     unsynced = [epoch for at, epoch, _ in ends if at > size]
@@ -243,6 +244,6 @@ def test_any_damaged_byte_is_found_or_changes_no_more_than_it_can(
         repaired = changed(bytes(data), scan.changes)
         if (
             scan.verdict.is_clean and mode is not REPAIR
-        ):  # a byte that became a mark lets the original read on behind it
+        ):  # a byte that became a marker makes the original continue after it
             assert scanned(repaired, mode, durable=8)[1] == delivered
             assert scanned(repaired, mode, is_detached=True, durable=8)[0].verdict is Verdict.OK

@@ -1,4 +1,4 @@
-"""The manifest: the real program's bytes, all formats that were ever written, and a migration that survives a crash."""
+"""The manifest: the original's bytes, all historical formats, and a migration that survives crashes."""
 
 from __future__ import annotations
 

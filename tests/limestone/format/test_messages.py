@@ -1,4 +1,4 @@
-"""Messages of replication: the recorded conversations byte for byte, however they are cut; nothing is believed."""
+"""Messages of replication: recorded conversations byte for byte, in any fragmentation; no length is trusted."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ messages = st.one_of(
 
 
 def parsed(*pieces: bytes, size_max: int = 1 << 20) -> list[Message]:
-    """All messages of the pieces, which must end with one."""
+    """Parse all messages of the pieces, which must end at a message boundary."""
     parser, found = MessageParser(size_max=size_max), []
     for piece in pieces:
         parser.feed(piece)
         while (message := parser.next_message()) is not None:
             found.append(message)
     parser.feed(ACK)
-    assert parser.next_message() == CommonAck()  # nothing is left of the messages before
+    assert parser.next_message() == CommonAck()  # no remains of earlier messages
     return found
 
 
@@ -245,7 +245,7 @@ def test_what_does_not_fit_is_not_sent() -> None:
 
 
 def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
-    """Looked at once per piece at most, and joined only when something new can be said."""
+    """Each piece is scanned once at most, and joined only when a message may be complete."""
     blob = Blob(1, bytes(8 << 20))
     data = encode(LogEntries(1, (WireEntry(10, 1, b"", b"", WriteVersion(1, 1), (blob,)),), 7))
     parser, joined = MessageParser(), 0
@@ -262,7 +262,7 @@ def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
 def test_many_blobs_in_many_pieces_are_each_read_once(
     reads: type[Parser[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who dribbles them cannot make a reader begin the entry again for each."""
+    """A sender of tiny pieces cannot make a reader restart the entry for each."""
     blobs = tuple(Blob(number, bytes(20)) for number in range(1000))
     entry = WireEntry(10, 1, b"k", b"v", WriteVersion(1, 1), blobs)
     data = encode(LogEntries(1, (entry, entry), 7))
@@ -286,4 +286,4 @@ def test_many_blobs_in_many_pieces_are_each_read_once(
     else:
         assert message == LogEntries(1, (entry, entry), 7)
     Parser.feed(parser, ACK)
-    assert parser.next_message() == CommonAck()  # nothing is left of the messages before
+    assert parser.next_message() == CommonAck()  # no remains of earlier messages

@@ -1,4 +1,4 @@
-"""Names in a data directory, as the real program gives and takes them."""
+"""Names in a data directory, as the original writes and accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many entries at once are the bytes of each, whatever their lengths; what does not fit is refused."""
+"""Entries packed together have the same bytes as entries packed one by one; entries that do not fit are rejected."""
 
 from __future__ import annotations
 

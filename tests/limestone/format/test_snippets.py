@@ -1,4 +1,4 @@
-"""Where sessions lie: as the slow walk says, in files of any size of entries, up to what cannot be read."""
+"""The session index agrees with a slow walk, for files of any number of entries, up to the first unreadable byte."""
 
 from __future__ import annotations
 

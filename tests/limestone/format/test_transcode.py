@@ -1,4 +1,4 @@
-"""The compiled ways between log and wire: what they make is what entries and messages make one by one."""
+"""The compiled conversions between log and wire agree with the plain ones, entry by entry."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ streams = st.lists(
 
 @pytest.fixture(params=["compiled", "plain"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompiled, a read or write outside of a buffer raises."""
+    """Uncompiled, a read or write outside the buffer raises."""
     if request.param == "plain":
         for name in ("_put_head_of_one", "_log_entry", *KERNELS):
             monkeypatch.setattr(transcode, name, getattr(transcode, name).py_func)
@@ -70,13 +70,13 @@ def content(blob_id: int) -> bytes:
 
 
 def opened(blob_id: int) -> BlobContent:
-    """In two pieces."""
+    """Return the content of a blob in two pieces."""
     data = content(blob_id)
     return BlobContent(len(data), [data[:3], data[3:]])
 
 
 def sent(found: list[Entry], epoch: int, *, begin: bool, end: bool) -> bytes:
-    """What the original's master sends, message by message."""
+    """Return the messages of the original's master."""
     wire = [wire_entry(entry, tuple(Blob(each, content(each)) for each in entry.blob_ids)) for entry in found]
     parts = [LogEntries(epoch, (), 1)] if begin else []
     parts += [LogEntries(epoch, (entry,)) for entry in wire]
@@ -90,7 +90,7 @@ def parsed(data: bytes) -> list[LogEntries]:
         assert isinstance(message, LogEntries)
         found.append(message)
     parser.feed(messages.ACK)
-    assert parser.next_message() == messages.CommonAck()  # nothing is left of the messages before
+    assert parser.next_message() == messages.CommonAck()  # no remains of earlier messages
     return found
 
 
@@ -121,7 +121,7 @@ def test_a_batch_holds_the_same_entries_in_few_messages(found: list[Entry], epoc
 
 
 def test_sessions_that_were_recorded_are_sent_again_from_the_log() -> None:
-    """Both in the original's messages; the log has no content of blobs, the files have."""
+    """Both in the original's messages; the log lacks the content of blobs, which the files have."""
     for name in ("basic", "late_end", "epochs"):
         directory = recorded.HERE / name
         for channel in range(2):
@@ -173,7 +173,7 @@ def test_blobs_are_asked_for_when_their_turn_comes() -> None:
 
 
 def logged(stream: list[Message]) -> list[DiskEntries | Message]:
-    """What a replica has to do for each message, one by one."""
+    """Return what a replica must do for each message, one by one."""
     found: list[DiskEntries | Message] = []
     for message in stream:
         if isinstance(message, LogEntries):
@@ -187,7 +187,8 @@ def logged(stream: list[Message]) -> list[DiskEntries | Message]:
 
 
 def merged(found: list[DiskEntries | Message]) -> list[DiskEntries | Message]:
-    """All that may be done at once in one: a replica ends with the same files, and has acknowledged as often."""
+    """Merge actions that can be combined: the replica ends with the same files and the same number of
+    acknowledgements."""
     merging: list[DiskEntries | Message] = []
     for each in found:
         last = merging[-1] if merging else None
@@ -218,7 +219,7 @@ def read(*pieces: bytes, size_max: int = 1 << 20) -> tuple[list[DiskEntries | Me
 
 
 def whole(stream: Iterable[DiskEntries | BlobPart | Message], parts: list[BlobPart]) -> Iterator[DiskEntries | Message]:
-    """With the content of blobs where it belongs, whether it came before or not."""
+    """Return the stream with the content of blobs in place, whether it arrived before or not."""
     for each in stream:
         if isinstance(each, BlobPart):
             parts.append(each)
@@ -388,7 +389,7 @@ def test_a_large_blob_is_handed_over_as_it_comes_and_never_held() -> None:
 
 
 def test_many_blobs_of_one_message_are_handed_over_as_they_come() -> None:
-    """However small each of them is, the message holds a bounded number of their bytes."""
+    """The message holds a bounded number of bytes, however small each blob is."""
     size, ids = 1 << 20, tuple(range(64))
     disk = entries.encode(put(1, b"k", b"v", WriteVersion(1, 1), ids))
     reader, held, received = WireReader(), [0], 0
@@ -418,7 +419,7 @@ def test_blobs_of_an_unfinished_message_count_as_held() -> None:
 
 
 def test_reader_keeps_nothing_of_a_message_that_was_returned() -> None:
-    """An idle connection must not keep the bytes of its last message, not even if the next message has begun."""
+    """An idle connection must not keep the bytes of its last message, even if the next message has begun."""
     data = messages.encode(LogEntries(1, (WireEntry(1, 1, b"k", bytes(4 << 20), WriteVersion(1, 1)),), 7))
     for wire in (data, data + data[:5]):
         reader = WireReader(scratch=np.empty(transcode.SCRATCH_SIZE, np.uint8))

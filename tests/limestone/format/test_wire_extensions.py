@@ -1,4 +1,4 @@
-"""Frames between our master and our replica: read however they are cut, refused when they are none; secrets unseen."""
+"""Frames between our master and our replica: read in any fragmentation, rejected if invalid; secrets stay hidden."""
 
 from __future__ import annotations
 

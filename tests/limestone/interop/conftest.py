@@ -1,4 +1,4 @@
-"""The tests against the real Limestone are left out where it is not."""
+"""Skip the tests against the real Limestone if it is not installed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.limestone.interop import real_limestone, real_master
 
 HERE = Path(__file__).parent
 WITH_LIBRARY = ("test_cut_compaction.py", "test_independent_reader.py", "test_kill_rounds.py")
-"""Modules that drive the real library, not only its programs."""
+"""Modules that need the original's library, not only its programs."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without the programs that `FLOWSTONE_LIMESTONE` names nothing here can be said."""
+    """Skip all tests here without the programs that `FLOWSTONE_LIMESTONE` names."""
     unfit = {item for item in items if HERE in item.path.parents and not _is_possible(item.path.name)}
     if unfit:
         config.hook.pytest_deselected(items=[*unfit])

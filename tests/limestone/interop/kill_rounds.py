@@ -1,8 +1,8 @@
-"""Rounds of a master and a replica, one of them the original's, that end in a kill: what is written, and what is left.
+"""Rounds of a master and a replica, one of them the original's, that end in a kill, and a check of their directories.
 
-Three channels write sessions that overlap each other and the switches of the epoch; some name blobs, some the same
-blob, some are large. What the master has acknowledged must be in both directories: a session whose end it answered, of
-an epoch that it reported durable. Any other session is there as a whole, or not at all.
+Three channels write sessions that overlap each other and the epoch switches; some name blobs, some the same blob, some
+are large. Both directories must have every session that the master acknowledged and whose epoch it reported durable.
+Any other session is present as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Key = bytes
 
 @dataclass
 class Session:
-    """What was written between a begin and an end; `is_acknowledged` when the end was answered."""
+    """The entries between a begin and an end; `is_acknowledged`: the end was answered."""
 
     epoch: int
     channel: int = 0
@@ -38,12 +38,12 @@ class Session:
 
 
 class Round:
-    """One life of a master. `name` makes its keys unique; `large`: values of up to that many bytes."""
+    """One life of a master. `name` makes its keys unique; `large`: maximum size of values in bytes."""
 
     def __init__(self, name: str, master: RealMaster, first_epoch: int, large: int) -> None:
         self.sessions: list[Session] = []
         self.durable = 0
-        """The largest epoch that the master has reported."""
+        """The largest epoch that the master has reported durable."""
         self.blobs: dict[int, bytes] = {}
         self._name = name
         self._master = master
@@ -55,14 +55,14 @@ class Round:
         self._errors: list[Exception] = []
 
     def run(self, epochs: int, kill: Callable[[], None]) -> None:
-        """Write for as many epochs, then kill; returns when everybody has noticed."""
+        """Write for this number of epochs, then kill; return when all threads have noticed."""
         writers = [threading.Thread(target=self._guarded, args=(self._write, number)) for number in range(CHANNELS)]
         switcher = threading.Thread(target=self._guarded, args=(self._switch, epochs, kill))
         for thread in (*writers, switcher):
             thread.start()
         for thread in (switcher, *writers):
             thread.join(WAIT_SECONDS)
-            assert not thread.is_alive(), "a thread waits for an answer that does not come"
+            assert not thread.is_alive(), "a thread still waits for an answer"
         if self._errors:
             raise self._errors[0]
 
@@ -111,7 +111,7 @@ class Round:
             session.is_acknowledged = True
 
     def _outlive(self, epochs: int) -> None:
-        """Keep a session open until the epoch has been switched so often, or for a moment if that waits for it."""
+        """Keep a session open for this number of epoch switches, or for a moment if a switch waits for it."""
         with self._change:
             until = self._epoch + epochs
             self._change.wait_for(lambda: self._has_to_end(until), 0.2)
@@ -137,7 +137,7 @@ class Round:
             self._master.ask(command)
 
     def _blob(self, rng: random.Random) -> int:
-        """A new one, or the newest, which another channel may be sending."""
+        """Return a new blob, or the newest one, which another channel may be sending."""
         if self.blobs and rng.random() < 0.5:
             return max(self.blobs)
         content = rng.randbytes(rng.choice((10, 3000, 60_000)))
@@ -147,7 +147,7 @@ class Round:
 
 
 class History:
-    """All rounds of a directory: what must be in it, and what may be."""
+    """All rounds of a directory: the sessions that it must have, and those that it may have."""
 
     def __init__(self) -> None:
         self.kept: dict[Key, bytes] = {}
@@ -197,10 +197,10 @@ class History:
             elif session.is_acknowledged and session.epoch <= life.durable:
                 self.figures["acknowledged"] += 1
                 assert here == session.rows, f"an acknowledged session of epoch {session.epoch} is lost"
-            assert here in ({}, session.rows), f"half of a session of epoch {session.epoch} is there"
+            assert here in ({}, session.rows), f"a session of epoch {session.epoch} is incomplete"
             if here:
                 present.append(session)
-        assert not rest, f"rows that nobody wrote: {sorted(rest)[:3]}"
+        assert not rest, f"unexpected rows: {sorted(rest)[:3]}"
         return present
 
     def _check_blobs(
@@ -225,7 +225,7 @@ class History:
         self.figures["blobs"] += len(expected)
 
     def go_on_with(self, present: list[Session], life: Round) -> None:
-        """The next round begins with a directory that has these sessions of the last one."""
+        """Start the next round from a directory with these sessions of the last one."""
         for session in present:
             self.kept |= session.rows
             self.blobs |= {key: life.blobs[blob] for key, blob in session.blobs.items()}

@@ -1,6 +1,6 @@
-"""Our datastore as a process that understands the lines of `lsmaster` which the kill rounds use.
+"""Our datastore as a process that implements the `lsmaster` commands of the kill rounds.
 
-`python -m tests.limestone.interop.our_master [compatible]`; the endpoint of the replica comes by the environment.
+`python -m tests.limestone.interop.our_master [compatible]`; the environment has the endpoint of the replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OUTPUT: Final = threading.Lock()
 
 
 class Store:
-    """One datastore and its channels, each with a thread of its own."""
+    """A datastore and its channels, each with its own thread."""
 
     def __init__(self, *, compatible: bool) -> None:
         self._compatible = compatible
@@ -29,7 +29,7 @@ class Store:
         self._queues: dict[str, SimpleQueue[list[str]]] = {}
 
     def take(self, words: list[str]) -> None:
-        """Run a command in the thread that commands of its kind, and of its channel, run in."""
+        """Run a command in the thread for its kind and channel."""
         number, command, *rest = words
         if command == "durable":
             answer(f"{number} ok {self._durable}")

@@ -1,4 +1,4 @@
-"""The real Limestone: its replica on loopback, and its tool. FLOWSTONE_LIMESTONE names the directory they are in."""
+"""The real Limestone: its replica on loopback, and its tool, in the directory that FLOWSTONE_LIMESTONE names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIABLE: Final = "FLOWSTONE_LIMESTONE"
 START_SECONDS: Final = 60.0
 TOOL_SECONDS: Final = 120.0
 TOOL_MEMORY: Final = 1 << 30
-"""Of the tool, which takes as much as any length in a file says."""
+"""Memory limit of the tool, which allocates whatever a length in a file says."""
 
 
 def available() -> bool:
@@ -33,7 +33,7 @@ def _program(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Said:
-    """What tglogutil answered: its exit code, and the lines `name: value` that it printed."""
+    """The answer of tglogutil: its exit code, and the lines `name: value` of its output."""
 
     code: int
     fields: dict[str, str]
@@ -41,7 +41,7 @@ class Said:
 
     @property
     def died(self) -> bool:
-        """It was killed by what it read, as by a length beyond its memory."""
+        """True if the tool was killed by its input, for example by a length beyond its memory."""
         return self.code < 0
 
     @property
@@ -67,7 +67,7 @@ def logutil(command: str, directory: Path, *options: str) -> Said:
 
 @contextmanager
 def replica(directory: Path) -> Iterator[str]:
-    """A running tgreplica; where it is reached. It serves one master, and is killed at the end."""
+    """Run tgreplica and return its endpoint. It serves one master, and is killed at the end."""
     with replica_process(directory) as (endpoint, process):
         yield endpoint
         assert process.poll() is None, f"the real replica ended with {process.returncode}"
@@ -75,7 +75,7 @@ def replica(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def replica_process(directory: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The same, with its process, which may be killed any time."""
+    """As `replica`, with its process, which the test may kill."""
     directory.mkdir(parents=True, exist_ok=True)
     endpoint = f"tcp://127.0.0.1:{_free_port()}"
     process = subprocess.Popen(
@@ -106,5 +106,5 @@ def _wait_for_listening(process: subprocess.Popen[bytes]) -> None:
         ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0.0))
         piece = os.read(process.stdout.fileno(), 4096) if ready else b""
         if not piece:
-            raise TimeoutError(f"the real replica does not listen; it said {said!r}")
+            raise TimeoutError(f"the real replica does not listen; output: {said!r}")
         said += piece

@@ -1,8 +1,8 @@
-"""The real library as a process that is told what to do line by line: a master, or somebody who opens a directory.
+"""The real library as a process driven line by line, as a master or to open a directory.
 
-The program is `lsmaster` in the directory that FLOWSTONE_LIMESTONE names, a driver around liblimestone. A request is
-a line `NUMBER COMMAND ARGUMENTS`, its answer `NUMBER ok RESULT`, `NUMBER error MESSAGE`, or rows and then `NUMBER .`;
-commands of different channels run in threads of their own. Where the library aborts, the output ends.
+The program is `lsmaster` in the directory that FLOWSTONE_LIMESTONE names, a driver around liblimestone. A request is a
+line `NUMBER COMMAND ARGUMENTS`, its answer `NUMBER ok RESULT`, `NUMBER error MESSAGE`, or rows and then `NUMBER .`;
+commands of different channels run in separate threads. If the library aborts, the output ends.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ def available() -> bool:
 
 
 class Died(Exception):
-    """The process has ended before it answered."""
+    """The process ended before it answered."""
 
 
 class Refused(Exception):
-    """The library, or the driver, said that it cannot be done."""
+    """The library or the driver reported an error."""
 
 
 class RealMaster:
-    """Requests may be sent by any thread; each is waited for by whoever wants its answer.
+    """A driver process. Any thread may send requests, and waits for its own answers.
 
-    `command`: another program that understands the same lines."""
+    `command`: another program with the same interface.
+    """
 
     def __init__(
         self, endpoint: str | None = None, command: Sequence[str | Path] | None = None, **variables: str
@@ -74,7 +75,7 @@ class RealMaster:
             self._change.notify_all()
 
     def send(self, command: str) -> int:
-        """The number to wait for. Died if nobody is there."""
+        """Send a request and return its number; raise Died if the process has ended."""
         assert self.process.stdin is not None
         with self._change:
             self._count += 1
@@ -82,12 +83,12 @@ class RealMaster:
             try:
                 self.process.stdin.write(f"{number} {command}\n".encode())
                 self.process.stdin.flush()
-            except (OSError, ValueError):  # it is gone, or `kill` has closed the pipe
+            except (OSError, ValueError):  # the process has ended, or `kill` has closed the pipe
                 raise Died(command) from None
         return number
 
     def wait(self, number: int) -> list[str]:
-        """The lines of an answer."""
+        """Return the lines of an answer."""
         with self._change:
             while True:
                 lines = self._answers.get(number, [])
@@ -118,7 +119,7 @@ class RealMaster:
                 stream.close()
 
     def quit(self) -> None:
-        """Shut the store down as a well-behaved program does."""
+        """Shut the store down in order."""
         self.ask("quit")
         self.process.wait(ANSWER_SECONDS)
 
@@ -133,9 +134,10 @@ def real_master(endpoint: str | None = None, **variables: str) -> Iterator[RealM
 
 
 def opened_by_the_original(directory: Path) -> tuple[int, Rows] | None:
-    """Last epoch and rows of a directory, which is changed by that; None if the library aborts, or does not return.
+    """Return last epoch and rows of a directory, which is changed; None if the library aborts or hangs.
 
-    It reads as many blob ids as a torn entry claims to have, up to four billion, from beyond the end of the file."""
+    For a torn entry it reads up to four billion blob ids from beyond the end of the file.
+    """
     with real_master() as master:
         try:
             last_epoch = int(master.ask(f"open {directory} 1"))

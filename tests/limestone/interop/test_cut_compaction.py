@@ -1,5 +1,5 @@
-"""A compaction that dies, or whose caller is cancelled, at any of its disk operations: the original opens the directory
-with the rows that it had, and no removed row comes back."""
+"""A compaction that is killed or cancelled at any of its disk operations: the original opens the directory with the
+same rows, and no removed row reappears."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.limestone.stoppable_disk import StoppableDisk, cancelled
 
 STEP = 1 if FULL else 5
 EXPECTED = [(0, b"a", b"3"), (0, b"d", b"2")]
-"""Storage 0: a was set again in epoch 3, b and c were removed after their values had been compacted."""
+"""Storage 0: a was set again in epoch 3; b and c were removed after their values had been compacted."""
 
 
 class _Died(BaseException):
@@ -29,7 +29,7 @@ class _Died(BaseException):
 
 
 class DyingDisk(StoppableDisk):
-    """Where the other stops, this one ends all work, as a killed process does."""
+    """Ends all work where StoppableDisk would stop, as a killed process does."""
 
     def _pass(self, path: str) -> None:
         self._left -= 1
@@ -38,7 +38,7 @@ class DyingDisk(StoppableDisk):
 
 
 async def prepared(path: Path) -> None:
-    """Compacted once; since then rows were changed and removed, and the files with that were put aside."""
+    """Return a directory that was compacted once; since then rows were changed and removed, and the files rotated."""
     async with AsyncDatastore(production(), Settings(str(path))) as store:
         channel = await store.create_channel()
         await store.ready()

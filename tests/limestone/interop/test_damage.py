@@ -1,4 +1,4 @@
-"""Damaged log files, judged and repaired by the real tool and by us: the same verdicts, the same bytes afterwards."""
+"""Damaged log files, judged and repaired by the original's tool and by ours: equal verdicts and equal bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOGS: Final = [path.read_bytes() for path in recorded.log_files() if names.is_pw
 
 
 def damaged(rng: random.Random, target: Path) -> Path:
-    """A copy of a recorded directory, one of whose log files is not as it was."""
+    """Return a copy of a recorded directory with one damaged log file."""
     source = rng.choice([path for path in WHOLE if logs(path)])
     shutil.copytree(source, target)
     path = rng.choice(logs(target))

@@ -1,4 +1,4 @@
-"""The independent reader and the real program agree on directories, sound and broken: verdicts, epochs and rows."""
+"""The independent reader agrees with the original on intact and broken directories: verdicts, epochs and rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OTHERS: Final = [path.read_bytes() for path in recorded.log_files()]
 
 
 def compare(directory: Path) -> None:
-    """Judge a directory, then let the original's tool and library say what they make of it."""
+    """Judge a directory, and compare with the original's tool and library."""
     ours = judge(files_of(directory))
     said = logutil("inspect", directory)
     assert said.died or said.code == ours.inspect, (ours, said)
@@ -56,7 +56,7 @@ def test_same_verdict_on_any_damage(seed: int, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(rng.choice(WHOLE), tmp_path / "d"))
     names = [path for path in directory.iterdir() if path.is_file() and path.name.startswith(("pwal_", EPOCH))]
     path = rng.choice([*names, directory / CATALOG])
-    if path.name != COMPACTED:  # the library reads sizes of entries there without a limit
+    if path.name != COMPACTED:  # there the library reads sizes of entries without a limit
         path.write_bytes(mutated(path.read_bytes(), rng, OTHERS)[:SIZE_MAX])
     compare(directory)
 

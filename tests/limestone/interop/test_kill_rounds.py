@@ -1,7 +1,7 @@
-"""Real master and our replica, our master and the real replica, with kill -9 of either: nothing acknowledged is lost.
+"""The original as master or replica, ours on the other side, and kill -9 of either: no acknowledged data is lost.
 
-Every directory is opened by the real program after each round, and has the same rows as the independent reader sees.
-The next round goes on with the master's directory, or with the replica's in its place.
+After each round the original opens every directory, and has the same rows as the independent reader. The next round
+continues with the master's directory, or with the replica's in its place.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ MODES: Final[dict[str, dict[str, str]]] = {
     "async": {"REPLICATION_ASYNC_SESSION_CLOSE": "1", "REPLICATION_ASYNC_GROUP_COMMIT": "1"},
 }
 LARGE: Final = 600_000
-"""Several of these in a session, and our replica puts a part of it into its file before the end."""
+"""A session with several of these makes our replica write a part of it to its file before the end."""
 
 SMALL: Final = 40
-"""Nothing of a session is in the file of the original before its end."""
+"""With these, a session is not in the original's file before its end."""
 
 
 class Rounds:
-    """Two directories from round to round. `large`: see `Round`; `has_real_replica`: see `History.check`."""
+    """Two directories across rounds. `large`: see `Round`; `has_real_replica`: see `History.check`."""
 
     def __init__(self, root: Path, seed: str, *, has_real_replica: bool = False) -> None:
         self._has_real_replica = has_real_replica
@@ -57,10 +57,11 @@ class Rounds:
         self._cut_before = 0
 
     def prepare(self) -> None:
-        """Let the next master begin with what either side of the last round has, and the replica with a copy of it.
+        """Start the next master from either side of the last round, and the replica from a copy of it.
 
-        The original recovers it first: its replica does not, and would count a session beyond the durable epoch as soon
-        as that number is reached again."""
+        The original's library recovers it first: its replica does not, and would count a session after the durable
+        epoch once that number is reached again.
+        """
         self._count += 1
         if self._last is None:
             return
@@ -84,7 +85,7 @@ class Rounds:
         self._last.run(self.random.randint(5, 40), kill)
 
     def check(self) -> None:
-        """Both processes are gone."""
+        """Check both directories after both processes have ended."""
         assert self._last is not None
         self._cut_before = self.history.figures["cut by the original"]
         recorded = None if self._has_real_replica else judge(files_of(self.master)).durable_epoch
@@ -123,7 +124,7 @@ def test_real_master_and_our_replica(mode: str, tmp_path: Path) -> None:
             endpoint, process = stack.enter_context(our_replica(rounds.replica, *options))
             master = RealMaster(endpoint, **MODES[mode])
             stack.callback(master.kill)
-            # A compatible replica cannot hide what it has written of a session that never ends.
+            # A compatible replica cannot hide the written part of a session that never ends.
             large = SMALL if options else LARGE
             rounds.live(master, rng.choice([master.kill, process.kill, process.terminate]), large)
             master.kill()

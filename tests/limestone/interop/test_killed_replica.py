@@ -1,4 +1,4 @@
-"""A replica of ours that is killed in a session, and what the real tools say of its directory."""
+"""The original's tools on the directory of our replica that was killed during a session."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMAND = [sys.executable, "-m", "flowstone.cli", "limestone", "replica"]
 
 @contextmanager
 def running(directory: Path) -> Iterator[Endpoint]:
-    """The process, which is killed in the end."""
+    """Run a replica process; it is killed at the end."""
     command = [*COMMAND, str(directory), "--listen", "tcp://127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -33,7 +33,7 @@ def running(directory: Path) -> Iterator[Endpoint]:
 
 
 async def killed(directory: Path, torn_bytes: int) -> None:
-    """With epoch 2 durable, a session of epoch 3 acknowledged, and another one in the file up to some byte."""
+    """Return a directory with epoch 2 durable, a session of epoch 3 acknowledged, and another one torn at some byte."""
     connector = Connector(production().network)
     with running(directory) as endpoint:
         master = Master(connector, endpoint)
@@ -46,7 +46,8 @@ async def killed(directory: Path, torn_bytes: int) -> None:
         await log.acknowledged(session(3, row("never", "v", 3)))
         size = (directory / "pwal_0000").stat().st_size
         log.send(session(3, *(row(f"never{number}", "v" * 1000, 3) for number in range(3000)), flags=1))
-        await until(lambda: (directory / "pwal_0000").stat().st_size > size)  # it spills what it cannot keep in memory
+        # it spills sessions that exceed its memory
+        await until(lambda: (directory / "pwal_0000").stat().st_size > size)
     await connector.close()
     with (directory / "pwal_0000").open("r+b") as file:
         file.truncate(size + torn_bytes)

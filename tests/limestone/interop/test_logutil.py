@@ -1,4 +1,4 @@
-"""Our tools beside the real one: the same answers to the same damage; it finds nothing wrong with what ours leave."""
+"""Our tools and the original's give the same answers to the same damage, and it finds no fault in our output."""
 
 from __future__ import annotations
 

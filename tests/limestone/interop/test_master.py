@@ -1,4 +1,5 @@
-"""Our master and the real replica: every session and epoch arrives, its directory is sound, and its tools agree."""
+"""Our master and the original's replica: all sessions and epochs arrive, its directory is intact, and its tools
+agree."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ EPOCHS: Final = 6
 
 
 async def written(directory: Path, **options: Any) -> list[int]:
-    """A store with two channels, entries of every type, blobs and late ends, shut down; what it told."""
+    """Return the events of a store with two channels, entries of every type, blobs and late ends, after its
+    shutdown."""
     store, told = AsyncDatastore(OUTSIDE, Settings(str(directory), **options)), list[int]()
     store.add_persistent_callback(told.append)
     channels = [await store.create_channel() for _ in range(2)]
@@ -70,7 +72,7 @@ def blobs(directory: Path) -> dict[str, bytes]:
 
 
 def with_epoch_0(path: Path) -> bytes:
-    """The file as the real replica writes it."""
+    """Return the file as the original's replica writes it."""
     tokens = decode_all(path.read_bytes(), str(path))
     return b"".join(encode(token._replace(epoch=0) if isinstance(token, Marker) else token) for token in tokens)
 

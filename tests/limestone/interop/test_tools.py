@@ -1,4 +1,4 @@
-"""The real tool on directories that we wrote, crashed ones of our replica too, and ours on what the real tool left."""
+"""The original's tool on directories that we wrote, including crashed replicas, and ours on directories from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_the_real_tool_inspects_repairs_and_compacts_what_we_wrote(tmp_pat
     said = logutil("compaction", directory, "--force")
     assert said.code == 0, said
     assert shown(directory) == before
-    assert blobs(directory) == {}  # its defect
+    assert blobs(directory) == {}  # a defect of the original
 
 
 async def written_again(directory: Path) -> list[int]:
@@ -85,7 +85,7 @@ def test_ours_reads_what_the_real_tool_left_of_recorded_directories(command: str
 
 
 def copied(disk: Disk, source: str, target: Path) -> None:
-    """A directory of the simulator as files of this machine."""
+    """Copy a directory of the simulator to this machine."""
     target.mkdir()
     for name in disk.list_directory(source):
         path = f"{source}/{name}"
@@ -98,7 +98,7 @@ def copied(disk: Disk, source: str, target: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(200 if FULL else 20))
 def test_after_a_crash_at_any_moment_the_real_tool_repairs_either_side(seed: int, tmp_path: Path) -> None:
-    """Where we need none; and it finds the rows that we find."""
+    """Ours needs no repair there; and the tool finds the same rows."""
     rng = Random(seed)
     settings = Settings(f"/{MASTER}", (ENDPOINT,), spill=150)
     stage = Simulation(f"real/{seed}")

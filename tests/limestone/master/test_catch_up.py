@@ -1,4 +1,5 @@
-"""What a replica lacks: where it resumes, and that files give every session above that, whatever moves meanwhile."""
+"""Sessions that a replica lacks: its resume position, and every later session from the files despite concurrent
+changes."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def write(directory: Path, name: str, *sessions: bytes) -> None:
 
 
 BEGUN_WITH = 9
-"""What recovery has found in the directories here."""
+"""The epoch that recovery found in these directories."""
 
 
 def opened(directory: Path, sizes: dict[str, int] | None = None) -> LogFiles:
@@ -51,7 +52,7 @@ def opened(directory: Path, sizes: dict[str, int] | None = None) -> LogFiles:
 
 
 def lacking(directory: Path, prepared: Prepare, sizes: dict[str, int] | None = None) -> list[tuple[int, list[bytes]]]:
-    """Epochs with the keys that are sent in them."""
+    """Return the sent epochs with their keys."""
     files = opened(directory, sizes)
     try:
         return [
@@ -92,7 +93,7 @@ def test_where_a_replica_goes_on(
     marked: Sequence[int],
     expected: Prepare,
 ) -> None:
-    """Of the epochs up to 12 all that are not marked have a session."""
+    """All unmarked epochs up to 12 have a session."""
     ack = HelloAck(OTHER, follows, durable, bytes(32))
     valid = [epoch for epoch in range(1, 13) if epoch not in marked]
     survey = LogSurvey(np.array(valid, np.uint64), np.array(marked, np.uint64), 12)
@@ -108,7 +109,7 @@ def test_an_epoch_without_sessions_is_settled_unless_something_before_it_is_in_d
 
 
 def test_what_the_store_wrote_itself_is_never_in_doubt() -> None:
-    """Even when a session of a later epoch was there first, and that of this one only after the survey."""
+    """Even if a session of a later epoch came first, and the one of this epoch only after the survey."""
     survey = LogSurvey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 6)
     assert [survey.settled(epoch, 0) for epoch in (6, 7, 8, 9)] == [3, 7, 8, 9]
 
@@ -168,7 +169,7 @@ def test_a_seed_begins_with_the_compacted_file(tmp_path: Path) -> None:
 
 
 def test_what_is_compacted_counts_when_the_last_epoch_that_was_recorded_does(tmp_path: Path) -> None:
-    """The horizon is the epoch that compaction waited for, and that may have no session."""
+    """The horizon is the epoch that compaction waited for, which may have no session."""
     catalog.write(DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),), max_epoch_id=7))
     write(tmp_path, names.COMPACTED, session(0, row(b"a", 0), ends=False))
     assert lacking(tmp_path, Prepare(Action.SEED, 3)) == [(3, [b"a"])]
@@ -235,7 +236,7 @@ def test_a_session_that_counts_and_is_torn_is_no_seed(tmp_path: Path) -> None:
 
 
 def while_opening(monkeypatch: pytest.MonkeyPatch, what: Callable[[], None]) -> None:
-    """Have something happen, once, between the look at a directory and the opening of its files."""
+    """Run `what` once, between the listing of a directory and the opening of its files."""
     real = type(DISK).open
     happened: list[str] = []
 
@@ -324,6 +325,6 @@ def test_a_compacted_file_counts_that_no_catalog_lists(tmp_path: Path, name: str
     write(tmp_path, name, session(0, row(b"old", 0), ends=False))
     write(tmp_path, "pwal_0000", session(11, row(b"new", 11)))
     files = opened(tmp_path)
-    assert files.horizon == BEGUN_WITH, "whoever has less may lack what only that file has"
+    assert files.horizon == BEGUN_WITH, "a replica with less may lack what only that file has"
     files.close()
     assert lacking(tmp_path, Prepare(Action.SEED, 11)) == [(BEGUN_WITH, [b"old"]), (11, [b"new"])]

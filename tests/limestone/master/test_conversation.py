@@ -1,4 +1,4 @@
-"""One life with a replica: everything in order, and the first thing that goes wrong ends it, with its reason."""
+"""One connection to a replica: messages in order, and the first error ends it, with its reason."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_sessions_that_are_too_long_to_keep_count_too(monkeypatch: pytest.
 
 @pytest.mark.parametrize("size", [1, 1000, 100_000])
 async def test_the_backlog_counts_what_sessions_take_in_memory(size: int) -> None:
-    """Of small ones that is many times what they are on the wire."""
+    """For small sessions, that is many times their size on the wire."""
     async with scripted() as replica, talking(replica) as conversation:
         replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
         channel = conversation.channel(0)

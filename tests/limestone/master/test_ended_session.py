@@ -1,4 +1,5 @@
-"""A session on the wire: in one message, as the original sends it, in parts, with blobs, and never whole if long."""
+"""A session on the wire: in one message, in the original's messages, in parts, with blobs; a long one is never whole
+in memory."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def parsed(pieces: Iterable[bytes]) -> list[LogEntries]:
             assert isinstance(message, LogEntries)
             found.append(message)
     parser.feed(ACK)
-    assert parser.next_message() == CommonAck()  # nothing is left of the messages before
+    assert parser.next_message() == CommonAck()  # no remains of earlier messages
     return found
 
 

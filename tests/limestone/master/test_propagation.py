@@ -1,4 +1,4 @@
-"""A master's conversations byte for byte, and what becomes of sessions and epochs when replicas are lost."""
+"""A master's conversations byte for byte, and the handling of sessions and epochs when replicas are lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.limestone.scripted_replica import ScriptedReplica, eventually, script
 
 
 def sessions(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Epoch and entries of each session of a log file."""
+    """Return epoch and entries of each session of a log file."""
     data = path.read_bytes()
     epoch, start = 0, 0
     for offset, token in entries.walk(lambda at, size: data[at : at + size], len(data)):
@@ -33,7 +33,7 @@ def sessions(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 async def propagated(directory: Path, replica: ScriptedReplica, session_close: str = "default") -> None:
-    """What the master of a recorded directory has written, channel by channel, then its epochs."""
+    """Return what the master of a recorded directory wrote, channel by channel, then its epochs."""
     settings = Settings(str(directory), (replica.endpoint,), compatible=True, session_close=session_close)  # type: ignore[arg-type]
     propagation = Propagation(production(), settings, Files(directory))
     await propagation.open_channel(0)

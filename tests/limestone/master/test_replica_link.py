@@ -1,4 +1,4 @@
-"""One replica: resumed, seeded, lost and reached again; a real one taken once; nobody let in without the secret."""
+"""The link to one replica: resumed, seeded, lost and reconnected; an original one once; none without the secret."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECRET = "open sesame"
 
 
 class Files:
-    """A store that is nothing but its files: `append` is what a channel does before it lets others know."""
+    """A store that consists of its files: `append` is what a channel does before it notifies others."""
 
     def __init__(self, directory: Path) -> None:
         self.path = str(directory)
@@ -46,7 +46,7 @@ class Files:
 
 
 class Master:
-    """Propagation with its files: sessions of one key each."""
+    """Propagation with its files; each session has one key."""
 
     def __init__(self, directory: Path, *replicas: ScriptedReplica, **settings: object) -> None:
         self.files = Files(directory)
@@ -143,7 +143,7 @@ async def test_one_that_has_not_is_seeded_while_sessions_go_on(tmp_path: Path) -
 async def test_catch_up_waits_for_a_slow_replica_when_enough_memory_is_in_flight(
     tmp_path: Path, value_size: int, count: int, in_flight_max: int
 ) -> None:
-    """Else the backlog of the catch-up itself would end this conversation and every later one."""
+    """Otherwise the backlog of the catch-up itself would end this connection and every later one."""
     async with scripted(is_ours=True) as replica:
         replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
         master = Master(tmp_path, replica, on_lost="degrade")

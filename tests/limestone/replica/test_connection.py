@@ -1,4 +1,4 @@
-"""A connection before anybody knows what it is: little is believed, little is kept."""
+"""A connection before its first valid message: little is trusted, and little is kept."""
 
 from __future__ import annotations
 

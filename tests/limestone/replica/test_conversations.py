@@ -1,4 +1,4 @@
-"""Bad input: that connection is closed, with the protocol's error where there is one, and nobody else is harmed."""
+"""Bad input closes its connection, with the protocol's error if there is one, and affects no other connection."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_bad_input_harms_no_other_connection(name: str, tmp_path: Path) ->
         assert await act(replica) == code
         await log.acknowledged(session(2, row("b", "2", 2)))
         await master.begin()
-        if name == "a second begin":  # of epoch 2: the one that was cut short is missing there
+        if name == "a second begin":  # of epoch 2: the interrupted one is missing there
             await master.commit(1)
             assert await master.control.refused(GroupCommit(2)) == 201
         else:

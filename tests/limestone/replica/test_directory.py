@@ -1,4 +1,4 @@
-"""The directory of a replica: what is durable, whatever happened to it, and nothing else."""
+"""The directory of a replica holds exactly the durable data after any fault."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ async def test_what_is_compacted_cannot_be_set_back(tmp_path: Path) -> None:
 
 
 async def test_a_blob_of_a_row_that_was_replaced_is_there_when_a_master_sets_us_back(tmp_path: Path) -> None:
-    """A start deletes blobs; but of those that a log file still names none, for it may count again."""
+    """A start deletes blobs, but not those that a log file still names, because their entries may count again."""
     directory = await opened(tmp_path)
     named = put(1, b"k", b"v", WriteVersion(1, 1), (7,))
     await directory.store([Blob(7, b"content"), Blob(6, b"named by nobody")])
@@ -235,7 +235,7 @@ async def test_what_no_crash_explains_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(DamagedFile, match="pwal_0000"):
         await opened(tmp_path)
     assert (tmp_path / "pwal_0000").read_bytes() == data[:20]
-    with pytest.raises(DamagedFile, match="pwal_0000"):  # and the lock was given back
+    with pytest.raises(DamagedFile, match="pwal_0000"):  # and the lock was released
         await opened(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Which sessions are under way, and what that means for the epochs that a master commits."""
+"""Sessions in progress, and their effect on the epochs that a master commits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica tells: a sentence for people, an object for programs."""
+"""Events of a replica: a sentence for people, an object for programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = (
     "listening connected identified disconnected resumed seeding seeded restored withdrawn refused refused compacted "
     "failed stopped"
 ).split()
-"""Kinds in JSON: programs rely on them, whatever the classes are called."""
+"""Kinds in JSON: programs rely on them, whatever the names of the classes."""
 
 
 @pytest.mark.parametrize(("event", "kind"), list(zip(EVERY, KINDS, strict=True)), ids=KINDS)

@@ -1,4 +1,4 @@
-"""The log file of a replica's channel: whole sessions, whatever happens; by the original's own rules after a crash."""
+"""The log file of a replica's channel has whole sessions after any fault, by the original's rules after a crash."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ DURABLE = 5
 
 
 def counted(data: bytes, durable_epoch: int) -> list[bytes]:
-    """Keys that count by the original's own rules: its repair, which detaches the file, then its start."""
+    """Return the keys that count by the original's rules: its repair, which rotates the file, then its startup."""
     repaired = bytearray(data)
     scan = LogScan(tokens(data), durable_epoch, REPAIR)
     list(scan)
@@ -158,7 +158,7 @@ def keys(*epochs: int) -> list[bytes]:
 
 
 def test_a_crash_at_any_moment_leaves_whole_sessions_or_what_does_not_count() -> None:
-    """Of a session of a durable epoch, too: all of it or nothing. And nothing that was synced is missing."""
+    """Each session of a durable epoch is complete or absent, and no synced data is missing."""
     synced: list[int] = []
 
     def prepare(disk: Disk) -> None:

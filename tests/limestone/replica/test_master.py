@@ -1,4 +1,4 @@
-"""A master as a replica sees it: when it is over, and another one may come."""
+"""The replica's view of a master: when it is over, so that another one may connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All connections of a replica together hold no more than a bound, however many they are."""
+"""All connections of a replica together use bounded memory, whatever their number."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_open_sessions_of_many_channels_go_to_their_files(
 
 
 async def test_large_messages_of_many_channels_take_turns(tmp_path: Path) -> None:
-    """More channels are in the middle of a large message than there are places; all of them come to an end."""
+    """More channels are in the middle of a large message than there are slots; all of them finish."""
     count = LARGE_MESSAGES_MAX + 8
     async with running(tmp_path) as replica:
         master = master_of(replica)

@@ -1,4 +1,4 @@
-"""A replica at work: recorded masters get the recorded answers, bad ones an error, and nothing durable is ever lost."""
+"""A running replica gives recorded masters the recorded answers, bad ones an error, and never loses durable data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_compatible_gives_the_recorded_answers_and_the_recorded_files(name
 
 @pytest.mark.parametrize("name", RECORDED)
 async def test_recorded_bytes_at_once_give_the_recorded_files(name: str, tmp_path: Path) -> None:
-    """Each connection's bytes in one send, log channels first: pipelining is legal."""
+    """All bytes of each connection in one send, log channels first: pipelining is legal."""
     prepared(name, tmp_path / "data")
     wire = recorded.HERE / name / "wire"
     async with running(tmp_path / "data", compatible=True) as replica:
@@ -141,7 +141,7 @@ async def test_the_end_message_of_asynchronous_masters_has_a_stale_epoch(tmp_pat
 
 
 async def test_what_the_original_does_with_odd_entries(tmp_path: Path) -> None:
-    """Blobs of a plain put are stored, an empty list makes a plain put, types from the future are passed over."""
+    """Blobs of a plain put are stored, an empty list makes a plain put, unknown types are skipped."""
     version = WriteVersion(1, 1)
     odd = (
         WireEntry(1, 1, b"a", b"1", version, (Blob(7, b"stored"),)),
@@ -220,7 +220,7 @@ async def test_a_master_whose_control_channel_is_closed_makes_room_for_the_next(
 
 
 async def test_a_restart_appends_behind_a_torn_file(tmp_path: Path) -> None:
-    """Which the original does not notice, so that new data is lost in the old."""
+    """The original does not notice the torn end, and loses new data in it."""
     async with running(tmp_path) as replica:
         master = master_of(replica)
         await master.begin()
@@ -297,7 +297,7 @@ async def test_who_waits_for_the_secret_is_in_nobodys_way(tmp_path: Path) -> Non
         await master.prepare(Action.RESUME, 0)
         again = master_of(replica)
         await again.begin()
-        await again.hello(secret="s3cret")  # the same instance: the old connection is a dead one
+        await again.hello(secret="s3cret")  # the same instance: the old connection is dead
         assert await master.control.receive() is None
         await again.prepare(Action.RESUME, 0)
 
@@ -328,7 +328,7 @@ async def test_hello_tells_where_the_replica_stands_and_whom_it_follows(tmp_path
         await master.close()
     async with running(tmp_path) as replica:
         assert replica.status().follows == MASTER
-        original = master_of(replica)  # which does not say who it is
+        original = master_of(replica)  # which does not identify itself
         await original.begin()
         await (await original.open(0)).acknowledged(session(3, row("o", "o", 3)))
         assert replica.status().follows is None
@@ -372,13 +372,13 @@ async def test_a_master_of_another_database_does_not_replace_the_data(tmp_path: 
         assert "--reseed" in answer.message
         await until(lambda: replica.status().master is None)
         assert content(tmp_path) == before
-        await (await filled(replica, 3)).close()  # whose it is goes on
+        await (await filled(replica, 3)).close()  # the owner continues
         await until(lambda: replica.status().master is None)
         original = master_of(replica)
         await original.begin()
         await (await original.open(0)).acknowledged(session(4, row("o", "o", 4)))
         await original.close()
-        # Now nobody can say whose it is.
+        # Now its owner is unknown.
         again = await seeding_by(replica, MASTER)
         assert await again.control.refused(extensions.encode(Prepare(Action.SEED, 9))) == 201
 
@@ -452,7 +452,7 @@ async def test_old_data_is_back_if_a_seed_never_became_durable(restarts: bool, t
 
 
 async def test_blobs_that_only_compacted_sessions_named_go_at_the_next_start(tmp_path: Path) -> None:
-    """And none before: a master may set us back to what is not compacted."""
+    """Not before: a master may set the replica back to uncompacted data."""
     async with running(tmp_path) as replica:
         master = master_of(replica)
         await master.begin()
@@ -478,7 +478,7 @@ async def test_compacts_while_a_master_writes(tmp_path: Path) -> None:
         log = master.channels[0]
         other = await master.open(1)
         await other.acknowledged(blob_session(4, "b", Blob(1, b"old")))
-        log.send(session(4, row("k1", "new", 4), flags=1))  # open while files are put aside
+        log.send(session(4, row("k1", "new", 4), flags=1))  # open during the rotation
         await until(lambda: replica.directory.channel(0).session is not None)
         compacting = asyncio.get_running_loop().create_task(replica.compact())
         await log.acknowledged(session(4, flags=6))
@@ -486,7 +486,8 @@ async def test_compacts_while_a_master_writes(tmp_path: Path) -> None:
         await other.acknowledged(blob_session(5, "b", Blob(2, b"new")))
         await master.commit(5)
         assert {"pwal_0000.compacted", "pwal_0001"} <= set(content(tmp_path))
-        assert blob_files(tmp_path) == ["0000000000000001.blob", "0000000000000002.blob"]  # none goes while it runs
+        # no blob is deleted while it runs
+        assert blob_files(tmp_path) == ["0000000000000001.blob", "0000000000000002.blob"]
         assert rows(tmp_path) == [(b"b", b""), (b"k1", b"new"), (b"k2", b"v"), (b"k3", b"v")]
         (tmp_path / "ctrl").mkdir()
         (tmp_path / "ctrl/start_compaction").touch()

@@ -1,8 +1,8 @@
-"""A replica that dies at any write, sync or send: its directory holds its durable epochs, for the original, too.
+"""A replica that dies at any write, sync or send: its directory has its durable epochs, for the original, too.
 
-A master writes sessions on two channels, in the order of the original (log channels first) or as ours (HELLO, resume,
-seed). The replica's machine loses power in the middle of each of its operations, with any loss of what was not synced.
-Then the directory is read by the original's own rules, repaired as its tool does; and a new replica goes on with it.
+A master writes sessions on two channels, in the original's order (log channels first) or in ours (HELLO, resume, seed).
+The replica's machine loses power in the middle of each of its operations, with any loss of unsynced data. Then the
+directory is read by the original's rules, after a repair like its tool's, and a new replica continues with it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def content(blob_id: int) -> bytes:
 
 
 class OnDone:
-    """What the master knows: sessions by epoch, the last epoch that was acknowledged, and the last it asked for."""
+    """The master's knowledge: sessions by epoch, the last acknowledged epoch, and the last requested one."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, Keys] = {}
         self.committed = 0
         self.asked = 0
         self.old_keys: Keys | None = None
-        """From the moment on when another master's data replaces these."""
+        """Set once another master's data replaces these."""
 
         self.wish_for_compaction: Callable[[], Coroutine[Any, Any, None]]
 
@@ -91,7 +91,7 @@ async def of_the_original(master: Master, told: OnDone, rng: random.Random) -> N
 
 
 async def that_resumes(master: Master, told: OnDone, rng: random.Random) -> None:
-    """The replica is ahead: what is beyond epoch 2 was never durable at the master."""
+    """The replica is ahead: sessions after epoch 2 were never durable at the master."""
     await of_ours(master, 0)
     await write_epochs(master, told, iter(range(1, 4)), rng)
     await master.close()
@@ -112,7 +112,7 @@ async def that_seeds(master: Master, told: OnDone, rng: random.Random) -> None:
 
 
 async def that_compacts(master: Master, told: OnDone, rng: random.Random) -> None:
-    """While a session is open, whose end has to be waited for."""
+    """While a session is open, whose end must be waited for."""
     await of_ours(master, 0)
     await write_epochs(master, told, iter(range(1, 4)), rng)
     await told.wish_for_compaction()
@@ -139,7 +139,10 @@ Scenario = Callable[[Master, OnDone, random.Random], Coroutine[Any, Any, None]]
 
 
 def by_the_originals_rules(disk: Disk, durable_epoch: int) -> Keys:
-    """Its repair, which puts active files aside, then its start. What is compacted is there twice for a moment."""
+    """Return the rows after the original's repair, which rotates active files, and its startup.
+
+    Compacted rows are present twice for a moment.
+    """
     listed = original.listed(disk, PATH)
     compacted = files.read_whole(disk, f"{PATH}/{names.COMPACTED}") or b""
     found = {entry.key for entry in decode_all(compacted, PATH) if isinstance(entry, Entry)}
@@ -167,7 +170,7 @@ def tokens(data: bytes) -> list[Any]:
 def check(disk: Disk, told: OnDone, *, is_settled: bool) -> int:
     durable = epoch_file.read(disk, PATH).durable
     if told.old_keys is not None and told.committed == 0:
-        # New data is not known to be durable: only the next start says which of both is there.
+        # New data is not known to be durable: only the next start shows which of the two is present.
         if is_settled:
             assert by_the_originals_rules(disk, durable) == (told.keys(durable) if durable > 2 else told.old_keys)
         return durable
@@ -188,7 +191,7 @@ def test_a_crash_at_any_moment(scenario: Scenario, loss: Loss) -> None:
 
 
 async def crash(stage: Simulation, scenario: Scenario, operations: int, loss: Loss) -> bool:
-    """Whether the scenario came to its end before the crash."""
+    """Return True if the scenario completed before the crash."""
     rng, told = random.Random(f"{stage.seed}"), OnDone()
     stage.build("replica")
     await stage.launch("replica", started)
@@ -197,7 +200,7 @@ async def crash(stage: Simulation, scenario: Scenario, operations: int, loss: Lo
     is_over = False
 
     async def wish() -> None:
-        """A file that appears, without being an operation of the replica's."""
+        """Create the file without counting it as an operation of the replica."""
         storage = stage._machines["replica"].storage
         storage.directories[f"{PATH}/{CONTROL}"] = None
         storage.change_names({f"{PATH}/{START_COMPACTION}": Inode()})
@@ -208,7 +211,7 @@ async def crash(stage: Simulation, scenario: Scenario, operations: int, loss: Lo
         await scenario(master, told, rng)
         is_over = True
     except (AssertionError, OSError, TimeoutError, AttributeError):
-        assert not stage.is_running("replica"), "the replica is there, and answers wrongly"
+        assert not stage.is_running("replica"), "the replica runs, but its answer is wrong"
     if stage.is_running("replica"):
         stage.crash("replica", loss)
     disk = stage.look("replica")

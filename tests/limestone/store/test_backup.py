@@ -1,4 +1,4 @@
-"""Backups: copied in their order they are a sound directory whatever is written meanwhile, and can be restored."""
+"""Backups: copied in their order they are an intact directory despite concurrent writes, and can be restored."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_a_backup_restores_to_the_same_rows(directory: Path, tmp_path: Pat
 async def test_sessions_that_end_while_files_are_copied_in_their_order_are_left_out(
     directory: Path, tmp_path: Path
 ) -> None:
-    """Without a rotation, wherever they come between two copies."""
+    """Without a rotation, at any moment between two copies."""
     rows = shown(directory)
     for moment in range(1, 9):
         store = Path(shutil.copytree(directory, tmp_path / f"store{moment}"))
@@ -180,7 +180,7 @@ def test_what_is_no_backup_changes_nothing(directory: Path, tmp_path: Path) -> N
 
 
 def test_what_is_restored_is_another_instance(directory: Path, tmp_path: Path) -> None:
-    """A replica of the one that the backup is of may know more than that; it must not go on as if it did not."""
+    """A replica of the backed-up instance may have newer data; the restored one must not resume it."""
     found = []
     for number in range(2):
         (directory / "flowstone-replica.json").write_bytes(b"follows somebody")

@@ -1,4 +1,4 @@
-"""Blobs: registered durably, theirs who named them, and deleted only when nobody can see them any more."""
+"""Blobs: registered durably, owned by the sessions that name them, and deleted only when no reader can see them."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_a_blob_that_is_not_there_cannot_be_named(registry: Blobs, directo
         with pytest.raises(BlobError, match=f"blob {missing} does not exist in"):
             registry.use({stored, missing})
     assert registry.give_back([stored]) == [stored]
-    registry.use({stored})  # in nobody's hands, but its file is there: a row may name it again
+    registry.use({stored})  # owned by no session, but its file exists: a row may name it again
 
 
 def test_a_reference_tag_is_a_keyed_hash_of_blob_and_transaction(registry: Blobs, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_at_start_all_go_that_no_row_has_but_those_of_larger_ids(directory: Path
         (directory / name).parent.mkdir(exist_ok=True)
         (directory / name).write_bytes(b"")
     (directory / "blob/dir_04").mkdir()
-    (directory / "blob/dir_04/0000000000000099.blob").write_bytes(b"")  # of id 0x99, which belongs elsewhere
+    (directory / "blob/dir_04/0000000000000099.blob").write_bytes(b"")  # of id 0x99, whose directory is another one
     assert blobs.stored_ids(DISK, str(directory)) == [1, 2, 3, 5]
     assert blobs.collect_at_start(DISK, str(directory), {2}, 3) == [1, 3]
     assert blobs.stored_ids(DISK, str(directory)) == [2, 5]

@@ -1,4 +1,4 @@
-"""The datastore in threads: one per channel, epochs from another, and all of it durable in the end."""
+"""The datastore with threads: one per channel, epochs from another, and everything durable at the end."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_all_that_a_store_can_do_can_be_done_without_a_loop(tmp_path: Path) -> N
 
 @contextmanager
 def later_epochs(store: Datastore) -> Iterator[None]:
-    """Another thread that switches from epoch to epoch, as whoever waits for one needs."""
+    """Switch epochs in another thread, as callers that wait for one need."""
     done = threading.Event()
 
     def switch() -> None:
@@ -213,7 +213,7 @@ def test_a_disk_that_fails_in_the_callers_thread_stops_the_store(tmp_path: Path)
 
 
 def assert_whole(store: Datastore, epoch: int) -> None:
-    """A snapshot has every row that a channel has written up to the last one in it."""
+    """Check that a snapshot has every row that a channel wrote up to its last one in it."""
     rows = list(store.snapshot().cursor())
     assert store.durable_epoch >= epoch
     for storage_id in (0, 1):
@@ -268,7 +268,7 @@ def test_all_calls_are_in_the_manual() -> None:
 
 
 class HookedDisk(SystemDisk):
-    """A disk that does something before it does what is asked of a log file."""
+    """A disk that runs a hook before it handles a call on a log file."""
 
     def __init__(self, operation: str, before: Callable[[], None]) -> None:
         self._operation = operation
@@ -293,7 +293,7 @@ class HookedDisk(SystemDisk):
 
 
 def test_a_file_that_is_being_opened_is_never_said_to_be_without_sessions(tmp_path: Path) -> None:
-    """A replica that is seeded in that moment would be without them."""
+    """A replica that is seeded at that moment would lack them."""
     with Datastore(str(tmp_path)) as store:
         channel = store.create_channel()
         store.ready()
@@ -314,7 +314,7 @@ def test_a_file_that_is_being_opened_is_never_said_to_be_without_sessions(tmp_pa
 
 @pytest.mark.parametrize("spill", [1 << 20, 1])
 def test_shutdown_waits_for_threads_that_write_and_what_they_wrote_does_not_count(tmp_path: Path, spill: int) -> None:
-    """Else they append to the files of whoever has opened the directory after it."""
+    """Otherwise they append to the files of the process that opens the directory next."""
     begun, may_write = threading.Event(), threading.Event()
     refused: list[BaseException] = []
     order: list[str] = []
@@ -404,7 +404,7 @@ def test_threads_return_and_calls_are_refused_while_another_thread_shuts_down(tm
 
 
 class MeetingDisk(SystemDisk):
-    """A disk on which a log file is synced when another one is being synced, too."""
+    """A disk on which the sync of a log file waits for a concurrent sync of another one."""
 
     def __init__(self, parties: int) -> None:
         self.meeting = threading.Barrier(parties)

@@ -1,4 +1,4 @@
-"""Log channels: the bytes of each call, sessions that spill, end or are taken back, and calls at the wrong time."""
+"""Log channels: the bytes of each call, sessions that spill, end or are aborted, and calls at the wrong time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEGIN, END = encode(Marker(EntryType.MARKER_BEGIN, 7)), encode(Marker(EntryType.
 
 
 class Host:
-    """A store of one epoch, which notes what its channel tells."""
+    """A store with one epoch that records the calls of its channel."""
 
     def __init__(self) -> None:
         self.guard = nullcontext()

@@ -1,5 +1,5 @@
 """Online compaction: the same rows before, after and at every crash, for us and for the original; sessions and blobs
-that are still needed stay."""
+in use remain."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_recorded_logs_compact_to_the_real_programs_file(tmp_path: Path) -> None
 
 
 def test_sessions_of_later_epochs_in_a_rotated_file_stay_as_they_are() -> None:
-    """In the original they vanish: their epoch is not durable yet, so they are marked, and their file is put aside."""
+    """In the original they vanish: their epoch is not durable yet, so they are marked, and their file is rotated."""
     _, disk = fresh()
     later = session(4, set_key(b"a", b"4", 4), set_key(b"big", bytes(100), 4, 2)) + session(5, clear(5, 1, 7))
     write(disk, ROTATED, session(3, set_key(b"a", b"3", 3)) + later)
@@ -182,7 +182,7 @@ def test_a_crash_at_any_moment_leaves_the_same_rows() -> None:
 
     for number, (disk, _) in enumerate(crashed(prepare, work)):
         assert both(disk) == [(1, b"e", b"6")]
-        if number % 5 == 0:  # it takes its time
+        if number % 5 == 0:  # slow
             compact_online(disk, DIRECTORY, 5, MS + 2)
             assert both(disk) == [(1, b"e", b"6")]
 
@@ -237,7 +237,8 @@ def _entry(kind: str, key: bytes, epoch: int, minor: int) -> Entry:
 
 
 def with_blobs(directory: Path) -> None:
-    """Blobs 1 to 9: 1 was overwritten in epoch 2 by 2, 3 removed in 3; 5 is of a session of epoch 4; 9 never named."""
+    """Blobs 1 to 9: 1 was overwritten in epoch 2 by 2, 3 removed in 3; 5 belongs to a session of epoch 4; 9 was
+    never named."""
     first = session(1, set_key(b"a", b"", 1, 1, 1), set_key(b"b", b"", 1, 2, 3), set_key(b"c", b"", 1, 3, 4))
     second = session(2, set_key(b"a", b"", 2, 1, 2)) + session(3, remove(1, b"b", WriteVersion(3, 1)))
     later = session(4, set_key(b"d", b"", 4, 1, 5), set_key(b"e", b"", 4, 2, 6, 7))
@@ -252,9 +253,9 @@ def with_blobs(directory: Path) -> None:
     ("boundary", "held", "gone"),
     [
         ((1, 0), {8, 9}, []),  # a reader may still see the first a
-        ((2, 0), {8, 9}, []),  # the newest below it
+        ((2, 0), {8, 9}, []),  # the newest before it
         ((2, 2), {8, 9}, [1]),
-        ((9, 0), {8, 9}, [1]),  # that b was removed is not looked at, as in the original
+        ((9, 0), {8, 9}, [1]),  # the removal of b is not considered, as in the original
     ],
 )
 def test_blobs_go_when_no_reader_can_see_them(

@@ -1,4 +1,4 @@
-"""The rows of a directory: read in order, in parts, by key and by range, from log files or from `data/snapshot`."""
+"""The rows of a directory: in order, in parts, by key and by range, from log files or from `data/snapshot`."""
 
 from __future__ import annotations
 

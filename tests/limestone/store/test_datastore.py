@@ -1,4 +1,4 @@
-"""The datastore: what is durable and when it is told, restarts, directories of the real program, failures, crashes."""
+"""The datastore: durability and its reports, restarts, directories of the original, failures, crashes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 REAL = recorded.HERE
 AGAIN_EVERY = 7
-"""Of so many crashes, the store goes on behind one."""
+"""The store continues after one of this many crashes."""
 
 
 def made(path: Path | str) -> tuple[AsyncDatastore, list[int]]:
@@ -88,7 +88,7 @@ async def test_calls_before_ready_and_after_shutdown_say_so(tmp_path: Path) -> N
     assert store.status().state is State.CLOSED
 
 
-# --- directories of the real program ---
+# --- directories of the original ---
 
 
 @pytest.mark.parametrize(("name", "channels", "last"), [("basic", 2, 8), ("epochs", 1, 206)])
@@ -122,7 +122,7 @@ async def test_a_restart_goes_on_where_the_real_program_does(tmp_path: Path) -> 
 
 
 async def test_a_session_may_outlive_its_epoch(tmp_path: Path) -> None:
-    """The epochs of the recorded directory; in the original the replica hears of them too early."""
+    """The epochs of the recorded directory; in the original the replica gets them too early."""
     real = REAL / "late_end" / "master-dir"
     store, told = made(tmp_path / "d")
     channels = [await store.create_channel() for _ in range(2)]
@@ -151,7 +151,7 @@ def recorded_callbacks(name: str) -> list[int]:
 
 
 def assert_same_files(ours: Path, real: Path) -> None:
-    """All files but blobs, which the recorded program had made before; of the manifest, all but the identity."""
+    """Compare all files except blobs, which the recorded program made earlier, and the identity in the manifest."""
     for path in real.iterdir():
         if path.is_file() and path.name != names.MANIFEST:
             assert (ours / path.name).read_bytes() == path.read_bytes(), path.name
@@ -166,7 +166,7 @@ def assert_same_files(ours: Path, real: Path) -> None:
 
 
 async def written(store: AsyncDatastore, channels: int = 1) -> list[AsyncLogChannel]:
-    """A store in epoch 2, whose epoch 1 is durable."""
+    """Return a store in epoch 2, with epoch 1 durable."""
     found = [await store.create_channel() for _ in range(channels)]
     await store.ready()
     await store.switch_epoch(1)
@@ -432,7 +432,7 @@ async def test_who_is_cancelled_loses_no_epoch(tmp_path: Path) -> None:
     await store.shutdown()
 
 
-# --- what it holds ---
+# --- content ---
 
 
 async def test_a_snapshot_is_of_the_durable_epoch(tmp_path: Path) -> None:
@@ -488,7 +488,7 @@ async def test_blobs_are_registered_named_and_kept(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(3600)
 def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything() -> None:
-    """Two channels, sessions that end late, spill, are taken back; the store opens again and goes on."""
+    """Two channels with sessions that end late, spill or are aborted; the store reopens and continues."""
     told: list[int] = []
 
     async def program(disk: Disk) -> None:
@@ -520,7 +520,7 @@ def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything() ->
         expected |= {(1, epoch) for epoch in range(1, durable + 1)}
         assert expected <= found.keys()
         assert all(minors == {0, 1, 2} for minors in found.values())
-        # An epoch that was recorded, but not told, is there in full.
+        # A recorded epoch is present in full even if it was not reported.
         beyond = {epoch for _, epoch in found.keys() - expected}
         assert beyond <= {durable + 1, durable + 2}
         if number % AGAIN_EVERY:
@@ -532,7 +532,7 @@ def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything() ->
 
 
 def rows_by_epoch(disk: Disk) -> dict[tuple[int, int], set[int]]:
-    """Of each channel and epoch, which entries are there."""
+    """Return the entries present, by channel and epoch."""
     found: dict[tuple[int, int], set[int]] = {}
     if disk.kind(f"{DIRECTORY}/{names.EPOCH}") is not None:
         for row in recover(disk, DIRECTORY, repairs=False).snapshot.rows():

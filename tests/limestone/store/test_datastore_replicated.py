@@ -1,4 +1,4 @@
-"""A store with a replica: conversations and files of the real program, every order of group commit, replicas lost."""
+"""A store with a replica: conversations and files of the original, every order of group commit, lost replicas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BASIC = recorded.HERE / "basic"
 
 
 async def with_recorded_blobs(store: AsyncDatastore) -> None:
-    """The pool gives the ids that the recorded program was given."""
+    """Make the pool return the ids of the recording."""
     pool = store.blob_pool()
     for number, path in enumerate(sorted((BASIC / "master-dir").rglob("*.blob")), 1):
         assert await pool.register_data(path.read_bytes()) == number
@@ -57,7 +57,7 @@ async def test_the_calls_of_a_recorded_master_are_the_recorded_conversation(tmp_
 
 
 async def test_a_session_that_outlives_its_epoch_is_told_first(tmp_path: Path) -> None:
-    """The bytes of each connection are the recorded ones; the original sends GROUP_COMMIT before that end."""
+    """Each connection has its recorded bytes; the original sends GROUP_COMMIT before that end."""
     real = recorded.HERE / "late_end"
     (_, _, late), (_, _, last) = sessions(real / "master-dir")
     async with scripted() as replica:

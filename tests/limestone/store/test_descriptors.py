@@ -25,7 +25,7 @@ LOCAL = Endpoint("127.0.0.1", 0)
 
 
 class LimitedDisk(SystemDisk):
-    """The limit of open files, and whether it has been reached."""
+    """A disk with a limit of open files that may be reached."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit

@@ -1,4 +1,4 @@
-"""Data directories in somebody's hands: made, locked, migrated, and made again after a crash at any moment."""
+"""Data directories: created, locked, migrated, and recreated after a crash at any moment."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_damaged_one_is_not_held(tmp_path: Path) -> None:
 
 
 async def test_opening_restores_a_catalog_of_which_only_the_copy_is_left(tmp_path: Path) -> None:
-    """For the original, too, which takes a missing catalog for an empty one and would bring removed keys back."""
+    """The original takes a missing catalog for an empty one and would restore removed keys."""
     (await DataDirectory.open(OUTSIDE, str(tmp_path))).release()
     full = Catalog(((names.COMPACTED, 1),), ("pwal_0000.01794772615522.0",), 3, 4)
     catalog.write(OUTSIDE.disk, str(tmp_path), full)
@@ -92,7 +92,7 @@ async def test_opening_restores_a_catalog_of_which_only_the_copy_is_left(tmp_pat
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
 async def test_old_formats_become_ours(tmp_path: Path, version: int) -> None:
-    """Up to 5 sessions have no end, so nothing of ours is put behind them."""
+    """Sessions of formats up to 5 have no end, so no session of ours is appended to them."""
     old = Manifest(UUID if version >= 5 else None, version, "1.1" if version >= 5 else "1.0")
     (tmp_path / names.MANIFEST).write_bytes(manifest.encode(old))
     (tmp_path / names.EPOCH).write_bytes(record(4))

@@ -1,4 +1,4 @@
-"""When epochs are durable: in the order of the original, and never before every session is on disk."""
+"""Durability of epochs: in the original's order, and never before every session is on disk."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_what_replicas_may_lack_after_a_restart_is_recorded_before_anything_is_t
 
 
 class Compared(int):
-    """An epoch that counts how often it is held beside another."""
+    """An epoch that counts its comparisons."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""Which entry wins, by the compiled loops: what the plain state says, compiled and not."""
+"""The winning entries by the kernels agree with the plain state, compiled and uncompiled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ entries = st.one_of(
 
 @pytest.fixture(params=["compiled", "plain"])
 def _both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uncompiled, a read or write outside of a buffer raises; and room is made often."""
+    """Uncompiled, a read or write outside the buffer raises; arrays grow often."""
     monkeypatch.setattr(columns, "_ROWS_FIRST", 2)
     monkeypatch.setattr(columns, "_KEYS_FIRST", 9)
     if request.param == "plain":
@@ -58,7 +58,7 @@ def add(winners: Winners, found: list[Entry], origin: int, base: int = 0) -> byt
 
 
 def won(found: Sorted, files: list[bytes]) -> list[Entry]:
-    """The entries that the rows point to."""
+    """Return the entries that the rows point to."""
     entries: list[Entry] = []
     for row, origin in zip(found.rows.tolist(), found.origins.tolist(), strict=True):
         entry, end = decode(files[origin], row[columns.AT])
@@ -110,7 +110,7 @@ def test_what_is_not_taken_does_not_count() -> None:
 
 
 def keys_of_one_hash(state: int, count: int) -> list[bytes]:
-    """Their second words undo their first, if the hash is in this state before them."""
+    """Return keys with equal hashes: their second words undo the first, if the hash has this state before them."""
 
     def mixed(value: int, more: int) -> int:
         product = (value ^ more) * 0x9E3779B97F4A7C15
@@ -122,7 +122,7 @@ def keys_of_one_hash(state: int, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("seed", [None, 1, 1 << 63])
 def test_who_chooses_keys_cannot_choose_their_hashes(seed: int | None) -> None:
-    """Of keys with one hash each is compared with all before it: a quadratic number of them."""
+    """Each key with an equal hash is compared with all earlier ones: a quadratic number."""
     for state in (0x9E3779B97F4A7C15, 0):
         winners = Winners() if seed is None else Winners(seed)
         add(winners, [put(1, key, b"", WriteVersion(1, 1)) for key in keys_of_one_hash(state, 1000)], 1)
@@ -141,7 +141,7 @@ def test_the_hash_does_not_change_results() -> None:
 
 
 def test_a_hundred_thousand_keys_with_a_long_common_beginning() -> None:
-    """They are ties for the prefixes, and grow every array several times."""
+    """Their prefixes are equal, and they make every array grow several times."""
     found = [put(1, b"common beginning of them all %06d" % (number * 7919 % 100_000), b"", WriteVersion(1, number))
              for number in range(100_000)]  # fmt: skip
     winners = Winners()

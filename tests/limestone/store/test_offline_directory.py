@@ -1,4 +1,4 @@
-"""A directory in the hands of a tool: nobody else has it, and what it was is kept beside it."""
+"""A directory opened by a tool: exclusively, with its previous content kept beside it."""
 
 from __future__ import annotations
 

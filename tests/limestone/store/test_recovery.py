@@ -1,4 +1,4 @@
-"""Data directories: recorded ones recover to the recorded rows, a crash leaves what is durable, damage is named."""
+"""Data directories: recorded ones recover to the recorded rows, a crash keeps durable data, damage is named."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def session(epoch: int, key: bytes) -> bytes:
 
 @pytest.mark.parametrize("start", [1, 0xFE])
 def test_a_crash_at_any_moment_leaves_the_epochs_that_were_reported_and_no_half_of_another(start: int) -> None:
-    """Sessions are synced, then their epoch is written; recovery itself may be cut short, too."""
+    """Sessions are synced, then their epoch is written; recovery itself may be interrupted, too."""
     reported: list[int] = []
 
     def prepare(disk: Disk) -> None:
@@ -186,7 +186,7 @@ def test_an_empty_directory_is_an_empty_state(tmp_path: Path) -> None:
 
 
 class Busy:
-    """A disk on which something happens before the `moment`th call, and after that before every `period`th."""
+    """A disk that runs a hook before the `moment`th call, and then before every `period`th."""
 
     def __init__(self, disk: Disk, moment: int, happens: Callable[[], None], period: int = 1 << 30) -> None:
         self._disk, self._moment, self._happens, self._period = disk, moment, happens, period
@@ -205,7 +205,7 @@ class Busy:
 
 
 class Channel:
-    """Of a store that is running: writes sessions, and puts its file aside."""
+    """A channel of a running store: writes sessions, and rotates its file."""
 
     def __init__(self, disk: Disk) -> None:
         self.disk, self.sizes, self.rotations = disk, {"pwal_0000": 0}, 0
@@ -245,7 +245,7 @@ def test_a_file_that_is_put_aside_at_any_moment_is_read_once_and_whole() -> None
 
 
 def test_bytes_behind_the_finished_sessions_are_not_looked_at() -> None:
-    """They may be taken back and become others while they are read."""
+    """They may be aborted and overwritten while they are read."""
     assert live_rows(1, lambda channel: channel.write(b"\xff" * 100, is_finished=False))[0] == [b"a", b"b"]
 
 
@@ -265,6 +265,6 @@ def test_session_that_begins_while_files_are_read_is_not_looked_at() -> None:
 
 
 def test_a_directory_that_never_stands_still_is_given_up() -> None:
-    """Each attempt meets more files, takes more calls for it, and meets more changes: they multiply by the attempt."""
+    """Each attempt meets more files, needs more calls for them, and so meets more changes: they multiply."""
     with pytest.raises(LimestoneError, match="change faster"):
         live_rows(1, Channel.rotate, 3)

@@ -1,4 +1,4 @@
-"""Log files are put aside at the border of an epoch: no session is lost, waited for, or on the wrong side."""
+"""Log files are rotated at an epoch boundary: no session is lost, waited for, or in the wrong file."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ async def write(channel: AsyncLogChannel, key: bytes) -> None:
 
 async def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     task = asyncio.ensure_future(work)
-    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever crashes awaits nobody
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())  # a crashed process awaits nothing
     await asyncio.sleep(0)
     return task
 
 
 def epochs(path: Path) -> dict[str, list[int]]:
-    """The sessions of each log file, by the name of its channel and whether it was put aside."""
+    """Return the sessions of each log file, by channel name and whether it was rotated."""
     logs = [name for name in DISK.list_directory(str(path)) if names.is_pwal(name)]
     return {name: [snippet.epoch for snippet in snippets(DISK, f"{path}/{name}")] for name in logs}
 

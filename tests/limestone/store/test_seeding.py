@@ -1,4 +1,4 @@
-"""Old data while new data comes: one of both is there after a crash at any moment, whole, and never a mixture."""
+"""Old and new data during a seeding: a crash at any moment leaves one of them complete, never a mixture."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def seed(disk: Disk) -> None:
 
 
 def found(disk: Disk) -> dict[str, bytes]:
-    """Data by name; of old and new data those names that tell them apart."""
+    """Return data by name; only names that distinguish old from new data."""
     every = [*OLD_DATA, *NEW_DATA]
     contents = {name: files.read_whole(disk, f"{DIRECTORY}/{name}") for name in every}
     return {name: content for name, content in contents.items() if content is not None}
@@ -117,7 +117,7 @@ def test_a_crash_at_any_moment_of_a_seeding_leaves_the_old_data_or_the_new() -> 
         replica_seeding.discard(disk, DIRECTORY, state)
 
     for disk, _ in crashed(born, work):
-        catalog.read(disk, DIRECTORY)  # which is done before anything is put right
+        catalog.read(disk, DIRECTORY)  # which is done before any repair
         state, _ = replica_seeding.bring_back(disk, DIRECTORY)
         assert state.phase is Phase.SETTLED
         if state.follows == NEW:

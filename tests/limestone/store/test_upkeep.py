@@ -1,4 +1,4 @@
-"""A running store compacts: by a call or a wish left in its directory, with sessions open, and loses nothing."""
+"""A running store compacts on request, by call or by file, with open sessions, and loses nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.limestone.world import outside_on
 
 DISK = production().disk
 AGAIN_EVERY = 7
-"""Of so many crashes, the store goes on behind one."""
+"""The store continues after one of this many crashes."""
 
 
 async def keys(store: AsyncDatastore) -> list[bytes]:
@@ -137,7 +137,7 @@ async def test_blobs_that_nobody_can_see_any_more_go_with_a_compaction(tmp_path:
 
 
 async def compacted_beside(store: AsyncDatastore, epoch: int) -> None:
-    """A compaction that may delete blobs, while epochs go on."""
+    """Run a compaction that may delete blobs, while epochs continue."""
     store.switch_available_boundary_version(WriteVersion(epoch, 0))
     compacting = await started(store.compact())
     await store.switch_epoch(epoch)
@@ -179,22 +179,22 @@ async def test_a_blob_of_a_session_that_was_taken_back_waits_for_another_one(tmp
     assert read_whole(DISK, store.blob_path(first)) == b"first"
     await channel.abort_session()
     with pytest.raises(BlobError):
-        store.blob_path(first)  # nobody can name it any more
+        store.blob_path(first)  # no session can name it any more
     await store.shutdown()
 
 
 async def until_rotating(store: AsyncDatastore, work: asyncio.Future[Any]) -> None:
-    """Return when the work waits for an epoch to be switched to, or has ended."""
+    """Wait until the work waits for an epoch switch, or has ended."""
     for _ in range(100):
         if store._rotations or work.done():
             return
         await asyncio.sleep(0)
-    raise AssertionError("nothing is being rotated")
+    raise AssertionError("no rotation is in progress")
 
 
 @pytest.mark.timeout(3600)
 def test_a_crash_at_any_moment_of_a_compaction_or_backup_loses_nothing_that_was_told() -> None:
-    """Sessions go on meanwhile; the store opens again, with whole epochs, and compacts."""
+    """Sessions continue; the store reopens with whole epochs, and compacts."""
     told: list[int] = []
 
     async def program(disk: Disk) -> None:

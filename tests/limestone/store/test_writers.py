@@ -1,4 +1,4 @@
-"""Threads that write to log files are waited for, and none comes in when that has begun."""
+"""Closing waits for threads that write to log files, and admits no new ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inspection: the real tool's answers to every kind of damage, epoch files that it cannot read; it changes nothing."""
+"""Inspection: the original's answers to every kind of damage, epoch files that it cannot read; no file changes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_blobs_that_rows_name_and_nobody_has_are_told(tmp_path: Path) -> None:
     (directory / names.blob(2)).unlink()
     assert inspected(directory).missing_blobs == (2,)
     (directory / "pwal_0001").write_bytes(damage.ENTRY)
-    assert inspected(directory).missing_blobs == ()  # rows that cannot be read name none
+    assert inspected(directory).missing_blobs == ()  # unreadable rows name none
 
 
 def test_another_epoch_can_be_taken_for_the_durable_one(tmp_path: Path) -> None:

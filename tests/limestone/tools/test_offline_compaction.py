@@ -1,4 +1,4 @@
-"""Offline compaction: the real program's file, without its defects: blobs, ids and removed keys are as they should."""
+"""Offline compaction: the original's file without its defects: blobs, ids and removed keys are correct."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_it_leaves_the_real_programs_file_and_keeps_blobs_and_their_ids(director
     assert found is not None
     assert before is not None
     assert found.is_current
-    assert found.instance_uuid != before.instance_uuid  # as of the original: no replica may go on behind it
+    assert found.instance_uuid != before.instance_uuid  # as of the original: no replica may resume after it
 
 
 def test_the_backup_is_the_directory_as_it_was(directory: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_is_compacted_already_may_have_work_all_the_same(directory: Path, w
 
 @pytest.mark.parametrize("tool", ["compact", "repair"])
 def test_a_replica_whose_durable_epoch_was_said_by_hand_is_not_resumed(directory: Path, tool: str) -> None:
-    """It holds another epoch than its master has sent it; by what is durable anyway it stays a replica."""
+    """It has another epoch than its master sent; at its real durable epoch it stays a replica."""
     path, follows = str(directory), replica_seeding.SeedingState("11111111-1111-4111-8111-111111111111")
     replica_seeding.write(DISK, path, follows)
     durable = epoch_file.read(DISK, path).durable
@@ -224,6 +224,6 @@ def test_a_crash_at_any_moment_leaves_the_same_rows() -> None:
 
     for number, (disk, _) in enumerate(crashed(prepare, work)):
         assert both(disk) == [(1, b"a", b"4")]
-        if number % 5 == 0:  # it takes its time
+        if number % 5 == 0:  # slow
             work(disk)
             assert both(disk) == [(1, b"a", b"4")]

@@ -1,4 +1,4 @@
-"""Repair: the real tool's bytes for every kind of damage it was shown, epoch files that it cannot repair, a backup."""
+"""Repair: the original's bytes for every kind of damage, epoch files that it cannot repair, a backup."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_damage_is_repaired_as_the_real_tool_does(case: Damage, cuts: bool, tmp_
 
 
 def test_bytes_that_would_pass_for_an_epoch_and_sessions_behind_it_are_cut_off(tmp_path: Path) -> None:
-    """The original marks the first of them, and its next start believes the rest."""
+    """The original marks the first of them, and its next start trusts the rest."""
     garbage = b"\x55" * 9 + session(5, set_key(b"ghost", b"", 5))
     directory = damage.write(tmp_path / "data", SIX + garbage)
     planned, _ = repaired(directory)

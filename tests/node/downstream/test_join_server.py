@@ -1,4 +1,4 @@
-"""JOIN, FETCH_SNAPSHOT and REGISTER: what a replica gets before it follows, packet by packet."""
+"""JOIN, FETCH_SNAPSHOT and REGISTER: the packets that a replica gets before it subscribes."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ async def test_a_member_that_joins_again_keeps_its_id_and_needs_no_write(master:
 
 
 async def waiting(master: Master) -> asyncio.Task[None]:
-    """A synchronous transaction that lacks a quorum."""
+    """Run a synchronous transaction that lacks a quorum."""
     await master.write(lambda txn: ddl.create_space(txn, "sync", is_sync=True))
     await master.write(lambda txn: ddl.create_index(txn, "sync", "pk"))
     master.instance.queue.configure(quorum=2, timeout=5.0)
@@ -281,7 +281,7 @@ async def test_a_snapshot_alone_ends_with_its_position(newer: Master) -> None:
 
 
 async def test_join_snapshot_marks_transactions_pending_at_its_start_as_confirmed(newer: Master) -> None:
-    """Else the next PROMOTE, which is about these rows, would come to who follows from there as from the future."""
+    """Otherwise the next PROMOTE, which decides these rows, would confirm rows that the replica does not know."""
     queue = newer.instance.queue
     await queue.promote(2)
     writing = await waiting(newer)

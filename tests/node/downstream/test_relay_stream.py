@@ -1,4 +1,4 @@
-"""One relay: what follows SUBSCRIBE, from the tail and from the files, to replicas that are quick, slow or gone."""
+"""One relay: the packets after SUBSCRIBE, from the tail and from the files, to fast, slow and lost replicas."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def newer(tmp_path: Path) -> AsyncIterator[Master]:
 
 
 async def running(path: Path, dialect: Dialect) -> AsyncIterator[Master]:
-    """A master that the replica is a member of, with id 2."""
+    """Return a master with the replica as a member of id 2."""
     made = Master(path, dialect)
     await made.create_space()
     await made.join()
@@ -54,13 +54,13 @@ def lsn_of(master: Master) -> int:
 
 
 def damage(directory: Path) -> None:
-    """Makes the first log one that nobody can read."""
+    """Make the first log unreadable."""
     path = min(directory.glob("*.xlog"))
     path.write_bytes(path.read_bytes().replace(b"XLOG", b"JUNK", 1))
 
 
 async def read(connection: Connection, last: int, replica_id: int = 1) -> list[str]:
-    """What was sent, up to row `last` of an instance."""
+    """Return the sent packets, up to row `last` of an instance."""
     found: list[str] = []
 
     def has_come() -> bool:
@@ -71,7 +71,7 @@ async def read(connection: Connection, last: int, replica_id: int = 1) -> list[s
     return found
 
 
-# --- how it begins ---
+# --- start of a relay ---
 
 
 async def test_the_answer_names_us_and_our_position_and_a_heartbeat_follows(master: Master) -> None:
@@ -92,7 +92,7 @@ async def test_newer_servers_tell_the_term_and_number_their_heartbeats(newer: Ma
     assert first.receiver is not None
     first.receiver.closed()
     again = (await newer.subscribe(newer.instance.vclock)).take()
-    assert decode_heartbeat(again[2]).vclock_sync == 2, "counted over all connections of the replica"
+    assert decode_heartbeat(again[2]).vclock_sync == 2, "the count covers all connections of the replica"
 
 
 @pytest.mark.parametrize(("fields", "kind"), [({"is_anonymous": True}, "anonymous"), ({"version": 2 << 16}, "old")])
@@ -108,7 +108,7 @@ async def test_rows_that_are_there_come_before_the_first_heartbeat(newer: Master
     await until(lambda: len(connection.sent) > 150)
     rows = connection.take()
     assert kinds(rows) == ["OK", "RAFT", f"1:{last - 1}", f"1:{last}", "OK"]
-    assert rows[-1].timestamp == 0.0, "the replica takes its lag from the rows"
+    assert rows[-1].timestamp == 0.0, "the replica computes its lag from the rows"
 
 
 async def test_relay_skips_rows_that_the_replica_has(master: Master) -> None:
@@ -138,7 +138,7 @@ async def test_logs_that_are_gone_are_told_after_the_heartbeat(master: Master, t
 async def test_a_log_that_cannot_be_read_ends_the_connection_without_a_word(
     master: Master, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Most errors would stop the replica for good; so it comes back."""
+    """Most errors would stop the replica for good; this way it retries."""
     damage(tmp_path)
     connection = await master.subscribe(VClock({1: 1}))
     await until(lambda: connection.is_closed)
@@ -261,7 +261,7 @@ async def test_a_promotion_in_a_file_is_told_only_after_its_term(newer: Master) 
 
 
 async def test_a_term_in_an_ack_means_nothing_in_2_6(master: Master) -> None:
-    """Its log must not have a row of elections: no server of that age starts from it."""
+    """Its log must not have a RAFT row: no server of that version starts from it."""
     before = master.instance.vclock
     connection = await master.subscribe(before)
     assert connection.receiver is not None
@@ -360,7 +360,7 @@ async def test_a_replica_that_answers_nothing_is_not_flooded(master: Master, mon
         await settle()
     assert len(connection.sent) < 600
     while f"1:{lsn_of(master)}" not in (found := kinds(connection.take())):
-        assert found, "each answer brings more"
+        assert found, "each answer has more"
         start += sum(":" in kind for kind in found)
         master.acknowledge(connection, VClock({1: start}))
         await settle()
@@ -387,7 +387,7 @@ async def test_a_replica_that_answers_nothing_is_not_flooded_from_files(
     assert [kind for kind in found if ":" in kind] == [f"1:{lsn}" for lsn in range(2, lsn_of(master) + 1)]
 
 
-# --- signs of life ---
+# --- heartbeats and timeouts ---
 
 
 async def test_heartbeats_of_2_6_come_when_nothing_else_does(master: Master) -> None:
@@ -432,11 +432,13 @@ async def test_members_are_asked_where_they_are_now_and_answer_by_the_number_of_
     assert connection.receiver is not None
     connection.receiver.received(encode_ack(Ack(newer.instance.vclock, 1, 2)))
     connection.receiver.received(encode_ack(Ack(newer.instance.vclock, 1, 2)))
-    assert answers == [(2, 2, newer.instance.vclock.without_zero())] * 2, "also where it has nothing new"
+    assert answers == [(2, 2, newer.instance.vclock.without_zero())] * 2, "sent without new rows, too"
     connection.receiver.closed()
     assert newer.relays.synchronize() == {2: 3}
     again = (await newer.subscribe(newer.instance.vclock)).take()
-    assert decode_heartbeat(again[-1]).vclock_sync == 3, "who comes back is asked by its first heartbeat"
+    assert decode_heartbeat(again[-1]).vclock_sync == 3, (
+        "a reconnected replica gets the question with its first heartbeat"
+    )
 
 
 async def test_a_reader_that_hangs_is_asked_when_it_reads_again(newer: Master) -> None:

@@ -1,4 +1,4 @@
-"""All replicas of a node: who is served, what each keeps of the logs, and what box.info shows of them."""
+"""All replicas of a node: admission, the logs kept for each, and `box.info`."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_a_refusal_that_is_repeated_is_logged_once(master: Master, caplog:
 
 async def test_log_lines_about_refusals_are_limited(master: Master, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flowstone.node"):
-        for _ in range(50):  # no two in a row are the same
+        for _ in range(50):  # no two consecutive ones are equal
             with pytest.raises(errors.UnknownReplica):
                 await master.subscribe(VClock())
             with pytest.raises(errors.ConnectionToSelf):
@@ -189,7 +189,7 @@ async def test_relay_warns_about_a_disconnected_replica_only_if_it_is_a_member(
     assert levels == ["INFO" if is_anonymous else "WARNING"]
 
 
-# --- what box.info shows ---
+# --- box.info ---
 
 
 async def test_a_member_that_never_came_has_no_downstream(master: Master) -> None:
@@ -227,7 +227,7 @@ async def test_anonymous_replicas_are_a_list_of_those_that_are_there(master: Mas
     connection = await master.subscribe(master.instance.vclock, OTHER, is_anonymous=True)
     ((uuid, shown),) = master.relays.anonymous
     assert (uuid, shown["status"]) == (OTHER, "follow")
-    assert master.collector.consumers == [], "nothing is kept for them"
+    assert master.collector.consumers == [], "no log is kept for them"
     assert connection.receiver is not None
     connection.receiver.closed()
     assert master.relays.anonymous == []
@@ -263,7 +263,7 @@ async def test_logs_are_kept_until_a_member_has_them(master: Master, tmp_path: P
     await until(lambda: len(logs(tmp_path)) == 1)
     master.acknowledge(connection, position)
     await settle()
-    assert len(logs(tmp_path)) == 1, "the last log stays"
+    assert len(logs(tmp_path)) == 1, "the last log is kept"
 
 
 async def test_logs_are_kept_while_the_member_is_away(master: Master, tmp_path: Path) -> None:
@@ -424,7 +424,7 @@ async def test_the_pause_ends_with_time_or_with_the_member(newer: Master, end: C
 
 
 async def test_2_6_waits_for_its_members_too(master: Master) -> None:
-    """Real servers of 2.6 do not: they delete what a member needs that is away."""
+    """Real 2.6 servers do not: they delete logs that a disconnected member needs."""
     await master.join()
     Relays(master.instance, master.collector)
     assert master.collector.info()["is_paused"]
@@ -447,7 +447,7 @@ async def test_relays_keep_no_rows_in_memory_without_replicas(master: Master) ->
     connection = await master.subscribe(master.instance.vclock)
     await master.put(1)
     await settle()
-    assert master.relays.tail.size == 0, "everybody has it"
+    assert master.relays.tail.size == 0, "all members have it"
     assert connection.receiver is not None
     connection.receiver.closed()
     assert master.instance.journal.on_written == []

@@ -22,7 +22,7 @@ NOW: Final = 1000.0
 
 
 def session(key: str | None = None, host: str = "10.0.0.1") -> Session:
-    """A guest that has connected, and watches `key`."""
+    """Return the session of a connected guest that watches `key`."""
     instance = make_instance()
     made = Session(
         instance, Watchers(sources_of(instance)), built_in(), lambda _: None, id=1, salt=SALT, peer=f"{host}:5001"
@@ -54,7 +54,7 @@ def test_authenticated_client_is_not_closed() -> None:
 
 @pytest.mark.parametrize("key", ["nosuchkey", "box.id", "box.status", "box.shutdown"])
 def test_guest_that_watches_another_key_than_the_ballot_is_closed(key: str) -> None:
-    """One WATCH of any key kept a connection for ever."""
+    """A WATCH of any key used to keep a connection open forever."""
     assert deadline().has_passed(session(key), NOW - 61)
 
 
@@ -67,7 +67,7 @@ def test_ballot_watchers_of_one_address_are_bounded_and_the_oldest_stay() -> Non
     closed = [one_pass.has_passed(watching, NOW - 61) for _ in range(BALLOT_WATCHERS_MAX + 5)]
     assert closed == [False] * BALLOT_WATCHERS_MAX + [True] * 5
     assert not one_pass.has_passed(session("internal.ballot", "10.0.0.2"), NOW - 61)
-    assert not one_pass.has_passed(watching, NOW - 59), "within the timeout, nobody needs an exemption"
+    assert not one_pass.has_passed(watching, NOW - 59), "no exemption is needed within the timeout"
 
 
 def test_ballot_watchers_leave_most_connections_to_others_where_few_are_allowed() -> None:

@@ -1,4 +1,4 @@
-"""A turn: what is done in bulk is what would be done one by one, in memory, in the log and in every reply."""
+"""A turn executed in bulk equals one executed request by request: in memory, in the log and in every reply."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPACES = (
     definition(HASHED, on("0:unsigned", type="hash")),
 )
 READER = 50
-"""May read and write NUMBERS, read TEXTS, and do nothing with the others."""
+"""May read and write NUMBERS, read TEXTS, and has no rights on the others."""
 
 WAL_IO = 40
 SELECT, INSERT, REPLACE, UPDATE, DELETE = range(1, 6)
@@ -52,7 +52,7 @@ WRITES = (INSERT, REPLACE, UPDATE, DELETE)
 
 
 class StoppedClock:
-    """So that equal requests give equal rows."""
+    """A constant clock, so that equal requests give equal rows."""
 
     def wall(self) -> float:
         return 1.7e9
@@ -88,7 +88,7 @@ class Connection:
         return self._session.handle(decode_request(packet, is_2_6=True))
 
     def start(self, reply: Coroutine[Any, Any, Reply]) -> None:
-        raise AssertionError("none of the requests here takes time")
+        raise AssertionError("none of the requests here is slow")
 
     def replying(self, size: int) -> None:
         self.replied += size
@@ -113,7 +113,7 @@ class Connection:
         return [decode_response(packet) for packet in packets]
 
     def codes(self) -> list[int]:
-        """Of the errors; 0 for a success."""
+        """Return the error codes; 0 for success."""
         return [response.type & 0x7FFF for response in self.responses()]
 
     def tuples(self) -> list[Any]:
@@ -121,7 +121,7 @@ class Connection:
 
 
 class Served:
-    """A node's inside: everything from the bytes of connections to a log on a disk that can fail."""
+    """The inside of a node: everything between the bytes of connections and a log on a disk that can fail."""
 
     def __init__(self, users: Sequence[int] = (ADMIN,), mode: WalMode = WalMode.WRITE) -> None:
         self.box = box_with(*SPACES)
@@ -146,7 +146,7 @@ class Served:
         self.peers = [Connection(instance, user) for user in users]
 
     async def run(self, batches: Sequence[bytes]) -> None:
-        """Turns with these bytes from the connections, mostly one."""
+        """Run turns with these bytes from the connections, mostly one turn."""
         for peer, data in zip(self.peers, batches, strict=True):
             peer.unread += data
         before = -1
@@ -170,12 +170,12 @@ class Served:
 
 
 def plainly() -> Any:
-    """While this lasts, every request goes to its session."""
+    """Send every request to its session."""
     return patch.object(executor, "SCAN_SIZE_MIN", 1 << 40)
 
 
 def in_bulk(count_min: int = 2) -> Any:
-    """While this lasts, few requests are many."""
+    """Lower the minimum for bulk execution."""
     return patch.multiple(executor, SCAN_SIZE_MIN=0, BATCH_COUNT_MIN=count_min)
 
 
@@ -189,7 +189,7 @@ def statement(type: int, space_id: int, values: tuple[Any, ...], sync: int = 1, 
 
 
 def numbered(kind: int, keys: Sequence[int], space_id: int = NUMBERS, first: int = 0) -> bytes:
-    """Statements on these keys, with syncs from `first` on."""
+    """Return statements on these keys, with syncs from `first` on."""
     rows = [(key,) if kind in (SELECT, DELETE) else (key, "x") for key in keys]
     return b"".join(statement(kind, space_id, row, first + number) for number, row in enumerate(rows))
 
@@ -200,7 +200,7 @@ SYNCS = st.sampled_from((0, 1, 127, 2**32, 2**63, 2**64 - 1))
 
 @st.composite
 def stretches(draw: st.DrawFn) -> bytes:
-    """Statements of one kind on one space; seldom with one among them that is not plain."""
+    """Draw statements of one kind on one space; rarely with one among them that is not plain."""
     space_id = draw(st.sampled_from((NUMBERS, NUMBERS, TEXTS, TWICE, TEMPORARY, LOCAL, HASHED, 999)))
     kind = draw(st.sampled_from((SELECT, INSERT, REPLACE, REPLACE, DELETE)))
     packets = []
@@ -276,7 +276,7 @@ def test_a_failed_write_is_error_40_to_every_write_and_restores_memory(
             is_logged = request.type in WRITES and not before.is_error and request.uint(Key.SPACE_ID) != TEMPORARY
             if is_logged:
                 assert after.type & 0x7FFF == WAL_IO
-            elif after.type & 0x7FFF != WAL_IO:  # what stood among writes may have seen what is gone
+            elif after.type & 0x7FFF != WAL_IO:  # a read among the writes may have seen rolled-back rows
                 assert (after.type, after.body) == (before.type, before.body)
             else:
                 assert way is in_bulk
@@ -346,7 +346,7 @@ async def test_a_packet_that_is_not_whole_waits_for_its_rest(count: int) -> None
 @pytest.mark.parametrize("count", [0, 1, 40])
 @pytest.mark.parametrize("bad", [b"\xce\x00\x10\x00\x01", b"\x00", b"\xc1\x05", b"\xcf" + b"\xff" * 8])
 async def test_what_is_no_packet_ends_its_connection_and_no_other(count: int, bad: bytes) -> None:
-    """What stands before it is executed."""
+    """The requests before it are executed."""
     served = Served([ADMIN] * 2)
     await served.run([numbered(REPLACE, range(count)) + bad, numbered(REPLACE, range(100, 100 + count))])
     assert [len(peer.refused) for peer in served.peers] == [1, 0]
@@ -397,7 +397,7 @@ async def test_a_turn_that_fails_late_answers_by_its_own_syncs() -> None:
 
 
 async def test_a_batch_does_not_go_on_in_bulk_behind_a_request_that_has_to_wait() -> None:
-    """An INSERT of a key that is there goes to the session; if it has to wait, so must what follows."""
+    """An INSERT of an existing key goes to the session; if it must wait, so must all later requests."""
     served = Served()
     served.fill(5)
     peer = served.peers[0]

@@ -1,4 +1,4 @@
-"""Writes of a turn that wait for a verdict: in bulk and one by one they end alike, and hold up nobody else."""
+"""Writes of a turn that wait for a verdict end alike in bulk and one by one, and delay no other client."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def kept(made: Served) -> list[Any]:
 
 
 def answers(made: Served) -> list[list[tuple[int, int]]]:
-    """Sync and code of each answer, by connection."""
+    """Return sync and code of each answer, by connection."""
     return [sorted((response.sync, response.type & 0x7FFF) for response in peer.responses()) for peer in made.peers]
 
 
@@ -93,7 +93,7 @@ async def test_what_is_behind_them_waits_with_them(way: Any) -> None:
     assert len(made.commits.queue.limbo) == 45
     queue = made.commits.queue
     assert queue.limbo.deadline is not None
-    queue._do(queue.limbo.tick(queue.limbo.deadline))  # the clock of these tests stands still
+    queue._do(queue.limbo.tick(queue.limbo.deadline))  # the clock of these tests does not advance
     await made.journal.drain()
     await asyncio.sleep(0)
     codes = [(0, SYNC_QUORUM_TIMEOUT)] + [(number, SYNC_ROLLBACK) for number in range(1, 40)]
@@ -111,7 +111,7 @@ async def test_a_failed_write_takes_all_of_them_back(way: Any, mode: WalMode) ->
         await made.run([numbered(REPLACE, range(20), SYNCHRONOUS, 10), statement(DELETE, SYNCHRONOUS, (1,), 50)])
     await asyncio.sleep(0)
     assert answers(made) == [[(number, WAL_IO) for number in range(10, 30)], [(50, WAL_IO)]]
-    # Three that came together are one run.
+    # Three that arrived together are one run.
     assert (len(kept(made)), len(made.commits.queue.limbo)) == (3, 3)
     assert len(made.box.in_flight) == (1 if way is in_bulk else 3)
 

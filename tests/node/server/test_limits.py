@@ -1,4 +1,4 @@
-"""Bounds on clients: each is an option."""
+"""Limits on clients: each is an option."""
 
 from __future__ import annotations
 

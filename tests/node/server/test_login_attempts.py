@@ -1,4 +1,4 @@
-"""Failed logins: which attempts wait and for how long, what is remembered, counted and logged."""
+"""Failed logins: which attempts are delayed and for how long, and what is remembered, counted and logged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE, ELSEWHERE = "10.0.0.1:5001", "10.0.0.2:5001"
 
 
 class Waiting(StandingClock):
-    """A clock whose sleepers wake up in the order of their times, when the test waits for them."""
+    """A clock whose sleepers wake in order of their deadlines when the test waits for them."""
 
     async def sleep(self, seconds: float) -> None:
         due = self.now + seconds
@@ -51,11 +51,11 @@ def wrong() -> None:
 
 
 def right() -> None:
-    """The password is right."""
+    """Raise nothing: the password is right."""
 
 
 async def attempt(attempts: LoginAttempts, peer: str = HERE, user: str = "app", *, is_right: bool = False) -> bool:
-    """One attempt as a session makes it; returns whether it had to wait."""
+    """Make one attempt as a session does; return True if it was delayed."""
     check = right if is_right else wrong
     if attempts.must_wait(peer, user):
         try:
@@ -173,7 +173,7 @@ async def test_memory_of_pairs_is_bounded(attempts: LoginAttempts, monkeypatch: 
 
 
 def rush(attempts: LoginAttempts, peer: str, count: int) -> int:
-    """Fail with made-up names, as many as are checked without a wait; return how many were."""
+    """Fail with made-up names until one is delayed; return the number of undelayed attempts."""
     checked = 0
     for number in range(count):
         if not attempts.must_wait(peer, f"nobody{number}"):
@@ -183,7 +183,7 @@ def rush(attempts: LoginAttempts, peer: str, count: int) -> int:
 
 
 async def test_made_up_names_win_no_further_guesses_from_the_same_address(attempts: LoginAttempts) -> None:
-    """Some 16,384 of them made the node forget the failures of the user that was guessed."""
+    """Some 16,384 of them made the node forget the failures of the attacked user."""
     for _ in range(4):
         await attempt(attempts, user="admin")
     assert rush(attempts, HERE, 2 * PAIRS_MAX) < 2 * USERS_MAX

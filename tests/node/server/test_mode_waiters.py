@@ -1,4 +1,4 @@
-"""Waiting until an instance takes writes, or none."""
+"""Waits for an instance to become writable or read-only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CALL: functions of the user's, names that are there or not, and the shapes of results."""
+"""CALL: user functions, unknown names, and the shapes of results."""
 
 from __future__ import annotations
 

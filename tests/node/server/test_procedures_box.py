@@ -1,4 +1,4 @@
-"""The built-in procedures that are not about the schema."""
+"""The built-in procedures that do not concern the schema."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def client() -> Conversation:
 
 
 class Files(NoFiles):
-    """Files that are only talked about."""
+    """File queries without files."""
 
     def __init__(self) -> None:
         self.log: list[Any] = []
@@ -177,7 +177,7 @@ async def test_a_call_knows_whether_it_is_in_a_transaction(client: Conversation)
 
 
 def names_of_the_registry() -> list[str]:
-    """Everything built in, where there are no fixed names with NAME, PART or OPTION in their place."""
+    """Return all built-in names; NAME, PART or OPTION stand for variable parts."""
     tables: dict[str, Iterable[str]] = {
         "box.space.NAME:": {**procedures_space.READS_OF_SPACE, **procedures_space.WRITES_OF_SPACE},
         "box.space.NAME.index.NAME:": {**procedures_space.READS_OF_INDEX, **procedures_space.WRITES_OF_INDEX},

@@ -1,4 +1,4 @@
-"""Stretches of a scanned turn, and whose requests they are."""
+"""Stretches of a scanned turn, and the connections of their requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server with real sockets: our own client on the other end, and clients that misbehave."""
+"""The server with real sockets: our own client, and misbehaving clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def with_space(instance: Instance) -> Instance:
-    """A space 512 of a number and anything, that guests may use."""
+    """Create space 512 with an unsigned first field; guests may use it."""
     transaction = instance.box.begin()
     ddl.create_space(transaction, "numbers")
     ddl.create_index(transaction, "numbers", "pk")
@@ -69,7 +69,7 @@ async def connect(server: Server, user: str | None = None, password: str | None 
 
 
 class Raw:
-    """A client that sends what it likes."""
+    """A client that sends arbitrary bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -85,7 +85,7 @@ class Raw:
         self._writer.write(data)
 
     async def read(self) -> list[Any]:
-        """Everything up to the end of the connection, as responses."""
+        """Return all responses up to the end of the connection."""
         async with asyncio.timeout(60):
             data = await self._reader.read(-1)
         return [decode_response(packet) for packet in split(data)[0]]
@@ -291,7 +291,7 @@ async def test_guest_that_watches_the_ballot_outlives_the_authentication_timeout
         watching.send(encode_request(RequestType.WATCH, 1, pack({0x57: "internal.ballot"})))
         await watching.read_one()
         other.send(encode_request(RequestType.WATCH, 1, pack({0x57: "nosuchkey"})))
-        assert len(await other.read()) == 1, "an event, and the end"
+        assert len(await other.read()) == 1, "one event, then the end"
         assert server.connection_count == 1
         await other.close()
         await watching.close()
@@ -408,7 +408,7 @@ async def test_a_watcher_hears_of_an_election_at_once_though_no_client_says_anyt
     instance.elections.start(RaftState(term=1), 1)
     packets: list[bytes] = []
     for key in ("box.election", "box.status"):
-        for _ in range(2):  # the second time it has heard the value, and waits for the next
+        for _ in range(2):  # the second time it has the value, and waits for the next
             server.watchers.watch(server, packets.append, key, 1)
     packets.clear()
     instance.elections.configure(Config(mode=ElectionMode.VOTER))
@@ -550,7 +550,7 @@ async def test_replies_that_wait_for_the_disk_hold_back_the_requests_behind_them
         await client.close()
 
 
-# --- what is logged of requests ---
+# --- request logging ---
 
 
 async def test_a_request_that_takes_too_long_is_logged_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
@@ -601,7 +601,7 @@ async def test_invalid_packet_is_logged_with_connection_and_peer(caplog: pytest.
 
 
 async def test_task_started_before_close_runs_its_first_step() -> None:
-    """Else its parts would never be awaited."""
+    """Otherwise its coroutines would never be awaited."""
     begun: list[str] = []
 
     async def part() -> None:

@@ -31,7 +31,7 @@ FORMAT = (
 
 @asynccontextmanager
 async def serving(directory: Path, dialect: Dialect) -> AsyncIterator[Server]:
-    """With user `app` who may do everything, and a space `people`."""
+    """Serve with user `app`, who has all privileges, and a space `people`."""
     instance = make_instance(directory, dialect)
     transaction = instance.box.begin()
     ddl.create_user(transaction, "app", password="secret")

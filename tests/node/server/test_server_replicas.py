@@ -1,4 +1,4 @@
-"""Replicas on real sockets: what a connection is before, while and after its requests are served."""
+"""Replicas on real sockets: the state of a connection before, during and after its requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REPLICA = UUID("33333333-3333-4333-8333-333333333333")
 async def master(
     path: Path, dialect: Dialect = Dialect.V2_6, limits: ServerLimits | None = None
 ) -> AsyncIterator[Server]:
-    """A server whose guests may do everything, with a log and relays."""
+    """Run a server whose guests have all privileges, with a log and relays."""
     instance = with_space(make_instance(path, dialect, replication_timeout=0.2))
     async with serving(instance, limits) as server:
         collector = GarbageCollector(instance.outside, str(path), str(path))
@@ -126,7 +126,7 @@ async def test_after_a_subscription_the_connection_belongs_to_replication(tmp_pa
         raw = await Raw.open(server)
         raw.send(subscribe(0, VClock({1: 1})) + encode_ack(Ack(VClock({1: 1}))))
         assert (await raw.read_one()).type == RequestType.OK
-        for _ in range(5):  # longer than strangers may stay
+        for _ in range(5):  # longer than unauthenticated clients may stay
             assert (await raw.read_one()).type == RequestType.OK
             raw.send(encode_ack(Ack(VClock({1: 1}))))
         writer = await Raw.open(server)

@@ -1,4 +1,4 @@
-"""Requests of a client, one by one: statements, streams, authentication, watching, and the rest of the protocol."""
+"""Requests of a client, one by one: statements, streams, authentication, watchers, and the rest of the protocol."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tests.standing_clock import StandingClock
 
 @pytest.fixture
 def instance() -> Instance:
-    """With a space 512, `numbers`, of a number and anything, and a second index by the second field."""
+    """Return an instance with a space 512, `numbers`, with an unsigned first field and a second index by the second
+    field."""
     made = make_instance()
     transaction = made.box.begin()
     ddl.create_space(transaction, "numbers")
@@ -295,7 +296,7 @@ async def test_a_linearizable_transaction_begins_when_enough_members_have_answer
     assert not response.is_error
     refused = await select
     assert refused is not None
-    assert refused.error().code == errors.Unsupported.code, "what came behind it was executed in the transaction"
+    assert refused.error().code == errors.Unsupported.code, "the requests after it ran in the transaction"
 
 
 async def test_a_linearizable_transaction_that_takes_too_long_does_not_begin(client: Conversation) -> None:
@@ -616,7 +617,7 @@ async def test_a_mistake_of_ours_is_an_error_without_what_the_request_held(
 async def test_an_error_that_was_foreseen_is_told_without_a_trace(
     client: Conversation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A box.cfg that is under way when its node is stopped ends so: found by a chaos run."""
+    """A running box.cfg ends this way when its node is stopped: found by a chaos run."""
 
     async def stopping(options: dict[str, Any]) -> None:
         raise ReplicationClosed("node is stopping", hint="start it again")

@@ -1,4 +1,4 @@
-"""A single statement gives the reply, the state and the row that its session would give."""
+"""A single statement has the same reply, state and row as in its session."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.node.server.test_executor import (
 
 
 def by_sessions() -> Any:
-    """While this lasts, nothing is quick."""
+    """Send every statement to its session."""
     return patch.object(SingleStatements, "execute", lambda *_: None)
 
 
 async def serve(packets: list[bytes], user: int, filled: int, *, fails: bool = False) -> Served:
     served = Served([user])
     served.fill(filled)
-    await served.run([statement(REPLACE, NUMBERS, (1000, 0))])  # the first write makes the file
+    await served.run([statement(REPLACE, NUMBERS, (1000, 0))])  # the first write creates the file
     if fails:
         served.disk.broken.add("append")
     for packet in packets:

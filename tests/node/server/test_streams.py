@@ -1,4 +1,4 @@
-"""How many transactions may be open at a time."""
+"""The limit of open transactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watchers: what a client is told, and when it is not."""
+"""Watchers: which events a client gets, and when it gets none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.node.instances import REPLICASET_UUID, UUID, make_instance
 
 
 class Screen:
-    """A client that shows its events: sync, key and value."""
+    """A client that records its events: sync, key and value."""
 
     def __init__(self) -> None:
         self.events: list[tuple[int, str, Any]] = []

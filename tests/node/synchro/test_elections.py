@@ -1,4 +1,4 @@
-"""A node's part in elections: what it writes before it speaks, whom it tells, and what becomes of the queue."""
+"""A node's part in elections: writes before broadcasts, recipients, and the queue."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_a_vote_that_was_shown_survives_a_loss_of_power_although_other_row
 
 @simulated()
 async def test_a_row_in_the_log_before_the_vote_counts(sim: Simulation) -> None:
-    """The candidate has all that we had when it asked, but not what was on its way to our log then."""
+    """The candidate has all rows that we had when it asked, but not those on their way to our log at that time."""
     them = Electorate(sim)
     member, journal = them.members[1], them.journals[1]
     member.start(RaftState(term=1), 1)
@@ -350,7 +350,7 @@ async def test_waiters_for_an_election_get_an_error_when_the_node_stops(sim: Sim
 
 @simulated()
 async def test_promotion_under_way_fails_when_the_member_is_expelled(sim: Simulation) -> None:
-    """Without elections, the term that it waits for is never written any more."""
+    """Without elections, the term that it waits for is never written."""
     them = Electorate(sim, mode=ElectionMode.OFF)
     them.start()
     waiting = asyncio.ensure_future(them.members[1].promote())

@@ -1,4 +1,4 @@
-"""The queue of a node: what waits becomes a fact or never was, in memory, in the log and for whoever waits for it."""
+"""The queue of a node: pending transactions commit or roll back, in memory, in the log and for their waiters."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TestQueueOfARealServer:
             assert tuples(node) == [(1, "undecided"), (3, "confirmed at once"), (2, "behind it")]
         assert tarantool.run(SHOW, directory) == "2\t1\ttrue\n"
         async with flowstone.Node(directory) as node:
-            await node.snapshot()  # with which 2.6.0, unlike us, does not start: it has synchronous tuples
+            await node.snapshot()  # 2.6.0, unlike us, does not start with it: it has synchronous tuples
 
     async def test_an_orphan_leaves_what_it_finds_to_its_peers_who_may_have_decided_meanwhile(
         self, directory: Path
@@ -191,7 +191,7 @@ async def test_limbo_releases_waiters_when_the_node_stops() -> None:
 
 
 class TestSnapshotWhileARowIsOnItsWayToTheDisk:
-    """What such a row says is in the snapshot, whose position is behind it."""
+    """The effect of such a row is in the snapshot, whose position is after it."""
 
     async def test_its_term_and_vote(self, tmp_path: Path) -> None:
         async with flowstone.Node(tmp_path, election_mode="candidate", election_timeout=1000) as node:
@@ -247,7 +247,7 @@ class TestSnapshotWhileARowIsOnItsWayToTheDisk:
 
 
 class Link:
-    """A replica that takes whatever it is sent."""
+    """A replica that accepts everything."""
 
     peer, user = "somewhere", 1
 

@@ -1,4 +1,4 @@
-"""Timeouts of a node that wakes up late: once it was asleep, always it is overloaded, and still has to decide."""
+"""Timeouts of a node that wakes up late, once after a suspension or always under overload, and must still decide."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT = 5.0
 
 
 class LateAlarm:
-    """Rings as late as it is told to."""
+    """An alarm with a given delay."""
 
     def __init__(self, clock: StandingClock, queue: LimboDriver) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class LateAlarm:
 
 
 async def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[Replica, LateAlarm, list[FlowstoneError | None]]:
-    """An owner of the queue with a transaction that nobody acknowledges, and what its client is told."""
+    """Return an owner of the queue with a transaction that no replica acknowledges, and its client's result."""
     replica, clock = Replica(dialect=Dialect.V2_11), StandingClock()
     queue = replica.commits.queue
     queue.see_term(2)

@@ -1,4 +1,4 @@
-"""Linearization points: enough members say anew where they are, we come to where they are, and the queue is decided."""
+"""Linearization points: enough members report their positions anew, we reach them, and the queue is decided."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.node.instances import make_instance
 
 
 class Point:
-    """A call of `linearization_point` under way."""
+    """A running call of `linearization_point`."""
 
     def __init__(self, instance: Instance, timeout: float = 60.0) -> None:
         self._task = asyncio.ensure_future(linearization_point(instance, timeout))
 
     async def is_there(self) -> bool:
-        """After everything has happened that waits for nothing but its turn."""
+        """Run everything that is ready; return True if the call has ended."""
         for _ in range(10):
             await asyncio.sleep(0)
         return self._task.done()
@@ -36,7 +36,7 @@ class Point:
 
 @pytest.fixture
 async def instance() -> Instance:
-    """With a synchronous space, 512, whose queue is its own."""
+    """Return an instance that owns the queue, with a synchronous space, 512."""
     made = make_instance()
     transaction = made.box.begin()
     ddl.create_space(transaction, "safe", is_sync=True)

@@ -33,7 +33,7 @@ async def test_with_elections_off_a_promotion_begins_a_term_and_takes_the_queue(
     await sim.sleep(1)
     assert them.members[2].term == 2
     await member.promote()
-    assert member.term == 2, "it has the queue in this term"
+    assert member.term == 2, "it owns the queue in this term"
     them.queues[1].is_frozen = True
     await member.promote()
     assert (member.term, queue.term) == (3, 3)
@@ -250,7 +250,7 @@ async def test_with_elections_off_a_demotion_gives_the_queue_to_nobody(sim: Simu
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     await member.demote()
-    assert member.term == 1, "there is nothing to give away"
+    assert member.term == 1, "there is no queue to give up"
     await member.promote()
     await member.demote()
     assert (member.term, queue.owner_id, queue.term, queue.promote_terms) == (3, 0, 3, {1: 3})

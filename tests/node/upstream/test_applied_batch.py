@@ -1,4 +1,4 @@
-"""Rows that were applied and are not submitted: what goes into the log, and in which order they are taken back."""
+"""Applied rows that are not submitted yet: their log rows, and the order in which they are undone."""
 
 from __future__ import annotations
 

@@ -47,14 +47,14 @@ SECONDS = 60.0
 
 
 async def until(condition: Callable[[], object], seconds: float = SECONDS) -> None:
-    """Returns when `condition` holds; fails if it does not in time."""
+    """Wait until `condition` holds; fail on timeout."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 — what is waited for has no event
             await asyncio.sleep(0.005)
 
 
 class ShortClock(SystemClock):
-    """Pauses are short, or do not end."""
+    """A clock whose pauses are short or endless."""
 
     def __init__(self, pause: float) -> None:
         self._pause = pause
@@ -69,7 +69,7 @@ class ShortClock(SystemClock):
 async def applier(
     uri: str, sink: MemorySink, *, pause: float = 0.02, **how: Any
 ) -> AsyncIterator[tuple[Applier, list[State]]]:
-    """An applier that is not started yet, and the states it comes to."""
+    """Return an applier that is not started, and the list of its states."""
     states: list[State] = []
     options: dict[str, Any] = {"replication_timeout": 0.3} | how
     outside = dataclasses.replace(production(), clock=ShortClock(pause))
@@ -81,7 +81,7 @@ async def applier(
 
 
 def member() -> MemorySink:
-    """A sink that has data and is registered."""
+    """Return a sink that has data and is registered."""
     sink = MemorySink(US)
     sink.replicaset_uuid, sink.replica_id = SET, 2
     return sink
@@ -91,7 +91,7 @@ def member() -> MemorySink:
 
 
 class ScriptedMaster:
-    """Answers each request by what the script of its type says, WATCH only once; keeps what it was sent."""
+    """Answers each request by the script of its type, WATCH only once; records the requests."""
 
     def __init__(self, uuid: UUID = THEM, version: tuple[int, int, int] = (2, 6, 0), **scripts: list[bytes]) -> None:
         self.uuid = uuid
@@ -144,7 +144,7 @@ async def test_applier_pauses_in_a_given_state_until_resumed() -> None:
         assert (it.uuid, it.version, it.ballot.vclock) == (THEM, (2, 6, 0), VClock({1: 5}))
         await it.resume_to(State.READY)
         assert it.state is State.READY
-        await it.resume_to(State.READY)  # where it is already
+        await it.resume_to(State.READY)  # the current one
         it.resume()
         await until(lambda: it.state is State.SYNC)
         assert states == [State.CONNECT, State.CONNECTED, State.READY, State.SYNC]
@@ -428,7 +428,7 @@ async def test_applier_logs_an_unreachable_peer_once_and_retries(caplog: pytest.
 
 
 async def test_rows_of_a_registration_that_leave_a_gap_are_left_to_the_subscription() -> None:
-    """2.6.0 sends what it wrote since it was asked, however far behind we were."""
+    """2.6.0 sends the rows written since the request, however far we lagged."""
     master = ScriptedMaster(REGISTER=[transaction(1, 9), messages.encode_vclock_reply(VClock({1: 9}))])
     sink = member()
     sink.replica_id = 0
@@ -501,7 +501,7 @@ def subscription(lsn: int) -> list[bytes]:
 
 @pytest.mark.parametrize("has_acknowledged", [False, True])
 async def test_a_master_that_wrote_others_since_it_lost_rows_is_not_followed(has_acknowledged: bool) -> None:
-    """Unless it was seen to have the old ones first. A reconnection, or a new start, does not make it forgotten."""
+    """Unless it was seen to have the old ones first. A reconnect or restart does not clear that."""
     master = ScriptedMaster()
     sink = member()
     sink.restart_at(VClock({1: 9}))
@@ -587,7 +587,7 @@ async def test_an_event_that_is_no_ballot_stops_it_with_a_reason() -> None:
 
 
 async def test_a_master_that_does_not_know_us_yet_is_asked_again_but_not_for_ever() -> None:
-    """The row that registered us elsewhere may be on its way to it: 2.6 has no other word for that."""
+    """The row that registered us elsewhere may be on its way to it: 2.6 has no other error for that."""
     unknown = [error_packet(62, "Replica us is not registered with replica set ours")]
     master = ScriptedMaster(SUBSCRIBE=unknown)
     async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
@@ -690,7 +690,7 @@ async def test_applier_logs_temporary_errors_without_a_warning(
 
 
 async def test_behind_rows_of_a_registration_that_are_left_out_all_are() -> None:
-    """A gap in one batch would not show in the next one."""
+    """A gap in one batch would not be visible in the next one."""
     sink = member()
     sink.replica_id = 0
     async with applier("127.0.0.1:1", sink) as (it, _):
@@ -752,7 +752,7 @@ async def test_a_join_that_brings_no_replica_set_is_not_asked_for_again() -> Non
 SPACE = "box.schema.space.create('t'):create_index('pk') for i = 1, 100 do box.space.t:insert{i, 'x'} end\n"
 PATIENT = {"replication_timeout": 1.25}
 TIMEOUT = "replication_timeout=1.25, "
-"""On a busy machine nobody may be given up for being late by some seconds: the server would log it."""
+"""On a busy machine a delay of some seconds must not cause a timeout: the server would log it."""
 
 
 CAUGHT_UP = """
@@ -773,7 +773,7 @@ local function is_followed()
 end
 while is_followed() do fiber.sleep(0.01) end
 """
-"""Until the server has noticed that nobody follows it any more: who comes back before that, comes twice."""
+"""Wait until the server has noticed that its replica left: a replica that returns earlier is connected twice."""
 
 
 async def lua(server: Any, code: str) -> Any:
@@ -782,13 +782,13 @@ async def lua(server: Any, code: str) -> Any:
 
 
 def tuples(sink: MemorySink) -> list[bytes]:
-    """Bodies of the rows of space `t`, which has id 512."""
+    """Return the bodies of the rows of space `t`, which has id 512."""
     heads = (b"\x82\x10\xcd\x02\x00", b"\x82\x10\xce\x00\x00\x02\x00")
     return [row.body for row in (*sink.snapshot, *sink.rows) if row.body.startswith(heads)]
 
 
 def complaints(server: Any) -> list[str]:
-    """Errors in the server's log, but that a connection has ended."""
+    """Return the errors in the server's log, except closed connections."""
     lines = [line for line in server.log().splitlines() if " E> " in line or " !> " in line]
     return [line for line in lines if "unexpected EOF" not in line and "Broken pipe" not in line]
 

@@ -1,4 +1,4 @@
-"""Watching a ballot on a connection of its own: how it ends, and what it does about who reads no answers."""
+"""Watching a ballot on its own connection: how it ends, and its handling of peers that read no answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GREETING = encode_greeting(Greeting((2, 11, 9), UUID(int=7), b"s" * 32))
 
 
 class Peer:
-    """A stream that brings ballots as long as there is time to read them, and takes only some answers."""
+    """A stream that delivers ballots as fast as they are read, and accepts only some answers."""
 
     def __init__(self, ballots: int, *, reads_answers: int) -> None:
         self._left = ballots

@@ -1,4 +1,4 @@
-"""Which member a spool or a replica follows, and when nobody is left to ask."""
+"""The choice of the member that a spool or replica follows, and the end of that list."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_only_member_is_believed_at_once() -> None:
 def test_rows_that_some_lack_count_as_lost_only_when_nobody_gets_them_in_time() -> None:
     found = members(2)
     found.failed(behind(90), 0.0, is_final=True)
-    assert found.verdict(LAG_SECONDS * 2) is None  # the other one has not been asked
+    assert found.verdict(LAG_SECONDS * 2) is None  # the other one has not been queried
     found.failed(behind(95), 1.0, is_final=True)
     assert found.verdict(LAG_SECONDS - 0.1) is None
     assert str(found.verdict(LAG_SECONDS)).startswith("at95:1 has lost rows")

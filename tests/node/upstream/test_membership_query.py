@@ -1,4 +1,4 @@
-"""The question whether an instance is still a member: of nodes, of peers that refuse it, and of peers that are lost."""
+"""The query whether an instance is still a member: by nodes, with peers that reject it or are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node as its appliers see it: what it asks peers for, and of which writes they hear."""
+"""The node as seen by its appliers: its requests to peers, and the writes it is notified of."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STRANGER = uuid.UUID("33333333-3333-4333-8333-333333333333")
 
 
 async def nobody_joins(recovered: RecoveredBox) -> None:
-    raise AssertionError("nobody has joined")
+    raise AssertionError("unexpected join")
 
 
 def member_of(instance: Instance) -> NodeSink:
@@ -93,7 +93,7 @@ async def test_rows_wait_for_a_verdict_that_is_being_written(tmp_path: Path) -> 
 
 
 def snapshot_rows(dialect: Dialect) -> bytes:
-    """All system spaces of a replica set that is just born, as a peer sends them."""
+    """Return all system spaces of a newly bootstrapped replica set, as a peer sends them."""
     spaces = sorted(bootstrapped_box(dialect).spaces.items())
     tuples = ((space_id, raw) for space_id, space in spaces if space.primary is not None for raw in space.tuples())
     return b"".join(

@@ -1,4 +1,4 @@
-"""Plain rows, many at once: the same effect as one by one, or none at all."""
+"""Many plain rows together have the same effect as one by one, or none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made() -> Box:
 
 
 def content(box: Box) -> dict[int, list[list[Any]]]:
-    """All entries of all indexes, in their order."""
+    """Return all entries of all indexes, in order."""
     return {
         number: [[unpack(raw) for _, raw in index.scan()] for index in box.space(number).served] for number in SPACES
     }

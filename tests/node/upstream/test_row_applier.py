@@ -1,4 +1,4 @@
-"""Live application: what peers send is in the box and in the log, whole, once and in order, or not at all."""
+"""Live application: rows of peers are in the box and in the log, whole, once and in order, or not at all."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ async def test_rows_received_from_two_peers_are_applied_once(seed: int) -> None:
 
 
 async def test_of_a_transaction_that_came_in_parts_before_the_rest_is_applied() -> None:
-    """From a master of 1.10 each row came as a transaction of its own; another one sends them together."""
+    """A 1.10 master sent each row as a transaction of its own; another one sends them together."""
     replica, old, new = Replica(), Master(), Master()
     replica.applying.apply(slab(old.does(put(INSERT, 1)), old.does(put(INSERT, 2))))
     replica.applying.apply(slab(new.does(put(INSERT, 1), put(INSERT, 2), put(INSERT, 3), put(INSERT, 4))))
@@ -446,7 +446,7 @@ async def test_two_masters_cannot_both_have_transactions_waiting() -> None:
 
 
 class TestWithTerms:
-    """Dialect 2.11: the queue has an owner, and what others write is measured by its term."""
+    """Dialect 2.11: the queue has an owner, and rows of other members are judged by its term."""
 
     async def test_a_queue_that_nobody_owns_takes_nothing(self) -> None:
         replica, master = Replica(dialect=Dialect.V2_11), Master()

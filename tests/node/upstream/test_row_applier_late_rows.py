@@ -1,4 +1,4 @@
-"""What a former owner of the queue wrote too late: NOPs that every server recovers, and what they tell of the rest."""
+"""Late rows of a former owner of the queue: NOPs that every server recovers, and their effect on later rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMIT = Flag.COMMIT.value
 
 
 async def deposed(first: int = 0) -> tuple[Replica, Master, Master]:
-    """A replica that knows that the first of two masters was succeeded by the second, up to row `first`."""
+    """Return a replica that knows that the second of two masters succeeded the first, up to row `first`."""
     replica, one, two = Replica(dialect=Dialect.V2_11), Master(2), Master(3)
     replica.applying.apply(slab(one.says(Promote(0, 0, 2))))
     if first:
@@ -80,7 +80,7 @@ async def test_transaction_of_skipped_conflicts_and_nops_waits_for_nothing() -> 
 
 
 async def test_transaction_ending_in_a_nop_is_filtered_by_the_flags_of_that_row() -> None:
-    """`applier_synchro_filter_tx` of 2.11 looks at the last row, whatever its type, and replaces all rows by NOPs."""
+    """`applier_synchro_filter_tx` of 2.11 checks the last row, whatever its type, and replaces all rows by NOPs."""
     replica, one, _ = await deposed()
     replica.applying.apply(slab(one.does(put(INSERT, 1, space=SYNC), (NOP, None), flags=SYNCHRONOUS)))
     await settled(replica)
@@ -114,7 +114,7 @@ async def test_late_row_that_stands_is_logged_without_limbo_flags_when_nobody_ow
 
 
 async def test_fact_beside_received_nops_ends_the_former_tenure() -> None:
-    """3.8 passes NOPs on with WAIT_ACK, which are logged anew: they must not hide a fact of the same batch."""
+    """3.8 relays NOPs with WAIT_ACK, which are logged anew: they must not hide a committed row of the same batch."""
     replica, one, two = await deposed()
     assert replica.limbo.history.former
     nops = [one.does((NOP, None), flags=Flag.WAIT_ACK.value) for _ in range(2)]
@@ -125,7 +125,7 @@ async def test_fact_beside_received_nops_ends_the_former_tenure() -> None:
 
 
 async def test_nop_of_a_former_owner_voids_what_waited_behind_it() -> None:
-    """Another member was faster to pass the NOP on; the next row comes from the former owner itself."""
+    """Another member relayed the NOP first; the next row comes from the former owner itself."""
     replica, one, _ = await deposed()
     replica.applying.apply(slab(one.does((NOP, None))))
     replica.applying.apply(slab(one.does(put(INSERT, 2), flags=BEHIND)))
@@ -135,7 +135,7 @@ async def test_nop_of_a_former_owner_voids_what_waited_behind_it() -> None:
 
 
 async def test_nop_in_place_of_a_verdict_voids_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The former owner keeps what waited behind a transaction that stands, so the two have parted."""
+    """The former owner keeps the rows that waited for a committed transaction, so the two have diverged."""
     monkeypatch.setattr(applying, "schema_version", lambda box: (2, 11, 1))
     replica, one, _ = await deposed(first=2)
     replica.applying.apply(slab(one.says(Confirm(2, 2))))
@@ -148,7 +148,7 @@ async def test_nop_in_place_of_a_verdict_voids_nothing(monkeypatch: pytest.Monke
 
 
 async def follower(replica: Replica) -> Replica:
-    """One that has all its rows from the log of `replica`."""
+    """Return a replica that got all its rows from the log of `replica`."""
     peer, stream = Replica(dialect=Dialect.V2_11), RowStream("peer")
     disk = replica.disk.outside().disk
     for name in disk.list_directory("data"):

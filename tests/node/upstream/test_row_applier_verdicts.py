@@ -1,4 +1,4 @@
-"""Rows about the queue that have to wait, or do nothing: what is told, and what stays hidden until its verdict."""
+"""Rows about the queue that must wait or have no effect: replies, and what stays hidden until the verdict."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.node.applied_rows import (
 
 
 def confirmed(replica: Replica) -> list[bytes]:
-    """What a transaction sees that wants facts only."""
+    """Return what a transaction with isolation read-confirmed sees."""
     primary = replica.box.space(SYNC).primary
     assert primary is not None
     with replica.box.open_view(confirmed=True) as view:
@@ -40,7 +40,7 @@ def confirmed(replica: Replica) -> list[bytes]:
 
 
 async def owner(monkeypatch: pytest.MonkeyPatch) -> Replica:
-    """Owns the queue, in which one transaction waits for a second member."""
+    """Return the owner of the queue, in which one transaction waits for a second member."""
     monkeypatch.setattr(applying, "schema_version", lambda box: (2, 11, 1))
     replica = Replica(WalMode.FSYNC, Dialect.V2_11)
     replica.commits.queue.see_term(2)
@@ -69,7 +69,7 @@ async def test_a_promote_that_had_to_wait_and_is_refused_then_stops_who_brought_
 
     monkeypatch.setattr(replica.journal, "_fail", room_again)
     replica.disk.room = 0 if disk_fails else None
-    replica.commits.queue.ack(2, replica.journal.written_vclock)  # our CONFIRM is on its way to the disk
+    replica.commits.queue.ack(2, replica.journal.written_vclock)  # our CONFIRM is being written
     promote = Promote(1, lsn if disk_fails else 0, 3)
     replica.applying.apply(slab(peer.says(promote), peer.does(put(REPLACE, 77, space=SYNC), flags=SYNCHRONOUS)))
     await settled(replica)

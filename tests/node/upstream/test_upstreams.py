@@ -1,4 +1,4 @@
-"""Whom a node follows: births, restarts, orphans, members that come, go and change, in virtual time."""
+"""The upstreams of a node: bootstraps, restarts, orphans, joining, leaving and changing members, in virtual time."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ async def lose_logs_of_b(sim: Simulation) -> None:
     await sim.start("b", dialect="2.6", replication=uris(sim, "a"))
     position = sim.node("b")._instance.vclock
     sim.kill("b")
-    await sim.restart("a")  # consumers are forgotten with the process
+    await sim.restart("a")  # consumers are lost with the process
     await put(sim, "a", *range(10))
     await sim.on("a", sim.node("a").snapshot())
     await put(sim, "a", *range(10, 20))
@@ -238,7 +238,7 @@ async def test_an_instance_whose_logs_nobody_has_any_more_joins_anew(sim: Simula
 async def test_member_asks_again_whether_it_may_rejoin_when_the_source_dies_meanwhile(
     sim: Simulation, is_told: bool
 ) -> None:
-    """The source dies before it answers, or before it is joined; it is back soon."""
+    """The source dies before it answers, or before the join; it soon returns."""
     await lose_logs_of_b(sim)
     restarts: list[asyncio.Future[Any]] = []
     questions = 0
@@ -493,9 +493,9 @@ async def test_instance_without_data_times_out_waiting_for_a_writable_peer(sim: 
 
 @simulated()
 async def test_bootstrapping_member_with_elections_serves_no_peers_before_it_leads(sim: Simulation) -> None:
-    """Real instances that join give up when they are told that nobody can write."""
+    """Real joining instances give up when no member is writable."""
     sim.build("a")
-    sim.machine("a").blocking_seconds = (0.1, 0.2)  # its disk is slow: to write down a vote takes a while
+    sim.machine("a").blocking_seconds = (0.1, 0.2)  # its disk is slow, so writing a vote takes a while
     starting = asyncio.ensure_future(sim.start("a", replication=uris(sim, "a"), election_mode="candidate"))
     told: list[bool] = []
     while not starting.done():
@@ -524,7 +524,7 @@ async def test_a_set_whose_first_term_cannot_be_written_is_not_begun(sim: Simula
 
 @simulated()
 async def test_an_orphan_that_is_elected_takes_writes(sim: Simulation) -> None:
-    """Else nobody could strike off the member that it waits for."""
+    """Otherwise the member that it waits for could not be expelled."""
     names = ("a", "b", "c")
     options: dict[str, Any] = {"bootstrap_strategy": "legacy", "replication_connect_quorum": 3}
     options |= {"election_mode": "manual", "replication": uris(sim, *names), "replication_connect_timeout": 5}

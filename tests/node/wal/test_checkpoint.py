@@ -1,4 +1,4 @@
-"""Checkpoints: a snapshot is the state of one moment, whatever is written meanwhile."""
+"""Checkpoints: a snapshot is the state of one moment, despite concurrent writes."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ async def until(condition: Any, seconds: float = 20) -> None:
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A manual clock."""
 
     def __init__(self) -> None:
         self.now = 1000.0
         self.sleepers: list[tuple[float, asyncio.Future[None]]] = []
         self.timers: list[tuple[float, asyncio.Future[None]]] = []
-        """Those of checkpoints, who sleep long."""
+        """Timers of checkpoints, which sleep long."""
 
     def monotonic(self) -> float:
         return self.now
@@ -361,7 +361,7 @@ async def test_a_checkpoint_does_not_hold_the_loop() -> None:
         pauses.append(time.perf_counter() - begin)
     await making
     pauses.sort()
-    # Other processes share the machine, so the odd longer pause is not ours.
+    # Other processes share the machine, so an occasional longer pause is not ours.
     assert pauses[int(len(pauses) * 0.99)] < 0.02
 
 
@@ -423,4 +423,4 @@ def test_slices_end_although_new_keys_come_faster_than_tuples_are_read(step: int
             for key in islice(new, 1500):
                 index.set(key, pack([key, "new"]))
     assert found == [pack([key]) for key in sorted(old)]
-    assert next(new, None) is not None, "it did not end before the load did"
+    assert next(new, None) is not None, "it outlasted the load"

@@ -1,4 +1,4 @@
-"""Commits: a transaction's rows in the log as a real server writes them, or everything as it was before."""
+"""Commits: a transaction's rows in the log as a real server writes them, or no effect at all."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Node:
         self.commits.queue.registered(1)
 
     def transaction(self, *rows: tuple[int, int]) -> BoxTransaction:
-        """Replaces of (space, key)."""
+        """Return replaces of (space, key)."""
         transaction = self.box.begin()
         for space_id, key in rows:
             statements.replace(transaction, self.box.space(space_id), pack((key,)))
@@ -112,7 +112,7 @@ async def test_a_mixed_transaction_ends_with_a_global_row_in_dialect_2_6() -> No
 
 
 async def test_a_synchronous_transaction_is_confirmed_right_behind_it() -> None:
-    """As long as the replica set is this one instance, which is its own quorum."""
+    """While the replica set is this one instance, which is its own quorum."""
     node = Node()
     await node.commits.commit(node.transaction((SYNC, 1), (PLAIN, 2)))
     rows = node.rows()
@@ -157,7 +157,7 @@ async def test_a_failed_write_takes_back_all_that_waited_and_the_next_one_may_su
     assert [str(error.message) for error in results if isinstance(error, errors.WalIo)] == [
         "Failed to write to disk"
     ] * 3
-    assert all("cannot write at byte" in str(error) for error in results)  # with what the disk said, for the operator
+    assert all("cannot write at byte" in str(error) for error in results)  # with the disk's error, for the operator
     assert node.keys() == [1]
     assert list(node.box.in_flight) == []
     node.disk.room = None

@@ -1,4 +1,4 @@
-"""Garbage collection: what nobody needs goes, what somebody needs stays."""
+"""Garbage collection deletes files that no replica needs, and keeps the others."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_members_are_not_awaited_for_ever() -> None:
 
 
 async def test_replica_letting_go_of_many_logs_costs_one_listing_and_one_header_each() -> None:
-    """Else catching up over many logs is quadratic: each ACK at the end of a log starts a collection."""
+    """Otherwise catching up over many logs is quadratic: each ACK at the end of a log starts a collection."""
     count = 100
     disk = directory([1000], list(range(0, 10 * count, 10)))
     gc = collector(disk, 1)

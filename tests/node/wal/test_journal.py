@@ -1,4 +1,4 @@
-"""The journal keeps its word: what it called written is found again, whatever the disk does."""
+"""The journal keeps its promise: rows reported as written are found again, despite any disk fault."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def journal(disk: FaultDisk, mode: WalMode = WalMode.WRITE, **how: object) -> Jo
 
 
 class Writer:
-    """Submits transactions of known content and keeps account of what it was told."""
+    """Submits transactions of known content and records their results."""
 
     def __init__(self, log: Journal) -> None:
         self.log = log
@@ -63,7 +63,7 @@ class Writer:
 
 
 def found(disk: FaultDisk) -> list[tuple[int, str]]:
-    """(LSN, note) of every row that a reader of the directory finds, in order; checks transactions and names."""
+    """Return (LSN, note) of every row in the directory, in order; check transactions and names."""
     rows: list[tuple[int, str]] = []
     outside = disk.outside()
     directory = scan_directory(outside.disk, DIRECTORY)
@@ -467,7 +467,7 @@ async def test_a_log_without_rows_is_continued_and_a_torn_one_ended() -> None:
     await again.close()
     assert names(disk) == [f"{0:020}.xlog", f"{1:020}.xlog"]
     assert found(disk) == [(1, "a"), (2, "b")]
-    # A log that holds its header only.
+    # A log with only its header.
     path = f"{DIRECTORY}/{1:020}.xlog"
     with LogFile.open(disk.outside().disk, path) as file:
         meta, start = file.meta, file.first_block
@@ -479,7 +479,7 @@ async def test_a_log_without_rows_is_continued_and_a_torn_one_ended() -> None:
 
 
 async def rotated(log: Journal) -> None:
-    """`log.rotate()`, which must not be waited for when the process is dead."""
+    """Call `log.rotate()` without waiting for a dead process."""
     rotation = asyncio.create_task(log.rotate())
     try:
         await asyncio.sleep(0)
@@ -490,7 +490,7 @@ async def rotated(log: Journal) -> None:
 
 
 async def workload(disk: FaultDisk, mode: WalMode, rng: Random, turns: int = 12) -> Writer:
-    """A journal under load on a disk that may die at any byte; what it said until then."""
+    """Load a journal on a disk that may die at any byte; return its answers until then."""
     log = journal(disk, mode, wal_max_size=1500)
     writer = Writer(log)
     try:

@@ -1,4 +1,4 @@
-"""Reading our own logs while they are written: from any position, over files, never beyond what is reported."""
+"""Reading our own logs during writes: from any position, across files, never beyond the reported end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(lsn: int) -> bytes:
 
 
 class Log:
-    """The logs of instance 1 in the making."""
+    """The growing logs of instance 1."""
 
     def __init__(self, start: int = 0) -> None:
         self.disk = FaultDisk()
@@ -33,7 +33,7 @@ class Log:
         self._writer = LogWriter.create(self.door, "data", Meta(FileType.XLOG, UUID, {1: start} if start else {}))
 
     def write(self, *lsns: int) -> None:
-        """One block each."""
+        """Write one block per LSN."""
         for lsn in lsns:
             self._writer.append_encoded([row(lsn)], {1: lsn})
 
@@ -51,7 +51,7 @@ class Log:
 
 
 def read_all(reader: LogReader, limit: int) -> list[int]:
-    """LSNs up to the end, which may begin before what was asked for."""
+    """Return LSNs up to the end; they may start before the requested position."""
     found: list[int] = []
     while (piece := reader.read(VClock({1: limit}))) is not None:
         found += [row.lsn for row in piece.slab.rows()]
@@ -68,7 +68,7 @@ def test_rows_come_from_all_logs_in_order() -> None:
     log.write(4, 5)
     assert read_all(log.reader(0), 5) == [1, 2, 3, 4, 5]
     assert read_all(log.reader(2), 5) == [3, 4, 5]
-    assert read_all(log.reader(4), 5) == [4, 5], "from the log that has it; who knows row 4 leaves it out"
+    assert read_all(log.reader(4), 5) == [4, 5], "from the log that has it; a replica with row 4 skips it"
 
 
 def test_reading_goes_on_where_it_was_when_more_is_written() -> None:
@@ -194,7 +194,7 @@ def test_first_log_deleted_after_the_listing_is_missed_by_name(monkeypatch: pyte
 
 @pytest.mark.parametrize("position", [7, 0])
 def test_log_that_is_listed_and_never_there_ends_the_search(position: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as a dangling symbolic link: it must neither hang the relay nor be taken for a gap."""
+    """For example a dangling symbolic link: it must neither hang the relay nor count as a gap."""
     log = twenty_logs()
     listed = scan_directory(log.door, "data")
     log.disk.unlink("data/00000000000000000007.xlog")
@@ -204,12 +204,12 @@ def test_log_that_is_listed_and_never_there_ends_the_search(position: int, monke
 
 
 def fresh(logs: tuple[ListedFile, ...]) -> tuple[ListedFile, ...]:
-    """The same files, without the headers that were read."""
+    """Return the same files, without cached headers."""
     return tuple(replace(each) for each in logs)
 
 
 def test_log_reader_raises_logs_gone_for_rows_received_by_a_rejoin() -> None:
-    """The log before the JOIN is still there, and the one behind it names none (seed 2212)."""
+    """The log before the JOIN still exists, and the next one names no predecessor (seed 2212)."""
     log = Log()
     log.write(1, 2)
     log.end()
@@ -237,7 +237,7 @@ def test_a_block_that_is_half_written_is_not_there_yet() -> None:
 
 
 def test_catching_up_over_many_logs_lists_the_directory_once_and_reads_each_header_twice() -> None:
-    """Once per log, a listing makes catching up quadratic: 94 s for 2,400 logs."""
+    """A listing per log makes catching up quadratic: 94 s for 2,400 logs."""
     log, count = Log(), 100
     for lsn in range(1, count + 1):
         log.write(lsn)

@@ -1,4 +1,4 @@
-"""The tail of the log in memory: chunks for all relays, bounded, and where somebody finds his place in it."""
+"""The tail of the log in memory: bounded chunks for all relays, and lookups of a position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowstone.replication.vclock import VClock
 
 
 def rows(*pairs: tuple[int, int]) -> bytes:
-    """A transaction each; id 0 is a local row."""
+    """Return one transaction each; id 0 is a local row."""
     made = (Row(RequestType.NOP.value, number, 0 if number else 1, lsn, 1.0, lsn) for number, lsn in pairs)
     return b"".join(row.encode() for row in made)
 
@@ -23,7 +23,7 @@ def lsns(packets: bytes) -> list[tuple[int, int]]:
 
 
 def tail_of(count: int, **options: int) -> LogTail:
-    """One that began at LSN 10, with so many chunks of one row."""
+    """Return a tail that started at LSN 10, with this number of chunks of one row."""
     tail = LogTail(VClock({1: 10}), lambda: None, **options)
     for lsn in range(11, 11 + count):
         tail.append(rows((1, lsn)), VClock({1: lsn}))
@@ -43,7 +43,7 @@ def test_log_tail_seals_gathered_rows_as_one_chunk_and_notifies_once() -> None:
     assert (chunk.before, chunk.after, tail.end) == (VClock({1: 10}), VClock({1: 12}), 1)
     assert lsns(chunk.packets) == [(1, 11), (1, 12)]
     tail.seal()
-    assert tail.end == 1, "nothing has gathered"
+    assert tail.end == 1, "no row has been collected"
 
 
 def test_log_tail_shares_packets_between_relays_that_take_all_rows() -> None:
@@ -78,7 +78,7 @@ def test_a_place_is_found_by_what_one_knows() -> None:
     assert tail.find(VClock({1: 10})) == 0
     assert tail.find(VClock({1: 12})) == 2
     assert tail.find(VClock({1: 13})) == tail.end
-    assert tail.find(VClock({1: 999, 2: 5})) == tail.end, "ahead of us"
+    assert tail.find(VClock({1: 999, 2: 5})) == tail.end, "position is after our log"
     assert tail.find(VClock({2: 5})) is None
 
 

@@ -1,4 +1,4 @@
-"""What keeps the data of an expelled member from being started, and that finding it out changes nothing."""
+"""The check that rejects the data of an expelled member at the start, without changing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recovery: what was written is there again, from our own directories and from those of real servers."""
+"""Recovery restores written data, from our own directories and from those of real servers."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class TestRealDirectories:
         assert from_newest.vclock == from_oldest.vclock
         assert from_newest.synchro.pending == from_oldest.synchro.pending == ()
         vinyl = [space.id for space in newest.spaces.values() if space.definition.engine == "vinyl"]
-        # What a real server keeps in files of vinyl is in no snapshot.
+        # No snapshot has the tuples that a real server keeps in files of vinyl.
         assert state(newest) | dict.fromkeys(vinyl) == state(oldest) | dict.fromkeys(vinyl)
         assert from_newest.replica_id in (1, 2, 3)
-        if newest.dialect is not Dialect.V2_6:  # whose snapshots say nothing about it
+        if newest.dialect is not Dialect.V2_6:  # whose snapshots do not include it
             assert from_newest.synchro.promote() == from_oldest.synchro.promote()
             assert from_newest.synchro.raft == from_oldest.synchro.raft
 
@@ -108,7 +108,7 @@ class TestRealDirectories:
         await workload(node, Random(3), 150)
         await node.checkpointer.snapshot()
         await workload(node, Random(4), 150)
-        # Only behind the snapshot: 2.6.0 recovers no tuple of a synchronous space from one, be it its own.
+        # Only after the snapshot: 2.6.0 recovers no tuple of a synchronous space from a snapshot, even its own.
         await node.replace("synced", [1], [2])
         await node.replace("synced", [2, "again"])
         await node.close()
@@ -117,7 +117,7 @@ class TestRealDirectories:
         assert len(files(tmp_path, "*.xlog")) > 3
         shown = tarantool.run(f"box.cfg{{log='server.log'}} {SHOW.format(names=' '.join(names))} os.exit(0)", tmp_path)
         assert _shown(shown) == expected
-        # And back again, with what it wrote itself.
+        # And back again, with its own rows.
         tarantool.run("box.cfg{log='server.log'} box.space.t:replace{77777, 'theirs'} os.exit(0)", tmp_path)
         box, _ = await recovered(tmp_path)
         assert (77777, "theirs") in tuples(box, "t")
@@ -173,7 +173,7 @@ pcall(synced.replace, synced, {1000}) pcall(synced.replace, synced, {1001})
 
 
 def _shown(text: str) -> dict[str, list[tuple[Any, ...]]]:
-    """What SHOW printed, by space, each in the order of keys."""
+    """Return the output of SHOW by space, each in key order."""
     found: dict[str, list[tuple[Any, ...]]] = {}
     for line in text.splitlines():
         name, values = line.split("\t")
@@ -182,7 +182,7 @@ def _shown(text: str) -> dict[str, list[tuple[Any, ...]]]:
 
 
 async def workload(node: SmallNode, rng: Random, count: int) -> None:
-    """Statements of all kinds on spaces of several kinds."""
+    """Run statements of all kinds on spaces of several kinds."""
     box = node.box
     if "t" not in box.names:
         await node.create_space("t")
@@ -214,7 +214,7 @@ async def workload(node: SmallNode, rng: Random, count: int) -> None:
 
 
 async def until_death(disk: FaultDisk, life: Coroutine[Any, Any, None]) -> None:
-    """Runs `life` to its end or that of the disk, whatever comes first; then nobody waits for it any more."""
+    """Run `life` until it or the disk ends."""
     death, loop = asyncio.Event(), asyncio.get_running_loop()
     disk.on_death = lambda: loop.call_soon_threadsafe(death.set)
     tasks = [asyncio.create_task(life), asyncio.create_task(death.wait())]
@@ -226,7 +226,7 @@ async def until_death(disk: FaultDisk, life: Coroutine[Any, Any, None]) -> None:
 
 
 async def life(disk: FaultDisk, acknowledged: list[tuple[int, str]], mode: WalMode = WalMode.WRITE) -> None:
-    """Two tuples per transaction, small logs and a snapshot; says what was acknowledged until it ends."""
+    """Write two tuples per transaction, with small logs and a snapshot; report acknowledged writes until the end."""
     node = await start(disk.outside(), "data", mode=mode, wal_max_size=1500)
     for number in range(25):
         await node.replace("t", [number, "x"], [number + 1, "y"])
@@ -237,7 +237,7 @@ async def life(disk: FaultDisk, acknowledged: list[tuple[int, str]], mode: WalMo
 
 
 async def born() -> FaultDisk:
-    """A disk with a node's directory and one space in it."""
+    """Return a disk with a node's directory and one space."""
     disk = FaultDisk()
     node = await start(disk.outside(), "data", mode=WalMode.FSYNC)
     await node.create_space("t")
@@ -246,7 +246,7 @@ async def born() -> FaultDisk:
 
 
 def check_found(box: Box, told: list[tuple[int, str]]) -> None:
-    """All that was acknowledged is there; one more transaction may be, and then all of it."""
+    """Check that all acknowledged writes are present; one more transaction may be, as a whole."""
     expected, found = dict(told), dict(tuples(box, "t"))
     following = len(expected) - 1 if expected else 0
     assert found in (expected, expected | {following: "x", following + 1: "y"})
@@ -390,7 +390,7 @@ class TestOurOwn:
 class TestDamage:
     @pytest.fixture
     async def directory(self, tmp_path: Path) -> Path:
-        """Three logs of two blocks each behind the first snapshot, 60 tuples in all."""
+        """Three logs of two blocks each after the first snapshot, 60 tuples in all."""
         node = await start(OUTSIDE, str(tmp_path))
         await node.create_space("t")
         for part in range(3):
@@ -440,7 +440,7 @@ class TestDamage:
         node = await start(OUTSIDE, str(tmp_path))
         await node.create_space("t")
         await node.replace("t", [1])
-        # Behind the journal's back: the log will hold two inserts of one key.
+        # Bypass the journal: the log will have two inserts of one key.
         t = node.box.space("t")
         assert t.primary is not None
         t.primary.set(1, None)

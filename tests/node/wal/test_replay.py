@@ -1,4 +1,4 @@
-"""Replay: rows become state, transactions stay whole, and what was rolled back never happened."""
+"""Replay: rows become state, transactions stay atomic, and rolled-back ones have no effect."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TestTransactions:
         reports: list[str] = []
         box, replay = replayed(*rows, force=True, reports=reports)
         assert tuples(box) == [(2,), (4,)]
-        assert len(reports) == 1, "the one that does not end is left out"
+        assert len(reports) == 1, "the unfinished one is skipped"
         assert replay.vclock == VClock({1: 4})
 
     def test_an_lsn_used_twice_is_an_error(self) -> None:
@@ -215,7 +215,7 @@ class TestSynchronous:
             alone(replace(5, [5]), QUEUED),
         )
         assert tuples(box, 513) == [(1,), (2,), (3,)]
-        # The CONFIRM stands behind a transaction that waits, and is a fact nevertheless.
+        # The CONFIRM comes after a pending transaction, and is committed nevertheless.
         assert [applied.lsn for applied in replay.pending] == [3, 5]
         for applied in reversed(replay.pending):
             applied.effect.rollback()
@@ -223,7 +223,7 @@ class TestSynchronous:
         assert tuples(box) == []
 
     def test_replay_does_not_queue_nops_of_a_former_owner(self) -> None:
-        """It came while transactions of the present owner waited; that it was synchronous is all that is left of it."""
+        """It arrived while transactions of the current owner were pending; only its synchronous flag is left of it."""
         nop = Row(RequestType.NOP, 3, lsn=17, timestamp=1.0)
         _, replay = replayed(alone(replace(1, [1], 513), SYNC), alone(nop, SYNC), alone(replace(2, [2]), QUEUED))
         assert [(applied.replica_id, applied.lsn) for applied in replay.pending] == [(1, 1), (1, 2)]

@@ -1,8 +1,8 @@
-"""Linearizability of lists that are appended to: the longest list that anybody saw is the order of all appends.
+"""Linearizability of lists under append: the longest list that a client read is the order of all appends.
 
-Operations are `append` (of `value`; `result` is the list then, or None) and `read` (`result` is the list). Every value
-is appended once. As what is seen are whole histories, nothing has to be searched for: each list that was seen is a
-prefix of the longest, so each operation has its place, and places must not contradict the order of events.
+Operations are `append` (of `value`; `result` is the list after it, or None) and `read` (`result` is the list). Every
+value is appended once. Reads return whole histories, so no search is needed: each list read is a prefix of the longest,
+which gives each operation a place, and the places must not contradict the order of events.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tests.simulation.history import History, Operation, by_key
 
 
 class Placed(NamedTuple):
-    """An operation and its place: an append that of its value, a read behind the last value that it saw."""
+    """An operation and its place: for an append, that of its value; for a read, after the last value returned."""
 
     place: float
     operation: Operation
 
 
 def check(history: History, workload: str = "append") -> list[str]:
-    """What is wrong, in words; nothing for a history that is linearizable."""
+    """Return the violations as text; empty if the history is linearizable."""
     violations: list[str] = []
     for key, operations in by_key(history.of(workload)).items():
         violations += [f"{workload} {key}: {problem}" for problem in _check_key(operations)]
@@ -52,7 +52,10 @@ def _misplaced(operation: Operation) -> Iterator[str]:
 
 
 def _places(operations: list[Operation], longest: Sequence[Hashable]) -> list[Placed]:
-    """In the order of invocations. What has failed has no place, nor has what nobody knows of and nobody saw."""
+    """Return the operations in order of invocation.
+
+    Failed operations, and unknown ones that no read returned, have no place.
+    """
     places = {value: float(number) for number, value in enumerate(longest)}
     placed: list[Placed] = []
     for operation in operations:
@@ -64,7 +67,7 @@ def _places(operations: list[Operation], longest: Sequence[Hashable]) -> list[Pl
 
 
 def _check_order(placed: list[Placed]) -> list[str]:
-    """Whoever is invoked after another has returned must not have a place before it."""
+    """Check that no operation has a place before one that returned before its invocation."""
     problems: list[str] = []
     returned = sorted((each for each in placed if each.operation.is_ok), key=lambda each: each.operation.returned or 0)
     last: Placed | None = None

@@ -1,8 +1,8 @@
-"""A bank whose transfers are transactions: strict serializability, and a total that never changes.
+"""A bank whose transfers are transactions: strict serializability, and a constant total.
 
-Operations are `open` (`value`: the balance of each account), `transfer` (`value`: a Transfer) and `read` (`result`: of
-each account its balance, and the mark of the transfer that last changed it). Marks make the order of all versions of an
-account known, as each transfer says which one it found; what depends on what must then have no circles, time included.
+Operations are `open` (`value`: the balance of each account), `transfer` (`value`: a Transfer) and `read` (`result`: per
+account, its balance and the mark of the transfer that last changed it). Each transfer records the marks that it found,
+so the version order of every account is known; the dependencies, including real time, must be free of cycles.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 from tests.simulation.history import History, Operation, Outcome
 
 OPENED: Final = 0
-"""The mark of an account that nobody has touched."""
+"""The mark of an account that no transfer has changed."""
 
 
 class State(NamedTuple):
-    """Of an account: its balance, and the mark of the transfer that made it."""
+    """The state of an account: its balance, and the mark of the transfer that set it."""
 
     balance: int
     mark: int
@@ -26,7 +26,10 @@ class State(NamedTuple):
 
 @dataclass
 class Transfer:
-    """`amount` from `source` to `target`. `found` is what it saw of the two, as far as it came."""
+    """A transfer of `amount` from `source` to `target`.
+
+    `found` is the state that it read of either account, as far as known.
+    """
 
     mark: int
     source: int
@@ -35,13 +38,13 @@ class Transfer:
     found: dict[int, State] = field(default_factory=dict)
 
     def left(self, account: int) -> State:
-        """What it made of an account."""
+        """Return the state of an account after the transfer."""
         change = -self.amount if account == self.source else self.amount
         return State(self.found[account].balance + change, self.mark)
 
 
 def check(history: History, workload: str = "bank") -> list[str]:
-    """What is wrong, in words; nothing for a history that could have happened one by one, at moments in between."""
+    """Return the violations as text; empty if the history is strictly serializable."""
     operations = history.of(workload)
     opened = next((operation for operation in operations if operation.kind == "open"), None)
     if opened is None:
@@ -62,7 +65,7 @@ class _Bank:
         self.happened = self._find_happened()
 
     def _find_happened(self) -> dict[int, Operation]:
-        """Transfers by their marks: acknowledged, or seen by somebody who is known to be right."""
+        """Find the transfers that happened: acknowledged ones, and those that a valid read returned."""
         marks = [mark for mark, each in self._transfers.items() if each.is_ok]
         marks += [state.mark for read in self.reads for state in read.result.values()]
         happened: dict[int, Operation] = {}
@@ -73,7 +76,7 @@ class _Bank:
                 marks += [state.mark for state in transfer.value.found.values()]
         return happened
 
-    # --- what no order could explain ---
+    # --- violations under any order ---
 
     def problems_of_read(self, read: Operation) -> Iterator[str]:
         states: dict[int, State] = read.result
@@ -122,7 +125,7 @@ class _Bank:
     # --- the order ---
 
     def circles(self) -> list[str]:
-        """Orders that contradict each other: at most one, with those who are part of it."""
+        """Return violations of the order: at most one cycle, with its operations."""
         after = self._dependencies()
         state: dict[Operation, int] = {}
         for start in after:
@@ -131,7 +134,7 @@ class _Bank:
         return []
 
     def _dependencies(self) -> dict[Operation, list[Operation]]:
-        """Who must come after whom: by the versions of accounts, and by time."""
+        """Return which operations must come after which, by account versions and by real time."""
         nodes = [*self.happened.values(), *self.reads]
         after: dict[Operation, list[Operation]] = {node: [] for node in nodes}
         successors = {
@@ -155,7 +158,10 @@ class _Bank:
 def _find_circle(
     start: Operation, after: dict[Operation, list[Operation]], state: dict[Operation, int]
 ) -> list[Operation] | None:
-    """Depth first, without recursion. `state`: 1 for those on the path, 2 for those that lead into no circle."""
+    """Depth-first search without recursion.
+
+    `state`: 1 for operations on the path, 2 for those that lead to no cycle.
+    """
     if state.get(start):
         return None
     path, rest = [start], [iter(after[start])]

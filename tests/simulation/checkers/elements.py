@@ -1,4 +1,4 @@
-"""What is wrong with the elements of one list or set that somebody read, whatever others have read."""
+"""Violations in the elements of one list or set read, independent of other reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from tests.simulation.history import Operation
 
 
 def impossible(read: Operation, writes: Mapping[Hashable, Operation], done: str) -> Iterator[str]:
-    """In words. `writes` has who wrote each element, once; `done` is what they did to it, such as "added"."""
+    """Return violations as text.
+
+    `writes` maps each element to the one operation that wrote it; `done` is a verb such as "added".
+    """
     found: tuple[Hashable, ...] = tuple(read.result)
     for number, element in enumerate(found):
         write = writes.get(element)

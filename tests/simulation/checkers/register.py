@@ -1,11 +1,11 @@
-"""Linearizability of registers: is there an order in which every operation happened at one moment of its time?
+"""Linearizability of registers: does an order exist in which each operation takes effect at one moment of its time?
 
-Operations are `write` (of `value`), `read` (`result`) and `cas` (`value` is what was expected, and what is there then);
-None is a register that was never written. Every value is written once, so that a read tells whose it is. The search is
-that of Wing and Gong with Lowe's memory of where it has been, for each key by itself.
+Operations are `write` (of `value`), `read` (`result`) and `cas` (`value` is the expected and the new value). None is
+the value of a register that was never written. Every value is written once, so a read identifies its writer. The search
+is that of Wing and Gong, with Lowe's cache of visited states, separately per key.
 
-An operation with unknown outcome is no burden: if somebody read its value it has happened, before that read returned;
-if nobody did, leaving it out changes nothing that anybody saw.
+An operation with unknown outcome costs nothing: if its value was read, it happened before that read returned; if not,
+it can be left out.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Final, NamedTuple
 from tests.simulation.history import History, Operation, Outcome, by_key
 
 STATES_MAX: Final = 200_000
-"""Where the search gives up, and says so."""
+"""Number of states after which the search gives up and reports that."""
 
 NEVER: Final = 1 << 60
 
 UNREAD: Final = "unread"
-"""In the place of any value that nobody reads."""
+"""Stands for any value that no operation reads."""
 
 Place = tuple[int, Hashable]
 
 
 class Step(NamedTuple):
-    """An operation that has happened, as the search sees it: finds `before` and leaves `after`."""
+    """An operation that took effect, as the search sees it: it finds `before` and leaves `after`."""
 
     invoked: int
     returned: int
     before: Hashable
     after: Hashable
     is_blind: bool
-    """It does not look at what it finds."""
+    """True if the operation does not read the register."""
     operation: Operation
 
 
 def check(history: History, workload: str = "register") -> list[str]:
-    """What is wrong, in words; nothing for a history that is linearizable."""
+    """Return the violations as text; empty if the history is linearizable."""
     violations: list[str] = []
     for key, operations in by_key(history.of(workload)).items():
         violations += [f"{workload} {key}: {problem}" for problem in _check_key(operations)]
@@ -68,13 +68,13 @@ def _after(operation: Operation) -> Hashable:
 
 
 def _seen(operation: Operation) -> Hashable:
-    """What it found there; only for one that looked, and was told."""
+    """Return the value that an operation read; None if it read none or its outcome is unknown."""
     value: Hashable = operation.value[0] if operation.kind == "cas" else operation.result
     return value
 
 
 def _impossible(reader: Operation, writers: dict[Hashable, Operation]) -> str | None:
-    """What no order could explain."""
+    """Return a violation that no order can explain."""
     if reader.kind == "write" or not reader.is_ok:
         return None
     value = _seen(reader)
@@ -91,7 +91,7 @@ def _impossible(reader: Operation, writers: dict[Hashable, Operation]) -> str | 
 
 
 def _steps(operations: list[Operation], writers: dict[Hashable, Operation]) -> list[Step]:
-    """What has happened; of what nobody knows, as much as others have seen, with the time by which they had."""
+    """Return the steps that took effect; those of unknown outcome only if their value was read, ending when it was."""
     deadlines: dict[Operation, int] = {}
     due = [(each, each.returned) for each in operations if each.is_ok and each.returned is not None]
     while due:
@@ -137,16 +137,16 @@ def _search(steps: list[Step]) -> list[str]:
 
 
 class _Search:
-    """Where one can go from a place: what has been done, as bits, and what is in the register then.
+    """The search. A state is the set of completed steps, as bits, and the value of the register.
 
-    A value is written once, so nobody may overwrite it who has not been read by all that ever do. And a write that
-    nobody ever reads is in nobody's way right before another write: only those that are read are worth a try.
+    Each value is written once, so a value must not be overwritten before all its readers have run. A write that is
+    never read can always run directly before another write, so only writes that are read need to be tried.
     """
 
     def __init__(self, steps: list[Step]) -> None:
         self._steps = steps
         self._readers: dict[Hashable, int] = {}
-        """Who finds a value, as bits."""
+        """Per value, its readers as bits."""
         for number, step in enumerate(steps):
             if not step.is_blind:
                 self._readers[step.before] = self._readers.get(step.before, 0) | 1 << number
@@ -163,13 +163,13 @@ class _Search:
 
     def _places_of_readers(self, done: int, left: int) -> list[Place]:
         for number in self.candidates(done):
-            # One that is a read is in nobody's way; one that swaps has to be the last to find the value.
+            # A read blocks nothing; a CAS must be the last reader of its value.
             if left >> number & 1 and (self._steps[number].operation.kind == "read" or left == 1 << number):
                 return [(done | 1 << number, self._steps[number].after)]
         return []
 
     def _absorb(self, done: int) -> int:
-        """Does all writes that may be next and are never read, and those that then may be."""
+        """Add all writes that may be next and are never read, repeatedly."""
         while unread := [number for number in self.candidates(done) if self._is_unread_write(number)]:
             for number in unread:
                 done |= 1 << number
@@ -182,10 +182,10 @@ class _Search:
         return self._steps[number].is_blind and self._steps[number].after not in self._readers
 
     def candidates(self, done: int) -> list[int]:
-        """Those that may be next: none that is left has returned before they were invoked."""
+        """Yield the steps that may be next: no remaining step returned before their invocation."""
         steps, found = self._steps, []
         first_return = NEVER
-        number = (~done & (done + 1)).bit_length() - 1  # the first that is left
+        number = (~done & (done + 1)).bit_length() - 1  # the first remaining step
         while number < len(steps) and steps[number].invoked < first_return:
             if not done >> number & 1:
                 found.append(number)

@@ -1,10 +1,9 @@
-"""Linearizability of a set: nothing that is known to be in it is missing before somebody removes it, or there again
-afterwards.
+"""Linearizability of a set: no element is missing before its removal or present after it.
 
-Operations are `add` and `remove` (of `value`; the result of a removal says whether it was there) and `read` (`result`
-is what was found; `value` what was asked for, None for all of it). Every element is added once. A read whose key is
-`GLANCE` promises less: what it has or lacks may be old, but what it has was confirmed, and so is in every read that
-begins later, unless it is removed.
+Operations are `add` and `remove` (of `value`; a removal returns whether the element was present) and `read` (`result`
+is the content; `value` is the requested element, or None for all). Every element is added once. Reads with the key
+`GLANCE` promise less: their result may be stale, but each element in it was confirmed, so every later read returns it
+unless it is removed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ GLANCE: Final = "glance"
 
 
 def check(history: History, workload: str = "set") -> list[str]:
-    """What is wrong, in words; nothing for a history that is linearizable."""
+    """Return the violations as text; empty if the history is linearizable."""
     operations = history.of(workload)
     adds = {operation.value: operation for operation in operations if operation.kind == "add"}
     removals = [operation for operation in operations if operation.kind == "remove" and _may_remove(operation)]
@@ -39,7 +38,7 @@ def _may_remove(removal: Operation) -> bool:
 
 
 def _back(adds: dict[Hashable, Operation], removals: list[Operation], reads: list[Operation]) -> list[str]:
-    """What had been added when somebody removed it, and was told so, and is there in a read that began later."""
+    """Return elements whose removal was acknowledged and that a later read returned."""
     gone = {removal.value: removal for removal in removals if removal.is_ok and _is_over(adds[removal.value], removal)}
     return [
         f"{element} is there again after it was removed: {gone[element]}; {read}"
@@ -50,15 +49,15 @@ def _back(adds: dict[Hashable, Operation], removals: list[Operation], reads: lis
 
 
 def _is_over(add: Operation, removal: Operation) -> bool:
-    """Whether it can have no effect behind a removal."""
+    """Return True if `add` can have no effect after `removal`."""
     return add.is_ok and _returned(add) < removal.invoked
 
 
 def _missing(
     adds: dict[Hashable, Operation], all_reads: list[Operation], reads: list[Operation], removed: dict[Hashable, int]
 ) -> list[str]:
-    """What was acknowledged, or seen, and is not there in a read that began later, and ended before somebody began to
-    remove it: `removed` says when."""
+    """Return elements that were acknowledged or read, and that a later read lacks although it ended before their
+    removal began (`removed`)."""
     witnesses = {element: add for element, add in adds.items() if add.is_ok}
     for read in sorted(all_reads, key=_returned):
         for element in read.result:
@@ -77,7 +76,7 @@ def _missing(
 
 
 def _contradictory(reads: list[Operation], removed: frozenset[Hashable]) -> list[str]:
-    """Of two reads of everything, one has what the other has: somebody came first. But for what was removed."""
+    """Return contradictions: of two reads of everything, one must contain the other, except for removed elements."""
     whole = [(frozenset(read.result) - removed, read) for read in reads if read.value is None]
     whole.sort(key=lambda found: len(found[0]))
     return [
@@ -88,7 +87,7 @@ def _contradictory(reads: list[Operation], removed: frozenset[Hashable]) -> list
 
 
 def _returned(operation: Operation) -> int:
-    assert operation.returned is not None, "it is known how it ended"
+    assert operation.returned is not None, "the outcome is known"
     return operation.returned
 
 

@@ -1,4 +1,4 @@
-"""The checker of lists finds what is lost, doubled or out of order, and nothing in what is right."""
+"""The list checker finds lost, duplicate and reordered values, and accepts correct histories."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Story = list[tuple[int, int, str, Any, Any]]
 
 
 def tell(story: Story) -> History:
-    """When each was invoked and returned, its kind and value, and the list that a read saw, or an append's outcome.
+    """Build a history: invocation, return, kind, value, and the list that a read returned or the outcome of an append.
 
-    An append that was told the list has that in the place of its outcome.
+    An append that returned the list has the list as its outcome.
     """
     history = History()
     for begin, end, kind, value, result in story:
@@ -113,7 +113,7 @@ def test_what_is_no_list_is_found(story: Story, words: str) -> None:
 
 
 def real_history(rng: Random, count: int, *, keys: int = 3) -> History:
-    """What clients of true lists see: some without an answer, some of those with their effect much later."""
+    """Return a history of correct lists; some operations get no answer, and some of those take effect much later."""
     history, running, late = History(), list[Operation](), list[Operation]()
     lists: dict[Any, tuple[int, ...]] = dict.fromkeys(range(keys), ())
     while len(history.operations) < count:
@@ -151,4 +151,4 @@ def test_what_one_read_lacks_is_found_in_any_true_history() -> None:
             if operation.result is not None and operation.invoked > lost.invoked and operation is not lost:
                 operation.result = tuple(value for value in operation.result if value != lost.value)
         found += bool(append.check(history))
-    assert found > 90, "the others were never read again"
+    assert found > 90, "no other value was read again"

@@ -1,4 +1,4 @@
-"""The checker of banks finds torn, lost and reordered transfers, and nothing in what is right."""
+"""The bank checker finds torn, lost and reordered transfers, and accepts correct histories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST = {account: State(balance, OPENED) for account, balance in OPENING.items()
 
 
 class Story:
-    """A history that is told operation by operation, each with its time."""
+    """A history, built operation by operation with explicit times."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -33,7 +33,7 @@ class Story:
         return self
 
     def read(self, begin: int, end: int, **states: tuple[int, int]) -> Story:
-        """`a1=(balance, mark)`; what is not named is as at first."""
+        """`a1=(balance, mark)`; accounts that are not named have their initial state."""
         result = FIRST | {int(name[1:]): State(*state) for name, state in states.items()}
         self._add(begin, end, "read", None, OK).result = result
         return self
@@ -43,7 +43,7 @@ class Story:
 
 
 def move(mark: int, source: int, target: int, amount: int, *found: tuple[int, int]) -> Transfer:
-    """With what it found of both, if not what was there at first."""
+    """Return a transfer with the states that it found; by default the initial ones."""
     states = [State(*state) for state in found] or [FIRST[source], FIRST[target]]
     return Transfer(mark, source, target, amount, dict(zip((source, target), states, strict=True)))
 
@@ -137,7 +137,7 @@ def test_missing_accounts_are_found() -> None:
 
 
 def real_history(rng: Random, count: int) -> History:
-    """What clients of a true bank see, some of them without an answer."""
+    """Return a history of a correct bank; some operations get no answer."""
     story = Story()
     history, states, running = story.history, dict(FIRST), list[Operation]()
     while len(history.operations) < count:

@@ -1,4 +1,4 @@
-"""The checker of registers finds what is no register, and nothing in what is one."""
+"""The register checker finds violations, and accepts correct histories."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.simulation.checkers import register
 from tests.simulation.history import History, Operation, Outcome
 
 NONE = -1
-"""In stories: nobody answered."""
+"""In stories: no answer."""
 
 
 def tell(*story: tuple[int, int, str, Any, Any]) -> History:
-    """Operations on one register: when each was invoked and when it returned, its kind, value, and result.
+    """Build operations on one register: invocation, return, kind, value and result.
 
     The result of a write is its outcome.
     """
@@ -134,7 +134,7 @@ def test_keys_are_registers_of_their_own() -> None:
 
 
 def is_linearizable(operations: list[Operation]) -> bool:
-    """By trying all orders, of all choices of those that nobody knows of."""
+    """Decide by trying all orders and all choices of operations with unknown outcome."""
     sure = [each for each in operations if each.is_ok]
     unsure = [each for each in operations if each.outcome is UNKNOWN]
     choices = [
@@ -169,7 +169,7 @@ def end(history: History, operation: Operation, outcome: Outcome) -> None:
 
 
 def any_history(rng: Random, count: int) -> History:
-    """Few operations, much at once, and results that may be right."""
+    """Return a few highly concurrent operations with plausible results."""
     history, running = History(), list[Operation]()
     while len(history.operations) < count or running:
         if running and (len(running) == 3 or len(history.operations) == count or rng.random() < 0.5):
@@ -200,7 +200,7 @@ def test_it_agrees_with_trying_all_orders() -> None:
 
 
 def real_history(rng: Random, count: int, *, keys: int = 1, processes: int = 6) -> History:
-    """What clients of a true register see, some of them without an answer."""
+    """Return a history of a correct register; some operations get no answer."""
     history, running = History(), list[Operation]()
     values: dict[Any, Any] = {}
     late: list[Operation] = []

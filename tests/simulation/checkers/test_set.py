@@ -1,4 +1,4 @@
-"""The checker of sets finds what is lost, doubled or not to be there, and nothing in what is right."""
+"""The set checker finds lost, duplicate and unexpected elements, and accepts correct histories."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Story = list[tuple[int, int, str, Any, Any]]
 
 
 def tell(story: Story) -> History:
-    """When each was invoked and returned, its kind and value, and the elements that a read saw, whether a removal found
-    something, or an outcome."""
+    """Build a history: invocation, return, kind, value, and the result of a read, the result of a removal, or an
+    outcome."""
     history = History()
     for begin, end, kind, value, result in story:
         is_glance = kind == set.GLANCE

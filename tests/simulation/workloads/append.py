@@ -1,6 +1,6 @@
-"""Lists that are appended to: blindly, by an update, or by a transaction that reads the list and writes a longer one.
+"""Lists under append: blind, by an update, or by a transaction that reads the list and writes a longer one.
 
-Rows hold the newest value first, where an update can insert without knowing how many there are.
+Rows have the newest value first, because an update can insert there without knowing the length.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 KEYS: Final = range(3)
 TRANSACTION_SHARE: Final = 0.4
-"""Of appends, where there are transactions."""
+"""Share of appends by transaction, if the dialect has them."""
 
 SPACE_ID: Final = SPACES["append"].id
 FIRST: Final = "[2][1]"
 NOTHING: Final = ("+", 3, 0)
-"""An update that changes nothing."""
+"""An update without effect."""
 
 
 class Append(Keyed):
@@ -69,6 +69,6 @@ class Append(Keyed):
 
 
 def _values(row: Row | None) -> tuple[Any, ...]:
-    """Oldest first."""
-    assert row is not None, "the row was made before the first client came"
+    """Return the values, oldest first."""
+    assert row is not None, "the row was created before the first client started"
     return tuple(reversed(row[1]))

@@ -1,7 +1,7 @@
-"""A bank: transfers between accounts are transactions that look before they move, reads are of all accounts at once.
-Accounts are in two spaces, so that many transfers change both.
+"""A bank: transfers between accounts are transactions that read before they write; reads cover all accounts at once.
+Accounts are in two spaces, so many transfers change both.
 
-Only where a client can have transactions: dialect 2.6 has no streams.
+Only for dialects with client transactions: 2.6 has no streams.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Bank:
     name = "bank"
 
     def __init__(self, plan: Plan) -> None:
-        assert plan.dialect != "2.6", "it has no transactions for clients"
+        assert plan.dialect != "2.6", "the dialect has no transactions for clients"
 
     async def prepare(self, client: Client, member: str) -> None:
         async def open_accounts(member: Conversation) -> None:

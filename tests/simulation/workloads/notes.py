@@ -1,8 +1,8 @@
-"""Rows of an asynchronous space, each an element of a set that all members have in the end. Only where no other member
-takes over: what nobody waits for may be lost then.
+"""Rows of an asynchronous space, each an element of a set that all members have in the end. Only for sets in which the
+owner never changes: asynchronous rows may be lost otherwise.
 
-In 2.6 any member may write them, but only where nobody writes synchronous ones: whoever has some that wait follows
-nobody who writes others (error 214).
+In 2.6 any member may write them, but only without synchronous writes: a member with pending ones rejects asynchronous
+rows of others (error 214).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Notes:
         await client.perform(target, self.name, "add", None, number, lambda member: member.replace(SPACE_ID, row))
 
     async def read(self, client: Client, member: str) -> None:
-        """Another write instead: nothing is promised of reads as long as not all is well."""
+        """Write instead: reads are not guaranteed before all faults are over."""
         target = client.writer()
         if target is not None:
             await self.write(client, target)

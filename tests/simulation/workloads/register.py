@@ -1,4 +1,4 @@
-"""Registers: a few keys whose values are replaced and read, and compared and swapped where there are transactions."""
+"""Registers: a few keys whose values are replaced, read, and, with transactions, compared and swapped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 KEYS: Final = range(4)
 CAS_SHARE: Final = 0.3
-"""Of writes, where there are transactions."""
+"""Share of CAS among writes, if the dialect has transactions."""
 
 SPACE_ID: Final = SPACES["register"].id
 NOTHING: Final = ("+", 2, 0)
-"""An update that changes nothing."""
+"""An update without effect."""
 
 
 class Register(Keyed):
@@ -30,7 +30,7 @@ class Register(Keyed):
         self._has_streams = plan.dialect != "2.6"
 
     async def prepare(self, client: Client, member: str) -> None:
-        """A register that nobody has written is none."""
+        """A register without a write has no row."""
 
     async def write(self, client: Client, member: str) -> None:
         key, value = client.random.choice(KEYS), client.new_value()
@@ -42,7 +42,7 @@ class Register(Keyed):
         )
 
     async def _cas(self, client: Client, member: str, key: int, new: int) -> None:
-        """Changes what it has read; what that was is known when the operation has begun."""
+        """Change the value that it reads; the expected value is known only after the operation has begun."""
         value: list[int | None] = [None, new]
 
         async def swap(member: Conversation) -> None:

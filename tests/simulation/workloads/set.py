@@ -1,8 +1,8 @@
-"""A set that is added to, one row for each element; read as a whole, or by element where only that is promised.
+"""A set with one row per element, read as a whole, or by element if only that is guaranteed.
 
-Where there are transactions some only glance at what a node has confirmed, any node, or the one that they are writing
-to: that may be old, but not wrong. And elements are removed there; in 2.6 one that is being removed looks as if it were
-not there, whatever comes of it.
+With transactions, some clients only glance at the confirmed rows of any node, or of the one that they write to: the
+result may be stale, but not wrong. Elements are removed only with transactions: in 2.6 a pending removal already hides
+the element, whatever its outcome.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SPACE_ID: Final = SPACES["set"].id
 GLANCE_SHARE: Final = 0.3
 REMOVE_SHARE: Final = 0.35
 NOTHING: Final = ("+", 2, 0)
-"""An update that changes nothing."""
+"""An update without effect."""
 
 
 class Set:
@@ -34,7 +34,7 @@ class Set:
         self._asked: list[int] = []
 
     async def prepare(self, client: Client, member: str) -> None:
-        """A set is empty at first."""
+        """The set is empty at first."""
 
     async def write(self, client: Client, member: str) -> None:
         change = self._remove if self._has_streams and client.random.random() < REMOVE_SHARE else self._add
@@ -66,7 +66,7 @@ class Set:
             await self._ask_for(client, member, client.random.choice(self._asked))
 
     async def read_all(self, client: Client, member: str) -> bool:
-        """In 2.6, where nobody else writes: when one element is answered for, nothing waits any more."""
+        """For 2.6 without other writers: once one element is answered for, nothing is pending any more."""
         if not self._has_streams and self._asked and not await self._ask_for(client, member, self._asked[0]):
             return False
 

@@ -1,4 +1,4 @@
-"""What the workloads of a run have in common. Each is a space, and what clients do with it."""
+"""The common part of the workloads of a run. Each is a space and the operations of clients on it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Workload(Protocol):
-    """One kind of load. `write` and `read` are one operation each, on the member named."""
+    """One kind of load. `write` and `read` are one operation each, on the named member."""
 
     name: str
 
     async def prepare(self, client: Client, member: str) -> None:
-        """Makes what has to be there before the first operation."""
+        """Create the rows that the first operation needs."""
         ...
 
     async def write(self, client: Client, member: str) -> None: ...
@@ -25,12 +25,12 @@ class Workload(Protocol):
     async def read(self, client: Client, member: str) -> None: ...
 
     async def read_all(self, client: Client, member: str) -> bool:
-        """Everything there is; whether that could be read."""
+        """Read everything; return True if that succeeded."""
         ...
 
 
 class Keyed(ABC):
-    """How those read that have a few keys, of which a client looks at one."""
+    """A workload with a few keys; a client reads one of them."""
 
     keys: ClassVar[range]
 
