@@ -1,1 +1,1 @@
-"""Recorded conversations of real servers, played again with a Flowstone node on either end."""
+"""Recorded conversations of real servers, replayed with a Flowstone node on either end."""

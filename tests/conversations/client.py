@@ -1,7 +1,7 @@
-"""The client side of a recorded conversation, played to a server: the same requests, in the recorded order.
+"""The client side of a recorded conversation, replayed to a server: the same requests, in the recorded order.
 
-A request is sent when the server has said as much as it had when the request was recorded. Authentication is computed
-anew, for the salt of this server. Heartbeats come by a timer, so they are kept apart: none is waited for but the first.
+A request is sent when the server has sent as much as it had when the request was recorded. Authentication is recomputed
+for the salt of this server. Heartbeats depend on a timer, so they are kept apart: only the first is waited for.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tests.conversations.recording import GREETING_SIZE, Conversation, Packet, f
 DEADLINE_SECONDS = 10.0
 READ_SIZE = 65536
 LAST_SYNC = 4242
-"""Of the PING that shows a connection to be alive and silent at the end."""
+"""Sync of the PING that shows at the end that a connection is alive and silent."""
 
 PASSWORDS = ("secret", "nopw", "wrong", "x")
-"""All that were used when recording; `ghost` and `wrong` are nobody's."""
+"""All passwords used in the recordings; `ghost` and `wrong` are invalid."""
 
 Before = Callable[[Packet], Awaitable[None]]
-"""Awaited before the answer that was recorded here is waited for: whatever must happen for it to come."""
+"""Awaited before the answer that was recorded here is waited for: the cause of that answer."""
 
 
 @dataclass
 class Played:
-    """What the server said this time; `transcript` is all that was sent and read, by direction."""
+    """The answers of this run; `transcript` has everything sent and read, by direction."""
 
     greeting: bytes
     transcript: list[tuple[str, bytes]]
@@ -41,7 +41,7 @@ class Played:
 
 
 class Connection:
-    """A connection to the server that is played to; `played` grows as it speaks."""
+    """A connection to the server; `played` grows with its answers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: bytes) -> None:
         self._reader, self._writer = reader, writer
@@ -55,7 +55,7 @@ class Connection:
         self._writer.write(data)
 
     async def answers(self, count: int) -> None:
-        """Returns when there are `count` answers besides heartbeats, or the server has closed the connection."""
+        """Wait for `count` answers besides heartbeats, or for the end of the connection."""
         await self.until(lambda: len(self.played.answers) >= count)
 
     async def heartbeat(self) -> None:
@@ -96,10 +96,10 @@ async def connect(port: int) -> AsyncIterator[Connection]:
 async def play(
     conversation: Conversation, port: int, *, before: Before | None = None, patience: float = DEADLINE_SECONDS
 ) -> Played:
-    """Everything the server answers to the requests of `conversation`, and whether it hung up as it did then.
+    """Return all answers to the requests of `conversation`, and whether the server hung up as recorded.
 
-    Where the server had not hung up, it must answer one more PING at the end, with nothing before that; the stream of
-    a subscription ends with the connection only. An answer that does not come within `patience` is done without.
+    If the recorded server did not hang up, the server must answer a final PING, with nothing before it; the stream of a
+    subscription only ends with the connection. An answer that does not arrive within `patience` is skipped.
     """
     async with connect(port) as connection:
         connection.patience = patience
@@ -112,7 +112,7 @@ async def play(
 
 
 async def play_on(connection: Connection, conversation: Conversation, before: Before | None = None) -> None:
-    """All of a conversation but its end."""
+    """Replay a conversation without its end."""
     expected = 0
     for packet in conversation.packets:
         if not packet.from_server:
@@ -128,7 +128,7 @@ async def play_on(connection: Connection, conversation: Conversation, before: Be
 
 
 async def _ping(connection: Connection) -> None:
-    """Leaves itself and its answer out of what was played."""
+    """Send a PING that is not part of the played conversation."""
     answers, transcript = connection.played.answers, connection.played.transcript
     connection.send(msgpack.packb({Key.REQUEST_TYPE.value: RequestType.PING.value, Key.SYNC.value: LAST_SYNC}))
     request = len(transcript) - 1
@@ -145,7 +145,7 @@ def _is_subscribed(packets: Sequence[Packet]) -> bool:
 
 
 def again(request: Packet, recorded_salt: bytes, salt: bytes) -> bytes:
-    """The request for another greeting: in AUTH the scramble is that of the same password and the new salt."""
+    """Return the request for another greeting: the scramble of AUTH is that of the same password and the new salt."""
     if request.type != RequestType.AUTH:
         return request.payload
     method, scrambled = request.content(Key.TUPLE)
@@ -157,7 +157,7 @@ def again(request: Packet, recorded_salt: bytes, salt: bytes) -> bytes:
 
 
 def scramble(password: str, salt: bytes) -> bytes:
-    """chap-sha1, as its users compute it."""
+    """Compute chap-sha1 as its users do."""
     once = hashlib.sha1(password.encode()).digest()
     proof = hashlib.sha1(salt + hashlib.sha1(once).digest()).digest()
     return bytes(a ^ b for a, b in zip(once, proof, strict=True))

@@ -1,4 +1,4 @@
-"""A Flowstone node in the place of a recorded master: started on copies of that master's files."""
+"""A Flowstone node in place of a recorded master, started on copies of that master's files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.conversations import recording
 from tests.conversations.recording import Packet
 
 DIALECTS = {"2.6": "2.6", "2.11": "2.11", "3.8": "2.11"}
-"""The dialect that stands in for a recorded version."""
+"""The dialect that replaces a recorded version."""
 
 ALL_LOGS = "*.xlog"
 CLUSTER_ID = 320
 
 
 def copy_files(version: str, scenario: str, node: str, target: Path, *patterns: str) -> Path:
-    """The files of a recorded node: its first snapshot, and what is named."""
+    """Copy the files of a recorded node: its first snapshot, and files matching the patterns."""
     source = recording.scenario(version, scenario) / "files" / node
     target.mkdir(parents=True)
     for pattern in (min(source.glob("*.snap")).name, *patterns):
@@ -38,7 +38,7 @@ def copy_files(version: str, scenario: str, node: str, target: Path, *patterns: 
 
 
 def copy_until(version: str, scenario: str, node: str, target: Path, lsn: int, replica_id: int = 1) -> Path:
-    """The files of a recorded node as they were when it had written row `lsn` of `replica_id`, and nothing later."""
+    """Copy the files of a recorded node as they were when it had written row `lsn` of `replica_id`."""
     copy_files(version, scenario, node, target)
     disk, source = SystemDisk(), recording.scenario(version, scenario) / "files" / node
     for path in sorted(source.glob(ALL_LOGS)):
@@ -51,7 +51,7 @@ def copy_until(version: str, scenario: str, node: str, target: Path, lsn: int, r
 
 
 class Originator:
-    """Makes a node write what the recorded master wrote, when the recording says that it is sent next."""
+    """Makes a node write the recorded master's rows when the recording sends them next."""
 
     def __init__(self, node: flowstone.Node, replica_id: int = 1) -> None:
         self._node = node
@@ -60,7 +60,7 @@ class Originator:
 
     async def __call__(self, packet: Packet) -> None:
         """`packet` was the next one of the master; a transaction is written with its last row."""
-        if not packet.lsn or packet.content(Key.SPACE_ID) == CLUSTER_ID:  # registering is the master's own business
+        if not packet.lsn or packet.content(Key.SPACE_ID) == CLUSTER_ID:  # the master registers members itself
             return
         if packet.field(Key.REPLICA_ID) != self._replica_id or packet.lsn <= self._lsn:
             return
@@ -78,7 +78,7 @@ class Originator:
         return int(self._node.info()["vclock"].get(self._replica_id, 0))
 
     async def _write_rows(self, rows: Sequence[Packet]) -> None:
-        """No client can ask for a NOP: a trigger of the recorded master had cancelled a change, or a row was local."""
+        """Write rows that no client can request: a NOP of a cancelled change, or a local row."""
         journal = self._node._instance.journal
         data = b"".join(row.payload for row in rows)
         journal.submit_replicated(data, {self._replica_id: rows[-1].lsn}, lambda error: None)
@@ -87,7 +87,7 @@ class Originator:
 
 
 def execute(transaction: BoxTransaction, node: flowstone.Node, rows: Sequence[Packet]) -> None:
-    """The statements that rows are the trace of."""
+    """Execute the statements that produced these rows."""
     for row in rows:
         _execute(transaction, node, row)
 
@@ -107,19 +107,20 @@ def _execute(transaction: BoxTransaction, node: flowstone.Node, row: Packet) -> 
         case RequestType.UPSERT:
             statements.upsert(transaction, space, body[Key.TUPLE], body[Key.OPS], base)
         case other:
-            raise ValueError(f"nobody asks for {RequestType(other).name}")
+            raise ValueError(f"no statement writes {RequestType(other).name}")
 
 
 @asynccontextmanager
 async def serving(directory: Path, **options: Any) -> AsyncIterator[flowstone.Node]:
-    """A node that listens on a port of its own."""
+    """Run a node that listens on its own port."""
     async with flowstone.Node(directory, listen="127.0.0.1:0", **options) as node:
         _go_on_as_owner(node)
         yield node
 
 
 def _go_on_as_owner(node: flowstone.Node) -> None:
-    """Whoever restarts as owner of the queue decides nothing before it is promoted; the recorded one had not."""
+    """Unfreeze the queue: a restarted owner decides nothing before it is promoted; the recorded one had not
+    restarted."""
     instance = node._instance
     if instance.queue.limbo.is_owner:
         instance.queue.limbo._is_frozen_until_promotion = False

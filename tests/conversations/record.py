@@ -1,8 +1,8 @@
-"""Plays recorded refusals and probes to a real server and keeps what it answers as a recording of its own.
+"""Replay recorded refusals and probes to a real server and record its answers.
 
-`python -m tests.conversations.record TARANTOOL FROM TO` plays the client side of the recordings of version FROM to the
-binary TARANTOOL and writes recordings of version TO, with the files of the master that answered. Run it for
-a release whose answers nobody has recorded; test_record.py plays them without keeping anything.
+`python -m tests.conversations.record TARANTOOL FROM TO` replays the client side of the recordings of version FROM to
+the binary TARANTOOL and writes recordings of version TO, with the files of the answering master. Run it for a release
+without recordings; test_record.py replays them without keeping anything.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from tests.real_tarantool import free_port
 
 PROBES, REFUSALS = "08-probe", "07-errors"
 PATIENCE_SECONDS = 2.0
-"""How long another release may take to say more; it may have fewer answers than the one it is asked like."""
+"""How long another release may take for further answers; it may have fewer of them."""
 
 KEPT = ("00000000000000000000.snap", "*.xlog")
-"""Of the master's files: the first snapshot and the logs behind it hold all that was prepared."""
+"""Of the master's files: the first snapshot and all logs contain everything that was prepared."""
 
 PROBE_ORDER = tuple(
     f"{name}-01"
@@ -37,10 +37,10 @@ PROBE_ORDER = tuple(
         " subscribe-unregistered subscribe-ahead subscribe-anon-uuidless"
     ).split()
 )
-"""They change the master, which registers who joins: each expects what the earlier ones have left."""
+"""These register replicas at the master: each expects the effects of the earlier ones."""
 
 READ_ONLY = "err-romaster"
-"""These were recorded with a master that had been set read-only."""
+"""Recorded with a read-only master."""
 
 _CFG = """
 box.cfg{{listen = '127.0.0.1:{port}', log = 'server.log', instance_uuid = '11111111-0000-4000-8000-000000000001',
@@ -66,7 +66,7 @@ _SETS = {REFUSALS: "07", PROBES: "11"}
 
 
 def prepare(binary: str, scenario: str, directory: Path) -> None:
-    """The files of a master as the recorded one was."""
+    """Create the files of a master like the recorded one."""
     directory.mkdir(parents=True)
     script = _CFG.format(port=free_port(), set=_SETS[scenario], read_only="false") + _PREPARE[scenario]
     (directory / "prepare.lua").write_text(script)
@@ -75,7 +75,7 @@ def prepare(binary: str, scenario: str, directory: Path) -> None:
 
 @contextmanager
 def serve(binary: str, scenario: str, directory: Path, *, read_only: bool = False) -> Iterator[int]:
-    """The real server on prepared files; gives its port."""
+    """Run the real server on prepared files; yield its port."""
     port = free_port()
     script = _CFG.format(port=port, set=_SETS[scenario], read_only=str(read_only).lower())
     (directory / "serve.lua").write_text(script)
@@ -96,7 +96,7 @@ def serve(binary: str, scenario: str, directory: Path, *, read_only: bool = Fals
 def play_all(
     binary: str, scenario: str, directory: Path, version: str, *, patience: float = DEADLINE_SECONDS
 ) -> Iterator[tuple[str, Played]]:
-    """Each conversation of the recordings of `version`, played to the real server on prepared files."""
+    """Replay each conversation of the recordings of `version` to the real server on prepared files."""
     names = PROBE_ORDER if scenario == PROBES else recording.names(version, scenario)
     for read_only in (False, True):
         chosen = [name for name in names if name.startswith(READ_ONLY) == read_only]
@@ -108,7 +108,7 @@ def play_all(
 
 
 def _play_alone(conversation: recording.Conversation, port: int, patience: float) -> Played:
-    """Play again while the server still serves the replica of the conversation before, whose connection is closed."""
+    """Replay again while the server still serves the previous conversation's replica, whose connection is closed."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         played = asyncio.run(play(conversation, port, patience=patience))
@@ -118,7 +118,7 @@ def _play_alone(conversation: recording.Conversation, port: int, patience: float
 
 
 def keep(played: Played, target: Path) -> None:
-    """Writes a recording; the order of reads is kept, their times are not."""
+    """Write a recording with the order of reads, but not their times."""
     offsets, lines = {"c2s": 0, "s2c": 0}, []
     for side, data in played.transcript:
         lines.append({"d": side, "t": 0.0, "off": offsets[side], "len": len(data)})

@@ -1,16 +1,16 @@
-"""Records three real servers that lose their leader with a pending queue, and contest its place: 06-contested-election.
+"""Record three real servers that lose their leader with a pending queue: the recording 06-contested-election.
 
 `python -m tests.conversations.record_elections TARANTOOL VERSION` runs the binary TARANTOOL three times on loopback,
 with a tap (tap.py) on every connection, and writes the recording of VERSION. Quorum 2; a is instance 1, b 2, c 3.
 
 1. a leads term 2, and its first insert is confirmed.
 2. a's insert 2, and an asynchronous one after it, reach b only. a is killed. b is elected; its PROMOTE confirms both.
-3. a is started again, and hears so. With a quorum out of reach, insert 3 of b is rolled back by a timeout.
-4. b is cut off; its insert 4 reaches nobody. a and c miss their leader at the same time and contest the next term.
-   The winner's PROMOTE rolls insert 4 back when b hears of it; b's own row of it becomes a NOP everywhere else.
-5. The leader resigns while the other two cannot hear each other: both stand in one term, and it chooses.
+3. a is restarted, and learns that. With a quorum out of reach, insert 3 of b is rolled back by a timeout.
+4. b is isolated; its insert 4 reaches no member. a and c notice that at the same time and contest the next term.
+   The winner's PROMOTE rolls insert 4 back when b receives it; b's own row of it becomes a NOP everywhere else.
+5. The leader resigns while the other two cannot reach each other: both run in one term, and the leader's vote decides.
 
-Snapshots are taken before the first step and behind the last. Who wins in the last two steps is not ours to say.
+Snapshots are taken before the first step and after the last. The winners of the last two steps are not predetermined.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NODES = "abc"
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.01
 HEAD_START_SECONDS = 1.5
-"""More than the time between two heartbeats, less than that after which a silent peer is gone."""
+"""Longer than a heartbeat interval, shorter than the timeout of a silent peer."""
 
 _CFG = """
 local fiber, console = require('fiber'), require('console')
@@ -53,7 +53,7 @@ box.schema.space.create('plain', {id = 513}):create_index('pk')
 
 
 class Node:
-    """One server. Commands go to its console, and give what the expression behind `return` gives."""
+    """One server. Commands are sent to its console, and return the value of the expression after `return`."""
 
     def __init__(self, binary: str, name: str, directory: Path) -> None:
         self.name = name
@@ -111,7 +111,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 class Recorder:
-    """The three of them and the six taps between them."""
+    """The three servers and the six taps between them."""
 
     def __init__(self, binary: str, directory: Path) -> None:
         self.nodes = {name: Node(binary, name, directory) for name in NODES}
@@ -126,11 +126,11 @@ class Recorder:
         return [self.nodes[name].port, *(tap.port for (client, _), tap in self.taps.items() if client == name)]
 
     async def prepare(self) -> None:
-        """A set of three with elections off, and a snapshot of each."""
+        """Form a set of three with elections off, and take a snapshot of each."""
         first, *others = self.nodes.values()
         await first.start([first.port], mode="off")
         await first.run(_PREPARE)
-        # A queue with an owner would refuse to register anybody before a quorum is there, so the inserts come later.
+        # A queue with an owner rejects registrations without a quorum, so the inserts come later.
         for node in others:
             await node.start([first.port, node.port], mode="off")
         for node in self.nodes.values():
@@ -164,8 +164,8 @@ class Recorder:
         a, b, c = self.nodes.values()
         await a.run("box.cfg{replication_synchro_quorum = 3}")
         self.hold("c", "a", "b")
-        # c misses the leader first and says so. If its word came last, b would stand while it reads it, and servers
-        # up to 3.8 take the old vote in that word for one of the new term: they need another round.
+        # c notices the loss first and says so. If its message came last, b would run while reading it, and servers up
+        # to 3.8 would count the old vote in that message for the new term: they would need another round.
         await asyncio.sleep(HEAD_START_SECONDS)
         await a.run("fiber = require('fiber') fiber.new(function() box.space.sync:insert{2, 'pending'} end)")
         await a.until("box.info.synchro.queue.len == 1")
@@ -267,7 +267,7 @@ class Recorder:
 
 
 def _is_subscription(said: bytes) -> bool:
-    """Appliers also connect to watch ballots, and to ask for one."""
+    """Return True for a SUBSCRIBE: appliers also connect to watch or request ballots."""
     packets = (recording.Packet(False, payload) for payload, _ in recording.split(said, 0, len(said)))
     return any(packet.type == RequestType.SUBSCRIBE for packet in packets)
 

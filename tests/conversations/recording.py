@@ -1,8 +1,8 @@
-"""Recorded conversations (tests/vectors/tarantool-*/SCENARIO/NAME.*): their packets in the order they were seen.
+"""Recorded conversations (tests/vectors/tarantool-*/SCENARIO/NAME.*): their packets in the order of arrival.
 
 `NAME.c2s.bin` and `NAME.s2c.bin` hold the bytes of the two directions, `NAME.idx` a JSON line per read: direction,
-time, offset, length; length 0 is an end. Packets are taken apart by the `msgpack` package, so that nothing here shares
-a mistake with the code under test. What two sides may differ in without being different (times, builds) is masked.
+time, offset, length; length 0 is an end. Packets are decoded by the `msgpack` package, so that no mistake is shared
+with the code under test. Values that may legitimately differ (times, builds) are masked.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ MASK = "*"
 STACK, STACK_FILE, STACK_LINE = 0, 1, 2
 
 MASKED_IN_HEADERS = frozenset({Key.TIMESTAMP.value, Key.SCHEMA_VERSION.value})
-"""When it was, and how often the schema of that build has changed."""
+"""Times, and the number of schema changes in that build."""
 
 MASKED_IN_BODIES = frozenset({Key.VCLOCK_SYNC.value})
-"""How many heartbeats went before."""
+"""The number of earlier heartbeats."""
 
 
 @dataclass(frozen=True)
 class Packet:
-    """One packet without its length; `header` and `body` map keys to undecoded values, in their order."""
+    """One packet without its length; `header` and `body` map keys to undecoded values, in order."""
 
     from_server: bool
     payload: bytes
@@ -53,11 +53,11 @@ class Packet:
         return self._maps[1] if len(self._maps) > 1 else None
 
     def field(self, key: Key, default: Any = None) -> Any:
-        """The decoded value of `key` in the header."""
+        """Return the decoded value of `key` in the header."""
         return decoded(self.header[key]) if key in self.header else default
 
     def content(self, key: int, default: Any = None) -> Any:
-        """The decoded value of `key` in the body."""
+        """Return the decoded value of `key` in the body."""
         body = self.body or {}
         return decoded(body[key]) if key in body else default
 
@@ -75,7 +75,7 @@ class Packet:
 
     @property
     def is_heartbeat(self) -> bool:
-        """It comes when a timer says so, between any two transactions."""
+        """True for a heartbeat, which a timer sends between any two transactions."""
         is_ok = self.from_server and self.type == RequestType.OK and Key.REPLICA_ID in self.header
         return is_ok and Key.VCLOCK not in (self.body or {})
 
@@ -87,7 +87,7 @@ class Packet:
 
     @property
     def masked(self) -> tuple[list[tuple[int, bytes]], list[tuple[int, bytes]] | None]:
-        """Its bytes by key, in order, but for what may differ: of that only the MessagePack format is left."""
+        """Return its bytes by key, in order; of masked values only the MessagePack format."""
         header = [(key, value[:1] if key in MASKED_IN_HEADERS else value) for key, value in self.header.items()]
         if self.body is None:
             return header, None
@@ -95,7 +95,7 @@ class Packet:
 
     @property
     def values(self) -> tuple[str, dict[str, Any], dict[str, Any] | None]:
-        """Kind, header and body, decoded and named, with masks over what may differ."""
+        """Return kind, header and body, decoded, named and masked."""
         header = {key: value for key, value in self.header.items() if key != Key.REQUEST_TYPE}
         body = (
             None if self.body is None else _named(self.body, MASKED_IN_BODIES, is_named=self.type != RequestType.RAFT)
@@ -108,15 +108,15 @@ class Packet:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One connection: what the server said first, the packets of both sides, and who ended it."""
+    """One connection: the greeting, the packets of both sides, and which side closed it."""
 
     name: str
     greeting: bytes
     packets: tuple[Packet, ...]
     was_refused: bool
-    """The server ended it with an error. Where the recording ended, servers were stopped, too."""
+    """True if the server closed it with an error, and not only at the end of the recording."""
     start: float
-    """By the clock of the scenario's recording."""
+    """Start time on the clock of the scenario's recording."""
 
     @property
     def requests(self) -> list[Packet]:
@@ -132,17 +132,17 @@ class Conversation:
 
 
 def salt_of(greeting: bytes) -> bytes:
-    """The part of the salt that authentication uses."""
+    """Return the part of the salt that authentication uses."""
     return base64.b64decode(greeting[64:127].rstrip())[:20]
 
 
 def scenario(version: str, name: str) -> Path:
-    """The directory of a recorded scenario, `files/NODE` in it too."""
+    """Return the directory of a recorded scenario, which includes `files/NODE`."""
     return recorded.HERE / f"tarantool-{version}" / name
 
 
 def names(version: str, scenario_name: str) -> list[str]:
-    """The conversations of a scenario."""
+    """Return the conversations of a scenario."""
     return sorted(path.name.removesuffix(".idx") for path in scenario(version, scenario_name).glob("*.idx"))
 
 
@@ -154,7 +154,7 @@ def load(version: str, scenario_name: str, name: str) -> Conversation:
 
 
 def conversation(name: str, sides: dict[str, bytes], reads: Sequence[dict[str, Any]]) -> Conversation:
-    """A packet is seen with the read that brought its last byte."""
+    """Build a conversation. A packet belongs to the read that brought its last byte."""
     begin = {"c2s": 0, "s2c": GREETING_SIZE}
     packets = []
     for read in reads:
@@ -168,7 +168,7 @@ def conversation(name: str, sides: dict[str, bytes], reads: Sequence[dict[str, A
 
 
 def split(data: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """The whole packets between two offsets, each with the offset behind it."""
+    """Return the whole packets between two offsets, each with its end offset."""
     while begin < end:
         unpacker = _unpacker(data[begin : begin + 9])
         try:
@@ -183,7 +183,7 @@ def split(data: bytes, begin: int, end: int) -> Iterator[tuple[bytes, int]]:
 
 
 def framed(payload: bytes) -> bytes:
-    """A packet as real servers and appliers send it."""
+    """Frame a packet as real servers and appliers do."""
     return b"\xce" + len(payload).to_bytes(4, "big") + payload
 
 
@@ -192,7 +192,7 @@ def decoded(value: bytes) -> Any:
 
 
 def _unpacker(data: bytes) -> Any:
-    # Scrambles travel as strings without being text.
+    # Scrambles are sent as strings although they are not text.
     unpacker = msgpack.Unpacker(strict_map_key=False, unicode_errors="surrogateescape")
     unpacker.feed(data)
     return unpacker
@@ -219,7 +219,7 @@ def _masked_value(key: int, value: bytes) -> bytes:
 
 
 def _without_places(error: Any) -> Any:
-    """Where in its source a server raised an error says nothing to anybody else."""
+    """Remove the source locations of an error."""
     stack = [
         {key: MASK if key in (STACK_FILE, STACK_LINE) else value for key, value in entry.items()}
         for entry in error[STACK]
@@ -228,7 +228,7 @@ def _without_places(error: Any) -> Any:
 
 
 def shown(values: tuple[str, dict[str, Any], dict[str, Any] | None]) -> str:
-    """A line for people, and for the comparison of two packets."""
+    """Return a readable line, which is also used to compare packets."""
     kind, header, body = values
     parts = [kind, _line(header), "" if body is None else _line(body)]
     return " ".join(parts).strip()

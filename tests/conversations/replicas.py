@@ -1,6 +1,6 @@
-"""A Flowstone node in the place of a recorded replica: what it is started with, and what it must have in the end.
+"""A Flowstone node in place of a recorded replica: its start options, and its expected final data.
 
-The recorded times are long past; so that lag is what it was, the node's wall clock starts when the recording did.
+The recorded times are long past; to reproduce the lag, the node's wall clock starts at the start of the recording.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from tests.conversations.recording import Conversation, Packet, decoded
 from tests.conversations.server import RecordedServer, is_ack
 
 OWN_ID = 2
-"""Of every recorded replica."""
+"""The id of every recorded replica."""
 
 DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.01
 
 
 class RecordedClock:
-    """The real one, but that it was `wall` when the test began."""
+    """The real clock, shifted so that it showed `wall` when the test began."""
 
     def __init__(self, wall: float) -> None:
         self._ahead = time.time() - wall
@@ -48,7 +48,7 @@ class RecordedClock:
 
 
 def outside_at(conversation: Conversation) -> Outside:
-    """The world at the time of a recording: that of the first row or heartbeat in it that has one."""
+    """Return an Outside at the time of a recording: that of the first row or heartbeat with a time."""
     times = (packet.field(Key.TIMESTAMP) for packet in conversation.answers)
     return replace(production(), clock=RecordedClock(next(when for when in times if when)))
 
@@ -57,7 +57,7 @@ def outside_at(conversation: Conversation) -> Outside:
 async def following(
     directory: Path, upstream: RecordedServer, outside: Outside, instance_uuid: str, **options: Any
 ) -> AsyncIterator[flowstone.Node]:
-    """A node that follows a recorded server, from the start on."""
+    """Run a node that follows a recorded server from its start."""
     uri = f"replicator:secret@127.0.0.1:{upstream.port}"
     names = {"listen": "127.0.0.1:0", "replication": [uri], "instance_uuid": instance_uuid, **options}
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -77,7 +77,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def own_rows_of(node: flowstone.Node, own_id: int) -> Callable[[Packet], Awaitable[None]]:
-    """Waits until the node has written as many rows of its own as a recorded ACK says."""
+    """Wait until the node has written as many rows of its own as a recorded ACK says."""
 
     def written() -> int:
         try:
@@ -93,7 +93,7 @@ def own_rows_of(node: flowstone.Node, own_id: int) -> Callable[[Packet], Awaitab
 
 
 async def write_own_rows(node: flowstone.Node, recorded: Path) -> None:
-    """Makes the node write what the recorded replica wrote by itself."""
+    """Make the node write the rows that the recorded replica originated."""
     for type, replica_id, _, _, _, body in logged_rows(recorded):
         if replica_id == OWN_ID:
             assert type == RequestType.INSERT
@@ -107,7 +107,7 @@ LoggedRow = tuple[int, int, int, int, int, bytes | None]
 
 
 def logged_rows(directory: Path) -> list[LoggedRow]:
-    """The replicated rows of all logs, in their order, but for their times: type, originator, LSN, TSN, flags, body."""
+    """Return the replicated rows of all logs, in order, without times: type, originator, LSN, TSN, flags, body."""
     return [
         (row.type, row.replica_id, row.lsn, row.tsn, row.flags, row.body)
         for path in sorted(directory.glob("*.xlog"))
@@ -117,7 +117,7 @@ def logged_rows(directory: Path) -> list[LoggedRow]:
 
 
 def snapshot_tuples(path: Path, *, besides: frozenset[int]) -> list[bytes]:
-    """The bodies of a snapshot's rows, whatever their order, but for those of some spaces."""
+    """Return the bodies of a snapshot's rows in any order, except those of some spaces."""
     bodies = [row.body for row in _rows(path) if row.type == RequestType.INSERT]
     return sorted(body for body in bodies if decoded(body)[Key.SPACE_ID.value] not in besides)
 
@@ -132,7 +132,7 @@ def recorded_files(version: str, scenario: str, node: str) -> Path:
 
 
 def tuples(box: Box, *, besides: frozenset[int] = frozenset()) -> dict[int, list[bytes]]:
-    """All tuples of all memtx spaces that are replicated; vinyl of real servers lives in files of its own."""
+    """Return all tuples of all replicated memtx spaces; real servers keep vinyl in separate files."""
     return {
         number: sorted(space.tuples())
         for number, space in sorted(box.spaces.items())

@@ -1,9 +1,9 @@
-"""The server side of recorded conversations, played byte for byte to whoever connects.
+"""The server side of recorded conversations, replayed byte for byte to any client.
 
-A connection gets the next conversation that begins with the request it begins with. What the server said is sent when
-the client has asked as much as it had when that was recorded; acknowledgements may come in fewer packets, so for those
-it is enough that the client has acknowledged as much. All greet with the salt of the next conversation that
-authenticates: the recorded scramble is then the right one.
+A connection gets the next conversation that begins with the same request. An answer is sent when the client has sent as
+much as it had in the recording; acknowledgements may come in fewer packets, so for those it is enough that the client
+has acknowledged as much. All connections are greeted with the salt of the next conversation that authenticates, so the
+recorded scramble is valid.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def is_ack(packet: Packet) -> bool:
 
 @dataclass
 class Heard:
-    """What a client said in one conversation: its requests, and its acknowledgements."""
+    """The requests and acknowledgements of a client in one conversation."""
 
     requests: list[Packet] = field(default_factory=list)
     acks: list[Packet] = field(default_factory=list)
 
     def has_acknowledged(self, recorded: Packet) -> bool:
-        """No less than the recorded applier had with this ACK."""
+        """Return True if the client has acknowledged at least as much as the recorded applier with this ACK."""
         return any(_covers(ack, recorded) for ack in self.acks)
 
 
@@ -44,7 +44,7 @@ def _covers(ack: Packet, recorded: Packet) -> bool:
 
 
 Hold = Callable[[Packet], Awaitable[None]]
-"""Awaited before something is said that the client answered with this packet: whatever it has to know by then."""
+"""Awaited before an answer that the recorded client followed with this packet: its precondition."""
 
 
 async def _no_hold(answer: Packet) -> None:
@@ -52,7 +52,7 @@ async def _no_hold(answer: Packet) -> None:
 
 
 class RecordedServer:
-    """Plays `conversations`, each once, in their order among those that begin alike; then hears and says nothing."""
+    """Replays `conversations`, each once, in order among those that begin alike; then reads silently."""
 
     def __init__(self, conversations: Sequence[Conversation]) -> None:
         self.hold: Hold = _no_hold
@@ -64,7 +64,7 @@ class RecordedServer:
         self.port = 0
 
     async def finished(self, *names: str) -> None:
-        """Returns when these have been played to their end, and the client has done its part in them."""
+        """Wait until these conversations are complete on both sides."""
         async with asyncio.timeout(DEADLINE_SECONDS), self._changed:
             await self._changed.wait_for(lambda: bool(self.problems) or self.played.issuperset(names))
         assert not self.problems, self.problems
@@ -100,7 +100,7 @@ class RecordedServer:
         await client.listen()
 
     async def _play(self, conversation: Conversation, client: _Client, writer: asyncio.StreamWriter) -> str | None:
-        """What went otherwise than recorded; None: nothing."""
+        """Return the deviation from the recording; None if there is none."""
         is_first = True
         for number, packet in enumerate(conversation.packets):
             if packet.from_server:
@@ -125,7 +125,7 @@ class RecordedServer:
 
 
 class _Client:
-    """The other end of a connection: what it sends is sorted into `heard`."""
+    """The other end of a connection: its packets are sorted into `heard`."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -134,7 +134,7 @@ class _Client:
         self.heard = Heard()
 
     async def request(self) -> Packet | None:
-        """The next request, which is then taken; None at the end."""
+        """Take and return the next request; None at the end."""
         while not self._new:
             if not await self._read():
                 return None
@@ -153,7 +153,7 @@ class _Client:
         return True
 
     async def listen(self) -> None:
-        """To its end."""
+        """Read until the end."""
         while await self._read():
             pass
 
@@ -177,7 +177,7 @@ def _authenticates(conversation: Conversation) -> bool:
 
 @asynccontextmanager
 async def serving(conversations: Sequence[Conversation]) -> AsyncIterator[RecordedServer]:
-    """A server on loopback that plays `conversations`; ends all its connections at the end."""
+    """Run a server on loopback that replays `conversations`; its connections are closed at the end."""
     server = RecordedServer(conversations)
     tasks: set[asyncio.Task[None]] = set()
 

@@ -1,8 +1,8 @@
-"""A tap on loopback: it passes bytes between a replica and its upstream, keeps them, and can hold them back.
+"""A tap on loopback: it relays and records bytes between a replica and its upstream, and can hold them.
 
-One tap stands before one server for one replica, so `b-to-a-03` is the third connection that b made to a. All taps of a
-recording share a clock. What is held is what the server says: then its replica hears nothing, and its rows are lost
-with the connection, as on a wire that is cut in one direction.
+Each tap serves one replica of one server, so `b-to-a-03` is the third connection from b to a. All taps of a recording
+share a clock. Only the server's bytes are held: its replica receives nothing, and rows are lost with the connection, as
+on a link that is cut in one direction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ READ_SIZE = 65536
 
 @dataclass
 class Tapped:
-    """What went over one connection."""
+    """The bytes of one connection."""
 
     reads: list[dict[str, object]] = field(default_factory=list)
     sides: dict[str, bytes] = field(default_factory=lambda: {"c2s": b"", "s2c": b""})
@@ -35,7 +35,7 @@ class Tapped:
 
 
 class Tap:
-    """Listens on `port`, passes on to `server_port`. `clock` tells the seconds since the recording began."""
+    """Listens on `port`, relays to `server_port`. `clock` returns the seconds since the start of the recording."""
 
     def __init__(self, name: str, port: int, server_port: int, clock: Callable[[], float]) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Tap:
         self._is_open.set()
 
     def cut(self) -> None:
-        """Ends what is connected; what is held is lost."""
+        """Close all connections; held bytes are lost."""
         for task in self._passing:
             task.cancel()
 
@@ -67,7 +67,7 @@ class Tap:
         self._server.close()
 
     def keep(self, directory: Path, is_kept: Callable[[bytes], bool]) -> None:
-        """Writes the recordings of connections over which the replica said what `is_kept` looks for."""
+        """Write the recordings of connections on which the replica sent bytes that match `is_kept`."""
         kept = [tapped for tapped in self.tapped if is_kept(tapped.sides["c2s"])]
         for number, tapped in enumerate(kept, 1):
             tapped.keep(directory, f"{self.name}-{number:02}")
@@ -96,7 +96,7 @@ class Tap:
     async def _pass_on(
         self, tapped: Tapped, side: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Only what was passed on is kept: the rest was never heard."""
+        """Relay one direction. Only relayed bytes are recorded: the others never arrived."""
         with suppress(ConnectionError):
             while data := await reader.read(READ_SIZE):
                 if side == "s2c":

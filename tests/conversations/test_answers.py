@@ -1,7 +1,7 @@
-"""Refusals (07-errors) and hand-made requests (08-probe) are answered as real servers answered them.
+"""Refusals (07-errors) and hand-made requests (08-probe) get the answers of real servers.
 
-Dialect 2.6 as 2.6.0, byte for byte; dialect 2.11 as 2.11.9 did when it was asked as 3.8 had been; and as 3.8 itself did
-but for what DIFFERENCES names. Times, places in sources and the number of the schema's changes are masked.
+Dialect 2.6 answers as 2.6.0, byte for byte; dialect 2.11 as 2.11.9 did to the requests of 3.8; and as 3.8 itself except
+for DIFFERENCES. Times, source locations and the schema version are masked.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def conversation_names(version: str) -> list[tuple[str, str]]:
     return refusals + [(PROBES, name) for name in PROBE_ORDER]
 
 
-# --- what a node answers ---------------------------------------------------------------------------
+# --- answers of a node -----------------------------------------------------------------------------
 
 
 async def _ask(dialect: str, directory: Path) -> dict[tuple[str, str], Played]:
-    """All conversations, in the order in which they were recorded, to nodes on the files of the recorded masters."""
+    """Replay all conversations, in recorded order, to nodes on the files of the recorded masters."""
     answers = {}
     for scenario, read_only in ((REFUSALS, False), (REFUSALS, True), (PROBES, False)):
         names = PROBE_ORDER if scenario == PROBES else recording.names(dialect, scenario)
@@ -52,11 +52,11 @@ async def _ask(dialect: str, directory: Path) -> dict[tuple[str, str], Played]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[tuple[str, str], Played]]:
-    """What a node of a dialect answered in each conversation; every dialect is asked once."""
+    """Return the answers of a node of a dialect in each conversation; every dialect is queried once."""
     return cache(lambda dialect: asyncio.run(_ask(dialect, tmp_path_factory.mktemp(f"dialect-{dialect}"))))
 
 
-# --- as the server of the same age -------------------------------------------------------------------
+# --- as the server of the same version ---------------------------------------------------------------
 
 
 def _is_answer_to(conversation: Conversation, answer: Packet, *types: RequestType) -> bool:
@@ -65,17 +65,17 @@ def _is_answer_to(conversation: Conversation, answer: Packet, *types: RequestTyp
 
 
 AUTHENTICATION_ERROR = "Incorrect password supplied for user '{}'"
-"""The one error of authentication, 47, in every dialect: it tells nobody whether there is such a user."""
+"""The only authentication error, 47, in every dialect: it does not reveal whether the user exists."""
 
 NIL_UUID = "join-nouuid-01"
-"""Dialect 2.11 refuses it at once, as 3.x; 2.6.0 and 2.11.9 sent all of a snapshot before they saw what was wrong."""
+"""Dialect 2.11 rejects it immediately, as 3.x; 2.6.0 and 2.11.9 sent a whole snapshot before they noticed."""
 
 CHECKPOINT_JOINS = ("fetch-checkpoint-join-01", "fetch-checkpoint-join-cursor-01")
-"""Dialect 2.11 refuses them in the words of 3.x."""
+"""Dialect 2.11 rejects them with the messages of 3.x."""
 
 
 def _is_other_on_purpose(dialect: str, conversation: Conversation, expected: Packet, answer: Packet) -> bool:
-    """Answers that are meant to differ from those of the server of the same age are checked here, or with 3.8's."""
+    """Check answers that intentionally differ from those of the server of the same version."""
     if expected.kind in ("ERROR 45", "ERROR 47"):
         user = next(r.content(Key.USER_NAME) for r in conversation.requests if r.type == RequestType.AUTH)
         assert (answer.kind, answer.content(Key.ERROR_24)) == ("ERROR 47", AUTHENTICATION_ERROR.format(user))
@@ -87,14 +87,14 @@ def _is_other_on_purpose(dialect: str, conversation: Conversation, expected: Pac
 
 
 def pairs(conversation: Conversation, played: Played) -> Iterator[tuple[Packet, Packet]]:
-    """What was recorded, and what is answered now, heartbeats left out."""
+    """Pair recorded with current answers, without heartbeats."""
     expected = [packet for packet in conversation.answers if not packet.is_heartbeat]
     assert [str(p) for p in folded(played.answers)][len(expected) :] == []
     return zip(expected, played.answers, strict=True)
 
 
 def folded(packets: list[Packet]) -> list[Packet]:
-    """One snapshot row for all that follow one another."""
+    """Merge consecutive snapshot rows into one."""
     return [p for i, p in enumerate(packets) if not (p.is_snapshot_row and i and packets[i - 1].is_snapshot_row)]
 
 
@@ -122,14 +122,14 @@ def test_answers_are_those_of_the_server_of_the_same_age(
     if heartbeats:
         assert (
             played.heartbeats[0].body == heartbeats[0].body
-        )  # their number is that of the replica, not the connection
+        )  # their number depends on the replica, not on the connection
 
 
 # --- as 3.8 -------------------------------------------------------------------------------------------
 
 Difference = Callable[[str, Values], None]
 DIFFERENCES: dict[str, Difference] = {}
-"""What dialect 2.11 says otherwise than 3.8, each with its reason; changes the recorded answer to the expected one."""
+"""Answers of dialect 2.11 that differ from 3.8, each with its reason; maps a recorded answer to the expected one."""
 
 
 def difference(reason: str) -> Callable[[Difference], Difference]:

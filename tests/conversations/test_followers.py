@@ -1,4 +1,4 @@
-"""`follow` and `archive` in the place of recorded anonymous replicas: they ask the same, and have what was sent."""
+"""`follow` and `archive` in place of recorded anonymous replicas: the same requests, and all sent rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kinds(conversation: Conversation) -> list[str]:
 
 
 def sent_tuples(conversation: Conversation) -> list[list[object]]:
-    """What the recorded master sent of one space, which was never changed but by inserts."""
+    """Return the rows of one space that the recorded master sent; the space has inserts only."""
     packets = [packet for packet in conversation.answers if packet.type == RequestType.INSERT]
     return [packet.content(Key.TUPLE) for packet in packets if packet.content(Key.SPACE_ID) == SPACE]
 
@@ -45,7 +45,7 @@ async def test_follow_shows_what_a_recorded_master_sent(version: str, names: tup
 
 
 def apart(conversations: list[Conversation]) -> list[Conversation]:
-    """Two connections for one, each with its watcher: an archive takes its snapshot and its rows apart."""
+    """Split one connection into two, each with its watcher: an archive fetches snapshot and rows separately."""
     main, *watchers = conversations
     copying = itertools.takewhile(lambda packet: packet.type != RequestType.SUBSCRIBE, main.packets)
     pairs = [replace(main, name="snapshot", packets=tuple(copying)), replace(only_the_subscription(main), name="rows")]

@@ -1,8 +1,8 @@
-"""A Flowstone node in the place of recorded masters: it sends their replicas what they had sent, in the same order.
+"""A Flowstone node in place of recorded masters sends their replicas the same rows in the same order.
 
-The node starts on files of the recorded master. Where it stands at the moment of the JOIN it writes what that one wrote
-when the recording comes to it; where it has all of the files, it sends their rows, and each byte is the recorded one.
-What a master alone cannot do (be elected, wait for acknowledgements of synchronous rows) ends a conversation early.
+The node starts on files of the recorded master. At the state of the JOIN it writes the master's rows as the recording
+reaches them; with all files, it sends their rows, and each byte is as recorded. Actions that a lone master cannot take
+(an election, waiting for acknowledgements of synchronous rows) end a conversation early.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JOINS = [
     ("2.11", "05-election", "to-a-01", "a", 5),
     ("3.8", "05-election", "to-a-01", "a", 5),
 ]
-"""Version, scenario, conversation, the master's name and its LSN at that moment."""
+"""Version, scenario, conversation, the master's name and its LSN at the JOIN."""
 
 STREAMS = [
     ("2.6", "01-join-subscribe", "join-01", "master"),
@@ -61,7 +61,7 @@ def names(cases: list[tuple]) -> list[str]:
 
 
 def what_a_lone_master_does(conversation: Conversation) -> Conversation:
-    """Without what follows a promotion, an election, or the first synchronous row."""
+    """Remove everything after a promotion, an election, or the first synchronous row."""
     kept: list[Packet] = []
     raft_rows = 0
     for packet in conversation.packets:
@@ -77,7 +77,7 @@ def what_a_lone_master_does(conversation: Conversation) -> Conversation:
 
 
 def compared(version: str, packets: list[Packet]) -> Iterator[object]:
-    """Kinds in their order; rows byte for byte but for their times; vclocks, without local rows where 3.8 has more."""
+    """Return kinds in order; rows without times; vclocks without the local rows that 3.8 adds."""
     for packet in packets:
         if packet.is_snapshot_row or packet.lsn:
             yield str(packet), packet.masked
@@ -113,9 +113,9 @@ def check_heartbeats(played: Played, conversation: Conversation) -> None:
 
 
 def only_the_subscription(conversation: Conversation) -> Conversation:
-    """Introduction, authentication and SUBSCRIBE with all that follows, but no RAFT row beyond the first.
+    """Return greeting, authentication and SUBSCRIBE with all that follows, without RAFT rows after the first.
 
-    The recorded master was promoted while it sent; who has been promoted before needs to say so only once.
+    The recorded master was promoted while it sent; one promoted earlier needs to send its state only once.
     """
     kept: list[Packet] = []
     is_copying = is_subscribed = False
@@ -162,9 +162,8 @@ async def test_a_second_connection_of_an_anonymous_replica_cannot_register_it_wh
 
 
 def acknowledging_nothing(conversation: Conversation) -> Conversation:
-    """Its ACKs repeat where its subscription began: a row that is acknowledged before it is sent is not sent, and which
-    of both comes first is nobody's promise.
-    """
+    """Make its ACKs repeat the start of its subscription: a row acknowledged before it is sent is not sent, and the
+    order of the two is not guaranteed."""
     subscribe = next(packet for packet in conversation.packets if packet.type == RequestType.SUBSCRIBE)
     body = {Key.VCLOCK.value: subscribe.content(Key.VCLOCK)}
     ack = Packet(False, msgpack.packb({Key.REQUEST_TYPE.value: 0}) + msgpack.packb(body))

@@ -1,4 +1,4 @@
-"""Real servers answer recorded requests as was recorded: so the players ask what was asked, and mask only time."""
+"""Real servers answer recorded requests as recorded: the replayed requests are right, and only times are masked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEADER = re.compile(r"8: '[0-9a-f-]{36}'")
 
 
 def shown(packet: recording.Packet) -> str:
-    """Without the time at which a user was made, and who led the bootstrap, which is forgotten with a restart."""
+    """Return a packet without the creation time of a user and the bootstrap leader, which a restart forgets."""
     return _LEADER.sub("8: *", _CREATED.sub(r"\1, *]", str(packet)))
 
 

@@ -1,4 +1,4 @@
-"""Real servers go through the recorded contest again: the recorder works, and what it keeps can be read whole."""
+"""Real servers repeat the recorded contest: the recorder works, and its recordings are complete."""
 
 from __future__ import annotations
 

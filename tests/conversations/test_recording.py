@@ -1,4 +1,4 @@
-"""Recordings are read whole: every byte of them is in a packet, and every packet can be shown."""
+"""Recordings are read completely: every byte is in a packet, and every packet can be shown."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A Flowstone node in the place of recorded replicas: it asks what they asked, and has in the end what they had.
+"""A Flowstone node in place of recorded replicas: the same requests, and the same data at the end.
 
-A server that plays the recorded masters byte for byte sends it what real ones sent. What it must have is read from the
-files that the recorded replica left: the same rows in the same log, the same data.
+A server replays the recorded masters byte for byte. The expected data is read from the files that the recorded replica
+left: the same rows in the same log, the same data.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tests.conversations.recording import Conversation, Packet
 from tests.conversations.test_master import only_the_subscription
 
 MAIN = RequestType.AUTH
-"""What a conversation other than a watcher's has."""
+"""Present in every conversation except a watcher's."""
 
 FOLLOWER = 1
 
 OUR_OWN = (Key.SERVER_VERSION, Key.FEATURES, Key.VERSION)
-"""Values that say who asks."""
+"""Values that identify the client."""
 
 GC_CONSUMERS = 388
-"""Local to each instance of 3.8, but for its definition."""
+"""Local to each instance of 3.8, except its definition."""
 
 
 def load_all(version: str, scenario: str, prefix: str) -> list[Conversation]:
@@ -40,10 +40,10 @@ def load_all(version: str, scenario: str, prefix: str) -> list[Conversation]:
 
 
 def requests_shown(requests: Sequence[Packet]) -> list[str]:
-    """Kinds, keys and values, but for what depends on who asks and how he came to it.
+    """Return kinds, keys and values, without those that depend on the client and its history.
 
-    Releases differ in when they say again, on a later connection, that their own rows are not wanted back; 3.8
-    subscribed with the vclock from before its registration. A scramble may travel as text or as bytes.
+    Releases differ in when they repeat, on a later connection, that their own rows are not wanted back; 3.8 subscribed
+    with the vclock from before its registration. A scramble may be sent as text or as bytes.
     """
     is_copy = any(packet.type in (RequestType.JOIN, RequestType.FETCH_SNAPSHOT) for packet in requests)
     masked = OUR_OWN if is_copy else (*OUR_OWN, Key.VCLOCK)
@@ -61,7 +61,8 @@ def requests_shown(requests: Sequence[Packet]) -> list[str]:
 
 
 def check_acknowledgements(heard: server.Heard, recorded: Sequence[Packet]) -> None:
-    """The same keys, never less than before, and as much as was acknowledged then; how often is up to the applier."""
+    """Check for the same keys, never a decrease, and as much acknowledged at the end; the frequency is up to the
+    applier."""
     assert {tuple(ack.body or ()) for ack in heard.acks} <= {tuple(ack.body or ()) for ack in recorded}
     positions = [ack.content(Key.VCLOCK) for ack in heard.acks]
     for earlier, later in itertools.pairwise(positions):
@@ -90,7 +91,7 @@ JOINED = [
 FIRST_SNAPSHOT = "00000000000000000015.snap"
 VINYL_SPACE = 513
 NOT_IN_SNAPSHOTS = frozenset({VINYL_SPACE, GC_CONSUMERS})
-"""Real servers keep vinyl in files of its own."""
+"""Real servers keep vinyl in separate files."""
 
 REPLICA_UUID = "11111111-0000-4000-8000-000000000002"
 
@@ -152,7 +153,7 @@ async def test_an_anonymous_node_follows_and_becomes_a_member_as_the_recorded_re
 # --- two writers --------------------------------------------------------------------------------------------
 
 FIRST_ROW_OF_A = 9
-"""What it writes once there are two; the row before is the registration of the other."""
+"""The first row of a with two members; the row before registers the other one."""
 
 MESH = [("2.6", ("to-a-01",), "to-b-02"), ("3.8", ("to-a-01", "to-a-02"), "to-b-03")]
 
@@ -237,7 +238,7 @@ async def test_a_node_follows_a_leader_that_is_elected_and_writes_synchronously(
 
 
 def _still_leads(packet: Packet) -> bool:
-    """Until the leader of term 2 says that it leads no longer."""
+    """Hold until the leader of term 2 announces that it no longer leads."""
     if not packet.from_server or packet.type != RequestType.RAFT:
         return True
     has_resigned = packet.content(RaftKey.TERM) == 2 and packet.content(RaftKey.STATE) == FOLLOWER
@@ -253,11 +254,11 @@ REFUSED = {
     "err-nogrant": "nobody:nopw@",
     "err-romaster": "replicator:secret@",
 }
-"""As whom the recorded replicas had come."""
+"""The credentials of the recorded replicas."""
 
 
 def refusals(version: str, prefix: str) -> tuple[list[Conversation], str, str]:
-    """The conversations, the UUID of who was refused, and the reason that he was told."""
+    """Return the conversations, the UUID of the rejected instance, and the reason."""
     conversations = load_all(version, "07-errors", prefix)
     packets = conversations[0].packets
     uuids = [packet.content(Key.INSTANCE_UUID) for packet in packets if packet.content(Key.INSTANCE_UUID)]
@@ -275,7 +276,7 @@ async def test_a_node_that_is_not_let_in_asked_as_the_recorded_one_and_says_why(
         node = flowstone.Node(tmp_path / "data", replication=[uri], instance_uuid=instance_uuid)
         starting = asyncio.create_task(node.start())
         await replicas.until(lambda: reason in caplog.text)
-        starting.cancel()  # it may be let in later, and tries again
+        starting.cancel()  # it may be admitted later, and retries
         with pytest.raises(asyncio.CancelledError):
             await starting
         await upstream.finished(*(conversation.name for conversation in conversations))

@@ -1,4 +1,4 @@
-"""A blocking IPROTO client for members of a replica set: one request at a time, or many in flight; tuples stay raw."""
+"""A blocking IPROTO client for members of a replica set: single or pipelined requests; tuples stay raw."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL, LIMIT_MAX = 2, 0xFFFFFFFF
 
 
 class Request(NamedTuple):
-    """What is asked, its body as a map of keys, and the stream it belongs to."""
+    """A request: type, body as a map of keys, and stream."""
 
     type: RequestType
     body: dict[Key, Any]
@@ -36,7 +36,7 @@ class Disconnected(ConnectionError):
 
 
 class Client:
-    """One connection; guest unless a user is given."""
+    """One connection; as guest unless a user is given."""
 
     def __init__(
         self, port: int, user: str | None = None, password: str = "", *, seconds: float = ANSWER_SECONDS
@@ -63,18 +63,18 @@ class Client:
         self.close()
 
     def detach(self) -> socket.socket:
-        """The connection itself, for who has something else to say on it; the client is of no use then."""
+        """Return the connection itself for other uses; the client is then unusable."""
         return self._socket
 
     def close(self) -> None:
         self._socket.close()
 
     def request(self, type: RequestType, body: dict[Key, Any], *, stream_id: int = 0) -> dict[int, Any]:
-        """The body of the answer; an error packet is raised as its error."""
+        """Return the body of the answer; raise an error packet as its error."""
         return self._answer(Request(type, body, stream_id)).values()
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What the function returns: one value as it is, none as None, several as a tuple."""
+        """Return the result of a function: one value as it is, none as None, several as a tuple."""
         return _results(self.request(RequestType.CALL, {Key.FUNCTION_NAME: function, Key.TUPLE: arguments}))
 
     def eval(self, expression: str, *arguments: Any) -> Any:
@@ -90,7 +90,7 @@ class Client:
         self.request(RequestType.DELETE, {Key.SPACE_ID: space, Key.KEY: key})
 
     def tuples(self, space: int, index: int = 0) -> list[bytes]:
-        """All tuples in the order of an index, each as its MessagePack."""
+        """Return all tuples in index order, as MessagePack."""
         body = {Key.SPACE_ID: space, Key.INDEX_ID: index, Key.LIMIT: LIMIT_MAX, Key.ITERATOR: ALL, Key.KEY: ()}
         response = self._answer(Request(RequestType.SELECT, body))
         if response.is_error:
@@ -100,7 +100,7 @@ class Client:
         return elements_of(data[2 : end_of(data, 2)])
 
     def pipeline(self, requests: Iterable[Request]) -> Iterator[Response]:
-        """The answers in the order of the requests, up to IN_FLIGHT of which are under way."""
+        """Return the answers in request order; up to IN_FLIGHT requests are in flight."""
         queue = iter(requests)
         answers: dict[int, Response] = {}
         wanted = self._sync + 1
@@ -146,7 +146,7 @@ class Client:
         except OSError as error:
             raise Disconnected(str(error)) from error
         if not data:
-            raise Disconnected("closed by the server")
+            raise Disconnected("connection closed by the server")
         self._buffer += data
 
 

@@ -1,4 +1,4 @@
-"""The members and proxies of one test: made in its directory, ended with it, their logs shown when it fails."""
+"""The members and proxies of one test: created in its directory, stopped with it, their logs shown after a failure."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ M = TypeVar("M", bound=Member)
 
 LOG_SHOWN = 6000
 IS_OURS_REAL = os.environ.get("FLOWSTONE_INTEROP_OURS") == "tarantool"
-"""Real servers stand in for ours, to check the tests."""
+"""True if real servers replace ours, to check the tests."""
 
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
 def not_for_stand_ins(test: Test) -> Test:
-    """Marks what only nodes can do."""
+    """Mark a test that only nodes can pass."""
     return pytest.mark.unfit(test) if IS_OURS_REAL else test
 
 
 QUICK = {"replication_timeout": 0.5, "replication_connect_timeout": 10}
-"""A lost peer is noticed within two seconds and tried again after half of one."""
+"""A lost peer is noticed within two seconds and retried after half a second."""
 
 LATE = {"replication_connect_timeout": SECONDS}
-"""Of members that begin together: on a busy machine one of them may start long after the others, which give up then."""
+"""For members that start together: on a busy machine one may start long after the others, which would give up."""
 
 
 class Cluster:
-    """Makes members; options of all are the defaults here and what the test says."""
+    """Creates members; their options are the defaults here and those of the test."""
 
     def __init__(self, directory: Path, binary: Binary) -> None:
         self.directory = directory
@@ -45,12 +45,12 @@ class Cluster:
         self.proxies: list[Proxy] = []
 
     def real(self, name: str, *, start: bool = True, **options: Any) -> RealMember:
-        """A real server of the version under test."""
+        """Return a real server of the version under test."""
         member = RealMember(name, self.directory / name, self.binary.path, **(self._defaults() | options))
         return self._add(member, start)
 
     def ours(self, name: str, *, start: bool = True, dialect: str | None = None, **options: Any) -> Member:
-        """A Flowstone node; where it joins nobody, in the dialect of the version under test."""
+        """Return a Flowstone node; if it joins no upstream, in the dialect of the version under test."""
         if IS_OURS_REAL:
             return self.real(name, start=start, **options)
         if dialect is None and not options.get("replication"):
@@ -60,11 +60,11 @@ class Cluster:
         )
 
     def _defaults(self) -> dict[str, Any]:
-        """Newer servers want to know all members before they join one, if they are not told otherwise."""
+        """By default newer servers want to connect to all members before they join one."""
         return QUICK | ({} if self.binary.dialect == "2.6" else {"bootstrap_strategy": "legacy"})
 
     def proxy(self, target: Member) -> Proxy:
-        """Something between `target` and whoever connects by the proxy's uri."""
+        """Return a proxy before `target`."""
         proxy = Proxy(target.port)
         self.proxies.append(proxy)
         return proxy
@@ -76,7 +76,7 @@ class Cluster:
         return member
 
     def logs(self) -> str:
-        """The end of every member's log."""
+        """Return the end of every member's log."""
         return "\n".join(f"--- log of {member!r}\n{member.log()[-LOG_SHOWN:]}" for member in self.members)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether members have the same data, byte for byte, and the same log, row for row."""
+"""Comparison of members: equal data, byte for byte, and equal logs, row for row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.interop.member import SECONDS, Member
 
 SPACE, INDEX, TRUNCATE = 280, 288, 330
 ENGINES: Final = ("memtx", "vinyl")
-"""Views of system spaces and settings of a session are data of nobody."""
+"""Views of system spaces and session settings are not data."""
 
 OWN: Final = {
     "_gc_consumers": "each member has its own",
@@ -23,14 +23,14 @@ OWN: Final = {
 
 
 class Contents(NamedTuple):
-    """Tuples of an index of a space: `name` for messages."""
+    """The tuples of an index of a space; `name` is for messages."""
 
     name: str
     tuples: list[bytes]
 
 
 def contents(member: Member) -> Iterator[Contents]:
-    """Everything that is replicated, by every index: in order where the index has one."""
+    """Return all replicated data, by every index: in order if the index has one."""
     indexes = [unpack(raw) for raw in member.tuples(INDEX)]
     spaces = [unpack(raw) for raw in member.tuples(SPACE)]
     private = {space_id for space_id, _, _, _, _, options, *_ in spaces if _is_private(options)}
@@ -49,7 +49,7 @@ def _is_private(options: dict[str, Any]) -> bool:
 
 
 def assert_same_data(*members: Member, besides: Collection[str] = ()) -> None:
-    """All spaces of all members are equal, in every index; but for those named in `besides`."""
+    """Check that all spaces of all members are equal, in every index, except those named in `besides`."""
     first, *others = members
     wanted = _but(contents(first), besides)
     for other in others:
@@ -61,7 +61,7 @@ def assert_same_data(*members: Member, besides: Collection[str] = ()) -> None:
 
 
 def assert_converged(*members: Member, seconds: float = SECONDS) -> None:
-    """Each gets what the others have, and then all have the same."""
+    """Wait until each member has the rows of the others, and compare all data."""
     for member in members:
         member.catch_up(*members, seconds=seconds)
     assert_same_vclock(*members)
@@ -89,7 +89,7 @@ def _difference(wanted: list[bytes], found: list[bytes], first: Member, other: M
 
 
 class LoggedRow(NamedTuple):
-    """A row as it is replicated: who made it, its number, and what it does."""
+    """A replicated row: originator, LSN and content."""
 
     replica_id: int
     lsn: int
@@ -101,12 +101,12 @@ Transactions = list[tuple[LoggedRow, ...]]
 
 
 def transactions(member: Member) -> Transactions:
-    """The global rows in a member's log files, by transaction, in the order in which they stand there."""
+    """Return the global rows in a member's log files, by transaction, in log order."""
     return _logged_rows(member, is_local=False)
 
 
 def local_rows(member: Member) -> list[LoggedRow]:
-    """The rows in a member's log files that nobody else gets."""
+    """Return the local rows in a member's log files."""
     return [row for rows in _logged_rows(member, is_local=True) for row in rows]
 
 
@@ -123,7 +123,7 @@ def _logged_rows(member: Member, *, is_local: bool) -> Transactions:
 
 
 def oldest_lsn(member: Member, replica_id: int = 1) -> int | None:
-    """After which row of an originator its oldest log begins; None where there is no log at all.
+    """Return the row of an originator after which the oldest log begins; None without any log.
 
     The name of the file counts local rows, too.
     """
@@ -134,7 +134,7 @@ def oldest_lsn(member: Member, replica_id: int = 1) -> int | None:
         with LogFile.open(SystemDisk(), str(files[0])) as log:
             return log.meta.vclock.get(replica_id, 0)
     except FileNotFoundError:
-        return oldest_lsn(member, replica_id)  # it has just been collected
+        return oldest_lsn(member, replica_id)  # it was deleted a moment ago
 
 
 def _logged(row: Any) -> LoggedRow:
@@ -146,7 +146,7 @@ def of_origin(all: Transactions, replica_id: int) -> Transactions:
 
 
 def assert_whole_log(all: Transactions) -> None:
-    """Every originator's rows stand there once, in order, without a hole."""
+    """Check that the log has the rows of every originator once, in order, without a gap."""
     last: dict[int, int] = {}
     for rows in all:
         for row in rows:
@@ -156,7 +156,7 @@ def assert_whole_log(all: Transactions) -> None:
 
 
 def assert_same_log(first: Member, second: Member, *, origins: Iterable[int]) -> None:
-    """What both logs have of an originator is the same transactions in the same order."""
+    """Check that both logs have the same transactions of an originator in the same order, as far as both reach."""
     left, right = transactions(first), transactions(second)
     assert_whole_log(left)
     assert_whole_log(right)
@@ -172,5 +172,5 @@ def _between(log: dict[int, tuple[LoggedRow, ...]], begin: int, end: int) -> dic
 
 
 def _by_lsn(all: Transactions) -> dict[int, tuple[LoggedRow, ...]]:
-    """By the LSN that ends it."""
+    """Return the transactions by the LSN of their last row."""
     return {rows[-1].lsn: rows for rows in all}

@@ -1,4 +1,4 @@
-"""Fixtures of the interoperability tests: the server under test and the cluster; logs of members when a test fails."""
+"""Fixtures of the interoperability tests: the server under test and the cluster; members' logs after a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HAS_FAILED = pytest.StashKey[bool]()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test runs once with each server that fits it."""
+    """Run each test once per server that it supports."""
     if "binary" in metafunc.fixturenames:
         metafunc.parametrize("binary", parameters(getattr(metafunc.function, "fits", ANY)))
 
@@ -36,14 +36,14 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def cluster(binary: Binary | None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Members of one test."""
+    """Yield the cluster of one test."""
     assert binary is not None
     yield from _cluster(binary, tmp_path, request)
 
 
 @pytest.fixture
 def nodes(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Members of a test without any real server: nodes, by the rules of 2.11."""
+    """Yield the cluster of a test without real servers: nodes with the rules of 2.11."""
     yield from _cluster(Binary("no server", (2, 11, 0)), tmp_path, request)
 
 
@@ -58,8 +58,8 @@ def _cluster(binary: Binary, directory: Path, request: pytest.FixtureRequest) ->
             reports = broken_promises(running)
     finally:
         cluster.close()
-    assert not reports, f"what is reported of the members is not true: {reports}\n{cluster.logs()}"
+    assert not reports, f"false reports about the members: {reports}\n{cluster.logs()}"
     refusals = {member.name: refusal_of(member.directory) for member in cluster.members}
-    assert not any(refusals.values()), f"no server starts from what they left: {refusals}"
+    assert not any(refusals.values()), f"servers refuse to start from their directories: {refusals}"
     broken = [member.name for member in cluster.members if "Traceback" in member.log()]
-    assert not broken, f"something unforeseen happened in {broken}:\n{cluster.logs()}"
+    assert not broken, f"unexpected errors in {broken}:\n{cluster.logs()}"

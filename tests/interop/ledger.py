@@ -1,6 +1,6 @@
-"""Transactions that can be told apart: each of several rows, numbered, so that a lost or split one shows.
+"""Distinguishable transactions: each of several numbered rows, so that a lost or split one is visible.
 
-A `Scribe` writes them to a member in a thread, whatever happens to the member, and remembers what was answered.
+A `Scribe` writes them to a member in a thread, whatever happens to the member, and records the answers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LEDGER = 700
 PARTS_MAX = 4
 RETRY_SECONDS = 0.02
 PACE_SECONDS = 0.001
-"""Between transactions: enough of them to be hit by anything, not so many that a long run drowns in them."""
+"""Pause between transactions: enough of them to be hit by any fault, and not too many for a long run."""
 
 
 def define(member: Member) -> None:
-    """Rows are [number of the transaction, number of the row, how many rows]; row [0, 0, n] names the newest."""
+    """Define the space. Rows are [transaction number, row number, row count]; row [0, 0, n] has the newest number."""
     create = ["call", "box.schema.space.create", ["ledger", {"id": LEDGER}]]
     index = ["call", "box.space.ledger:create_index", ["pk", {"parts": [1, "unsigned", 2, "unsigned"]}]]
     workload.run(member, [create, index])
@@ -41,7 +41,7 @@ def transaction(number: int) -> list[list[Any]]:
 
 
 class Scribe:
-    """Writes until the block ends. `answered`: numbers of the transactions that the member said it has."""
+    """Writes until the block ends. `answered`: numbers of the acknowledged transactions."""
 
     def __init__(self, member: Member, *, first: int = 1, pace: float = PACE_SECONDS) -> None:
         self.answered: list[int] = []
@@ -62,7 +62,7 @@ class Scribe:
         self._ending.set()
         self._thread.join(SECONDS)
         if error is None:
-            assert not self._thread.is_alive(), f"{self._member} answers no more"
+            assert not self._thread.is_alive(), f"{self._member} no longer answers"
             if self._problem is not None:
                 raise self._problem
 
@@ -87,7 +87,7 @@ class Scribe:
                 self._ending.wait(RETRY_SECONDS)
                 continue
             except OSError:
-                self.number += 1  # whether it is there, nobody knows
+                self.number += 1  # the outcome is unknown
                 raise
             self.answered.append(self.number)
             self.number += 1
@@ -95,11 +95,11 @@ class Scribe:
 
 
 READ_ONLY, LOADING, ACCESS_DENIED = 7, 116, 42
-"""While a member starts."""
+"""Errors while a member starts."""
 
 
 def assert_whole(member: Member, answered: list[int]) -> None:
-    """Every answered transaction is there, and those that are there are there with all their rows."""
+    """Check that every acknowledged transaction is present, and that all present ones are complete."""
     found = Counter[int]()
     for raw in member.tuples(LEDGER):
         number, part, _ = unpack(raw)

@@ -1,7 +1,7 @@
-"""A member of a replica set, as a process: a real Tarantool or a Flowstone node, driven in the same way.
+"""A member of a replica set as a process: a real Tarantool or a Flowstone node, with the same interface.
 
-Options are those of `box.cfg`. Guests may do everything on every member, and `REPLICATOR` may replicate: the first
-member (id 1) makes it so, all others learn it from it. Every wait has a deadline and tells what it waited for.
+Options are those of `box.cfg`. Guests have all privileges on every member, and `REPLICATOR` may replicate: the first
+member (id 1) grants that, and all others receive it. Every wait has a deadline and names its condition.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ SERVER_LUA: Final = Path(__file__).with_name("server.lua")
 USERS: Final = 304
 ADMIN, REPLICATION_ROLE, EXECUTE = 1, 3, 4
 SECONDS: Final = 60.0
-"""How long a condition may take to come true before the test fails."""
+"""How long a condition may take before the test fails."""
 
 POLL_SECONDS: Final = 0.01
 OF_TESTS: Final = ("FLOWSTONE_TARANTOOL", "FLOWSTONE_INTEROP_OURS", "FLOWSTONE_SCALE")
 
 
 class Timeout(AssertionError):
-    """A condition did not come true in time."""
+    """A condition did not hold in time."""
 
 
 def eventually(what: str, condition: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
-    """The first true value of `condition`, tried until the deadline; a member that cannot answer yet is asked again."""
+    """Return the first true value of `condition`, retried until the deadline, also while a member cannot answer."""
     deadline = time.monotonic() + seconds
     last: object = None
     while True:
@@ -58,7 +58,7 @@ def eventually(what: str, condition: Callable[[], Any], *, seconds: float = SECO
 
 
 def wait_ready(*members: Member, seconds: float = SECONDS) -> None:
-    """Until all that were launched serve: each may wait for others, and for what the first one does for all."""
+    """Wait until all launched members serve: each may wait for others, and for the setup by the first one."""
     waiting = list(members)
 
     def all_ready() -> bool:
@@ -73,13 +73,13 @@ def wait_ready(*members: Member, seconds: float = SECONDS) -> None:
 
 
 def let_replicate(client: Client, user: str) -> None:
-    """Grants the role `replication`, in the name of its owner, who alone can: admin."""
+    """Grant the role `replication` as its owner, admin."""
     number = next(one[0] for one in map(unpack, client.tuples(USERS)) if one[2] == user)
     client.insert(PRIVILEGE, ADMIN, number, "role", REPLICATION_ROLE, EXECUTE)
 
 
 class Member(ABC):
-    """One process. `start` on a new directory or on what an earlier run left there; the port stays the same."""
+    """One process. `start` uses a new directory or that of an earlier run; the port stays the same."""
 
     kind: str
 
@@ -95,7 +95,7 @@ class Member(ABC):
     def __repr__(self) -> str:
         return f"<{self.kind} {self.name} at {self.address}>"
 
-    # --- where it is ---
+    # --- addresses ---
 
     @property
     def address(self) -> str:
@@ -103,16 +103,16 @@ class Member(ABC):
 
     @property
     def uri(self) -> str:
-        """For `replication` of others."""
+        """The URI for `replication` of others."""
         return self.uri_at(self.port)
 
     @staticmethod
     def uri_at(port: int) -> str:
-        """The same through something in between that listens on `port`."""
+        """Return the same URI through a proxy that listens on `port`."""
         return f"{REPLICATOR[0]}:{REPLICATOR[1]}@127.0.0.1:{port}"
 
     def log(self) -> str:
-        """Of all its runs so far."""
+        """The log of all its runs so far."""
         path = self.directory / "member.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -129,10 +129,10 @@ class Member(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Whatever the first member has to do for all from outside."""
+        """Let the first member perform the setup for all, from outside."""
 
     def launch(self, **options: Any) -> None:
-        """Starts the process without waiting for anything; `options` stay for later starts."""
+        """Start the process without waiting; `options` are kept for later starts."""
         assert not self.is_running, f"{self} runs already"
         self.options |= options
         self._forget()
@@ -141,7 +141,7 @@ class Member(ABC):
             self._process = self._start_process(log)
 
     def start(self, **options: Any) -> None:
-        """Starts the process and waits until it serves."""
+        """Start the process and wait until it serves."""
         self.launch(**options)
         self.wait_ready()
 
@@ -149,10 +149,10 @@ class Member(ABC):
         wait_ready(self, seconds=seconds)
 
     def check_ready(self) -> bool:
-        """Whether it has said so; an error if it has ended."""
+        """Return True once it is ready; raise if it has ended."""
         log = self.log()[self._log_before :]
         if not self.is_running:
-            raise AssertionError(f"{self} ended with {self.exit_code()} instead of getting ready:\n{log[-3000:]}")
+            raise AssertionError(f"{self} exited with {self.exit_code()} before it was ready:\n{log[-3000:]}")
         return self._is_ready(log)
 
     @property
@@ -165,12 +165,12 @@ class Member(ABC):
         return self._process.pid
 
     def exit_code(self, *, seconds: float = SECONDS) -> int:
-        """Waits for the process to end by itself."""
+        """Wait until the process ends by itself."""
         assert self._process is not None
         return self._process.wait(seconds)
 
     def stop(self) -> None:
-        """As an operator does it."""
+        """Stop it as an operator does."""
         if self.is_running:
             assert self._process is not None
             self.resume()
@@ -183,7 +183,7 @@ class Member(ABC):
         self._forget()
 
     def kill(self) -> None:
-        """As a crash does it."""
+        """Kill it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -194,7 +194,7 @@ class Member(ABC):
         self.start(**options)
 
     def pause(self) -> None:
-        """The process stands still and its connections stay open, as with a machine that hangs."""
+        """Suspend the process; its connections stay open, as on a hanging machine."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -205,15 +205,15 @@ class Member(ABC):
             self._client.close()
             self._client = None
 
-    # --- talking to it ---
+    # --- requests ---
 
     def connect(self, user: str | None = None, password: str = "") -> Client:
-        """A connection of one's own."""
+        """Return a new connection."""
         return Client(self.port, user, password)
 
     @property
     def client(self) -> Client:
-        """A connection as guest, kept as long as it works."""
+        """Return a connection as guest, kept while it works."""
         if self._client is None:
             self._client = self.connect()
         return self._client
@@ -227,15 +227,15 @@ class Member(ABC):
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """box.info"""
+        """Return box.info."""
 
     @abstractmethod
     def configure(self, **options: Any) -> None:
-        """box.cfg{…} while it runs."""
+        """Call box.cfg{…}."""
 
     @abstractmethod
     def gc(self) -> dict[str, Any]:
-        """box.info.gc()"""
+        """Return box.info.gc()."""
 
     def snapshot(self) -> None:
         self.call("box.snapshot")
@@ -247,7 +247,7 @@ class Member(ABC):
         return len(self.tuples(space))
 
     def vclock(self) -> dict[int, int]:
-        """Without the local component."""
+        """Return the vclock without the local component."""
         return {replica_id: lsn for replica_id, lsn in by_id(self.info()["vclock"]).items() if replica_id}
 
     @property
@@ -259,11 +259,11 @@ class Member(ABC):
         return self.info()["uuid"]
 
     def replication(self) -> dict[int, dict[str, Any]]:
-        """box.info.replication by id."""
+        """Return box.info.replication by id."""
         return by_id(self.info()["replication"])
 
     def upstream(self, of: Member | int) -> dict[str, Any]:
-        """What this member says of what it gets from `of` (a member or an id); empty where it says nothing."""
+        """Return the upstream status of `of` (a member or an id); empty if there is none."""
         return self._peer(of).get("upstream") or {}
 
     def downstream(self, to: Member | int) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class Member(ABC):
         number = peer if isinstance(peer, int) else peer.id
         return self.replication().get(number, {})
 
-    # --- waiting for it ---
+    # --- waits ---
 
     def wait_follow(self, *upstreams: Member, seconds: float = SECONDS) -> None:
         def is_following(upstream: Member) -> bool:
@@ -283,7 +283,7 @@ class Member(ABC):
             eventually(f"{self} follows {upstream}", partial(is_following, upstream), seconds=seconds)
 
     def wait_vclock(self, vclock: dict[int, int], *, seconds: float = SECONDS) -> None:
-        """Until it has everything that `vclock` covers."""
+        """Wait until it has everything that `vclock` covers."""
 
         def is_there() -> bool:
             mine = self.vclock()
@@ -294,7 +294,7 @@ class Member(ABC):
         eventually(f"{self} has {vclock}", is_there, seconds=seconds)
 
     def catch_up(self, *others: Member, seconds: float = SECONDS) -> None:
-        """Until it has everything that the others have now."""
+        """Wait until it has everything that the others have now."""
         for other in others:
             self.wait_vclock(other.vclock(), seconds=seconds)
 
@@ -329,7 +329,7 @@ class RealMember(Member):
         return "READY" in log.splitlines()
 
     def discard_data(self) -> None:
-        """Delete the files of a server that has ended. It joins anew at its next start, with its UUID and so its id."""
+        """Delete the files of a stopped server. It rejoins at its next start, with its UUID and so its id."""
         assert not self.is_running
         uuid = re.search(rb"\nInstance: (\S+)\n", self.files("snap")[-1].read_bytes()[:4096])
         assert uuid is not None
@@ -340,7 +340,7 @@ class RealMember(Member):
         (self.directory / "member.log").rename(self.directory / f"member-{time.time_ns()}.log")
 
     def settle(self) -> None:
-        """Its program does that."""
+        """Its program does the setup."""
 
     def info(self) -> dict[str, Any]:
         return self.call("interop.info")
@@ -356,7 +356,7 @@ class RealMember(Member):
 
 
 class NodeMember(Member):
-    """`flowstone serve`."""
+    """A `flowstone serve` process."""
 
     kind = "flowstone"
 
@@ -368,7 +368,7 @@ class NodeMember(Member):
         options = {"listen": self.address, "work_dir": str(self.directory), "dialect": self.dialect} | self.options
         command = ["tests.interop.node_program", "serve", f"--user={USER}:{PASSWORD}"]
         command += [_argument(name, value) for name, value in options.items() if value is not None]
-        # Without what is meant for the tests: a node would take it for options.
+        # Without the tests' variables: a node would take them for options.
         environment = {name: value for name, value in os.environ.items() if name not in OF_TESTS}
         return WarmProcess(command, cwd=self.directory, env=environment, stdout=log)
 
@@ -376,13 +376,13 @@ class NodeMember(Member):
         return "ready" in log.splitlines()
 
     def settle(self) -> None:
-        """On a first member that may be written and has not been prepared yet."""
+        """On a writable first member that has no setup yet."""
         if self.options.get("replication_anon") or self.options.get("read_only"):
             return
         try:
             client = self.connect(USER, PASSWORD)
         except TarantoolError:
-            return  # it has joined others, and their users
+            return  # it has joined others, and has their users
         with client:
             if client.call("box.info")["id"] != 1 or client.call("box.schema.user.exists", REPLICATOR[0]):
                 return
@@ -408,7 +408,7 @@ def _argument(name: str, value: Any) -> str:
 
 
 def by_id(table: Any) -> dict[int, Any]:
-    """A Lua table without holes comes as an array."""
+    """Return a Lua table by id; one without gaps arrives as an array."""
     if isinstance(table, dict):
         return {int(number): value for number, value in table.items()}
     return dict(enumerate(table, 1))

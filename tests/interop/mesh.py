@@ -1,6 +1,6 @@
-"""Replica sets in which every member follows every other, and what elections and the queue show there.
+"""Replica sets in which every member follows every other, and the state of elections and queue there.
 
-Members begin with elections off: the first one makes users and spaces, then modes are set while all run.
+Members start with elections off: the first one creates users and spaces, then modes are set at run time.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from tests.judges.judging import judge_all
 SYNCHRONOUS, PLAIN = 720, 721
 REPLICATION_TIMEOUT, ELECTION_TIMEOUT = 0.5, 2.0
 TIMING = {"replication_timeout": REPLICATION_TIMEOUT, "election_timeout": ELECTION_TIMEOUT}
-"""A leader is given up after four times the first; an election that nobody wins is held again after the second."""
+"""A leader counts as lost after four times the first; an election without a winner is repeated after the second."""
 
 RAFT, PROMOTE, DEMOTE, CONFIRM, ROLLBACK = 30, 31, 32, 40, 41
 NAMES = {PROMOTE: "PROMOTE", DEMOTE: "DEMOTE", CONFIRM: "CONFIRM", ROLLBACK: "ROLLBACK"}
 QUORUM_TIMEOUT, SYNC_ROLLBACK = 216, 217
 OWNER, LSN, TERM = 0x02, 0x03, 0x53
-"""Keys in the bodies of such rows."""
+"""Body keys of such rows."""
 
 
 class Mesh:
-    """Members in the order in which they joined, so that the first has id 1. Each way between two goes through a proxy
-    of its own, unless the mesh is `direct`."""
+    """Members in join order, so that the first has id 1.
+
+    Each direction between two has its own proxy, unless the mesh is `direct`.
+    """
 
     def __init__(self, cluster: Cluster, kinds: Iterable[str], *, direct: bool = False, **options: Any) -> None:
         self._cluster = cluster
@@ -52,7 +54,7 @@ class Mesh:
         return iter(self.members)
 
     def join(self, kind: str, **options: Any) -> Member:
-        """One member more, of a set that may have a leader already."""
+        """Add a member to a set that may have a leader already."""
         number = len(self.members) + 1
         member: Member = getattr(self._cluster, kind)(f"{kind}{number}", start=False, **(self._timing() | options))
         others = list(self.members)
@@ -74,7 +76,7 @@ class Mesh:
         return member
 
     def _timing(self) -> dict[str, Any]:
-        """Without elections in servers that have none."""
+        """Return the timing options; without elections for servers that have none."""
         return {"replication_timeout": REPLICATION_TIMEOUT} if self._cluster.binary.dialect == "2.6" else TIMING
 
     def _uris(self, member: Member) -> list[str]:
@@ -83,19 +85,19 @@ class Mesh:
         return [proxy.uri for (follower, _), proxy in self._wires.items() if follower is member]
 
     def configure(self, member: Member, **options: Any) -> None:
-        """Now, and whenever it is started again."""
+        """Set options now and for later starts."""
         member.configure(**options)
         member.options |= options
 
     def set_modes(self, *modes: str, **options: Any) -> None:
-        """`election_mode` of each member in turn, or of all."""
+        """Set `election_mode` of each member in turn, or of all."""
         for member, mode in zip(self.members, modes * (1 if len(modes) > 1 else len(self.members)), strict=True):
             self.configure(member, election_mode=mode, **options)
 
     # --- partitions ---
 
     def isolate(self, *members: Member) -> None:
-        """Nothing comes through between these and all others."""
+        """Hold all traffic between these members and all others."""
         for proxy in self._between(members):
             proxy.cut()
 
@@ -104,23 +106,23 @@ class Mesh:
             proxy.mend()
 
     def wire(self, follower: Member, upstream: Member) -> Proxy:
-        """Between these two, for what `follower` gets."""
+        """Return the proxy for what `follower` receives from `upstream`."""
         return self._wires[follower, upstream]
 
     def wires(self, member: Member) -> list[Proxy]:
-        """Both ways between it and all others."""
+        """Return both directions between it and all others."""
         return self._between((member,))
 
     def _between(self, members: tuple[Member, ...]) -> list[Proxy]:
         return [wire for (one, two), wire in self._wires.items() if (one in members) != (two in members)]
 
-    # --- what it agrees on ---
+    # --- agreement ---
 
     def others(self, *members: Member) -> list[Member]:
         return [one for one in self.members if one not in members]
 
     def wait_leader(self, *among: Member, besides: Member | None = None, seconds: float = SECONDS) -> Member:
-        """The member that all of `among` (all there are, if none is named) follow in one term, and that may write."""
+        """Wait for the writable leader that all of `among` (by default all members) follow in one term."""
         voters = list(among or self.members)
 
         def agreed() -> Member | None:
@@ -135,7 +137,7 @@ class Mesh:
         return found
 
     def wait_owner(self, owner: Member | int, *among: Member, seconds: float = SECONDS) -> int:
-        """The term in which all of `among` know that `owner` owns the queue."""
+        """Return the term in which all of `among` know `owner` as the owner of the queue."""
         number = owner if isinstance(owner, int) else owner.id
 
         def agreed() -> int | None:
@@ -148,19 +150,20 @@ class Mesh:
         return term
 
     def judge(self, **archives: Path) -> None:
-        """Ends all members, all of which have the same; servers start from their directories with the same rows."""
+        """Stop all members, which have equal data; check that servers start from their directories with the same
+        rows."""
         for member in self.members:
             member.kill()
         judge_all({member.name: member.directory for member in self.members} | archives)
 
     def wait_same(self, *sources: Member) -> None:
-        """All have what these have."""
+        """Wait until all members have the rows of these."""
         for member in self.members:
             member.catch_up(*(source for source in sources if source is not member))
 
 
 def define(member: Member) -> None:
-    """A synchronous space and an asynchronous one."""
+    """Define a synchronous and an asynchronous space."""
     spaces: dict[str, dict[str, Any]] = {
         "synchronous": {"id": SYNCHRONOUS, "is_sync": True},
         "plain": {"id": PLAIN},
@@ -173,13 +176,13 @@ def define(member: Member) -> None:
 
 
 def election(member: Member) -> dict[str, Any]:
-    """box.info.election"""
+    """Return box.info.election."""
     shown: dict[str, Any] = member.info()["election"]
     return shown
 
 
 def queue(member: Member) -> dict[str, Any]:
-    """box.info.synchro.queue"""
+    """Return box.info.synchro.queue."""
     shown: dict[str, Any] = member.info()["synchro"]["queue"]
     return shown
 
@@ -206,16 +209,16 @@ def keys(member: Member, space: int = SYNCHRONOUS) -> list[int]:
 
 
 def refusal(action: Callable[[], object]) -> int:
-    """The code of the error with which something is refused."""
+    """Return the code of the error with which a request is rejected."""
     try:
         action()
     except TarantoolError as error:
         return error.code
-    raise AssertionError(f"{action} was not refused")
+    raise AssertionError(f"{action} was not rejected")
 
 
 class Pending:
-    """A write whose answer is not waited for: `outcome` is its error's code, 0 where it is done."""
+    """A write in flight: `outcome` is the code of its error, 0 on success."""
 
     def __init__(self, member: Member, *fields: Any, space: int = SYNCHRONOUS) -> None:
         self._client: Client = member.connect()
@@ -239,13 +242,13 @@ class Pending:
         return self._answer is not None
 
     def outcome(self, *, seconds: float = SECONDS) -> int:
-        """-1 where the connection ended without an answer."""
+        """Return -1 if the connection ended without an answer."""
         self._thread.join(seconds)
         assert self._answer is not None, "no answer yet"
         return self._answer
 
     def wait_on(self, *members: Member) -> Self:
-        """Until it waits in the queues of these."""
+        """Wait until it is in the queues of these members."""
         for member in members:
             wait_until(member, "has a transaction that waits", lambda one: queue(one)["len"])
         return self
@@ -255,7 +258,7 @@ class Pending:
 
 
 def verdicts(member: Member, since: int = 0) -> list[tuple[str, int, dict[int, Any]]]:
-    """CONFIRM, ROLLBACK, PROMOTE and DEMOTE in its log, in order: name, who wrote it, body."""
+    """Return CONFIRM, ROLLBACK, PROMOTE and DEMOTE in the log, in order: name, originator, body."""
     return [
         (NAMES[row.type], row.replica_id, unpack(row.body))
         for rows in transactions(member)

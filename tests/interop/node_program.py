@@ -1,6 +1,6 @@
-"""`flowstone serve`, with one function more: `interop.transaction` makes several statements true together.
+"""`flowstone serve` with an additional function, `interop.transaction`, which runs several statements atomically.
 
-Clients of dialect 2.6 have no streams, and a real server would be given Lua for it. All else is the command as it is.
+Clients of dialect 2.6 have no streams, and a real server would get Lua for it. The rest is the unchanged command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowstone.node.transactions import Transaction
 
 
 class ProgrammedNode(Node):
-    """A node that knows the function."""
+    """A node with that function."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

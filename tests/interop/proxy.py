@@ -1,7 +1,7 @@
-"""A TCP proxy that cuts, holds back, delays, slows down or ends connections between members.
+"""A TCP proxy that cuts, holds, delays, throttles or closes connections between members.
 
-Each connection through it has two threads, one per direction. Nothing is lost silently: bytes are passed on in
-order, later, or the connection ends.
+Each connection has two threads, one per direction. No byte is lost silently: bytes are relayed in order, possibly late,
+or the connection ends.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from tests.interop.member import Member
 
 RECEIVE_SIZE = 1 << 16
 PATIENCE_SECONDS = 0.02
-"""How soon one who waits for room on a slow way notices that the way is quick again."""
+"""How soon a waiter notices that a throttled direction is fast again."""
 
 
 class Way(Enum):
-    """From whoever connected to the target, or back."""
+    """A direction: from the client to the target, or back."""
 
     THERE = "there"
     BACK = "back"
 
 
 class Proxy:
-    """Passes everything on until it is told otherwise."""
+    """Relays everything until a fault is set."""
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
@@ -52,22 +52,22 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Return the number of open connections."""
         with self._lock:
             return len(self._pairs)
 
     @property
     def passed(self) -> int:
-        """Bytes that went from the target to whoever connected."""
+        """Return the number of bytes relayed from the target to the client."""
         return self._passed
 
     @property
     def troubled(self) -> int:
-        """Connections that were ended or refused here, and pieces that were held back, delayed or slowed down."""
+        """Return the number of closed or rejected connections, and of held, delayed or throttled pieces."""
         return self._troubled
 
     def disconnect(self) -> None:
-        """Ends all connections; new ones are welcome."""
+        """Close all connections; new ones are accepted."""
         with self._lock:
             pairs, self._pairs = self._pairs, []
             self._troubled += len(pairs)
@@ -76,7 +76,7 @@ class Proxy:
                 _end(one)
 
     def cut(self) -> None:
-        """Ends all connections and takes no new ones until `mend`."""
+        """Close all connections and accept no new ones until `mend`."""
         self._is_cut = True
         self.disconnect()
 
@@ -85,9 +85,9 @@ class Proxy:
         self._is_cut = False
 
     def hold(self, *ways: Way) -> None:
-        """A black hole: connections stay open, new ones are taken, and nothing comes through until `release`.
+        """Act as a black hole: connections stay open, new ones are accepted, but nothing passes until `release`.
 
-        With `ways`, on these only.
+        With `ways`, only in these directions.
         """
         for way in ways or Way:
             self._is_open[way].clear()
@@ -97,22 +97,22 @@ class Proxy:
             is_open.set()
 
     def delay(self, seconds: float) -> None:
-        """Every piece is passed on so much later."""
+        """Relay every piece this much later."""
         self._delay = seconds
 
     def clog(self, rate: float | None) -> None:
-        """So many bytes per second come through on each connection and way; None: any number again."""
+        """Limit the bytes per second of each connection and direction; None: no limit."""
         self._rate = rate
 
     def heal(self) -> None:
-        """As if nothing had ever been wrong."""
+        """Remove all faults."""
         self.delay(0.0)
         self.clog(None)
         self.mend()
         self.release()
 
     def cut_after(self, count: int) -> None:
-        """`cut`, when so many more bytes of the target have been passed on."""
+        """`cut` after this number of further bytes from the target."""
         self._bytes_left = count
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Proxy:
                 continue
             server.settimeout(None)
             with self._lock:
-                is_welcome = not self._is_cut  # or else it came too late for `cut` to end it
+                is_welcome = not self._is_cut  # or else it came too late for `cut` to close it
                 if is_welcome:
                     self._pairs.append((client, server))
             if not is_welcome:
@@ -164,7 +164,7 @@ class Proxy:
             self._pairs = [pair for pair in self._pairs if source not in pair]
 
     def _wait(self, way: Way, size: int) -> None:
-        """Until a piece that has come may go on."""
+        """Wait until a received piece may be relayed."""
         if self._is_open[way].is_set() and not self._delay and self._rate is None:
             return
         self._troubled += 1

@@ -1,4 +1,4 @@
-"""What tests of synchronous replication need: a space of each kind, commits that wait, and logs told as stories."""
+"""Support for tests of synchronous replication: spaces, pending commits, and logs as stories."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.interop.versions import Binary
 SYNC, PLAIN, OWN = 730, 731, 732
 FOREIGN_QUEUE, MISMATCH, QUORUM_TIMEOUT, ROLLED_BACK = 214, 215, 216, 217
 FOREVER: Final = 1000
-"""A timeout that no test lives to see."""
+"""A timeout longer than any test."""
 
 PATIENT: Final = {"replication_synchro_quorum": 2, "replication_synchro_timeout": FOREVER}
 NOW: Final = {"replication_synchro_timeout": 0.001}
@@ -38,7 +38,7 @@ _VERDICTS: Final = {RequestType.RAFT_CONFIRM: "confirm", RequestType.RAFT_ROLLBA
 
 
 def define(member: Member) -> None:
-    """A synchronous space, an asynchronous one, and one that is not replicated."""
+    """Define a synchronous, an asynchronous and a local space."""
     kinds: dict[str, dict[str, Any]] = {
         "sure": {"id": SYNC, "is_sync": True},
         "plain": {"id": PLAIN},
@@ -51,7 +51,7 @@ def define(member: Member) -> None:
 
 
 def make_pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: Any) -> tuple[Member, Member]:
-    """Both of them are a quorum, and nobody loses patience."""
+    """Make a pair with a quorum of both and long timeouts."""
     master: Member = getattr(cluster, master_kind)("master", **(PATIENT | options))
     define(master)
     replica: Member = getattr(cluster, replica_kind)("replica", **(PATIENT | options), replication=[master.uri])
@@ -61,7 +61,7 @@ def make_pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: 
 
 
 class Pairs:
-    """Pairs that several tests use one after the other: made when first wanted, as new for each."""
+    """Pairs that several tests share: created on first use, reset for each test."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -72,7 +72,7 @@ class Pairs:
         if key not in self._made:
             cluster = Cluster(self._directory / "-".join(key), binary)
             try:
-                # No heartbeat is due in the time of a test: what a commit needs must be sent when there is reason to.
+                # No heartbeat is due during a test: rows and ACKs for a commit must be sent when they are due.
                 pair = make_pair(cluster, master_kind, replica_kind, replication_timeout=FOREVER)
             except BaseException:
                 cluster.close()
@@ -84,10 +84,10 @@ class Pairs:
 
     @staticmethod
     def _renew(master: Member, replica: Member) -> None:
-        master.configure(replication_synchro_quorum=1)  # whatever still waits
+        master.configure(replication_synchro_quorum=1)  # still pending requests
         master.configure(replication=[])
         replica.catch_up(master)
-        # A connection that is used to heartbeats may end for want of one; it is then not tried again for ever.
+        # A connection between nodes used to heartbeats may time out without one, and is then retried only once.
         replica.configure(replication=[])
         eventually(f"{replica} has left", lambda: master.downstream(2).get("status") != "follow")
         for member in (master, replica):
@@ -99,7 +99,7 @@ class Pairs:
         replica.catch_up(master)
 
     def close(self) -> Iterator[str]:
-        """Names those in whose logs something unforeseen stands."""
+        """Close the pairs; report those with unexpected errors in their logs."""
         for cluster, *members in self._made.values():
             cluster.close()
             for member in members:
@@ -124,12 +124,12 @@ def call(function: str, *arguments: Any) -> Request:
 
 
 def together(*steps: list[Any]) -> Request:
-    """One transaction of several statements."""
+    """Return one transaction of several statements."""
     return call("interop.transaction", list(steps))
 
 
 class UnderWay:
-    """Requests that were sent to a member, all at once, on a connection of their own; they may wait for a verdict."""
+    """Requests sent to a member together, on their own connection; they may wait for a verdict."""
 
     def __init__(self, member: Member, *requests: Request) -> None:
         self._what = f"{len(requests)} requests to {member}"
@@ -145,19 +145,19 @@ class UnderWay:
         return self._thread.is_alive()
 
     def errors(self, *, seconds: float = SECONDS) -> list[TarantoolError | None]:
-        """What each was answered, None for success."""
+        """Return the error of each answer, None for success."""
         self._thread.join(seconds)
-        assert not self._thread.is_alive(), f"{self._what} are not answered"
+        assert not self._thread.is_alive(), f"no answer to {self._what}"
         if self._problem is not None:
             raise self._problem
         return self._errors
 
     def codes(self, *, seconds: float = SECONDS) -> list[int]:
-        """The same in short, 0 for success."""
+        """Return the error codes, 0 for success."""
         return [error.code if error else 0 for error in self.errors(seconds=seconds)]
 
     def abandon(self) -> None:
-        """Ends the connection as a client does that lost its patience, or its life."""
+        """Close the connection, as a client does that times out or dies."""
         with suppress(OSError):  # the member was faster
             self._client.detach().shutdown(SHUT_RDWR)
         self._thread.join(SECONDS)
@@ -172,9 +172,9 @@ class UnderWay:
 
 
 class Story:
-    """What is logged from here on, by any member that has the same rows: "1+2 confirm 1+1" is the second of member 1.
+    """The log rows from here on, of any member with the same rows: "1+2 confirm 1+1" is the second one of member 1.
 
-    LSNs are counted from where the members are now.
+    LSNs are relative to the current positions of the members.
     """
 
     def __init__(self, *members: Member) -> None:
@@ -184,7 +184,7 @@ class Story:
                 self._start[origin] = max(lsn, self._start.get(origin, 0))
 
     def of(self, member: Member) -> list[str]:
-        """One text per transaction in the log of a member."""
+        """Return one text per transaction in the log of a member."""
         return [", ".join(map(self._tell, rows)) for rows in self._new(member)]
 
     def rows(self, member: Member) -> list[LoggedRow]:
@@ -194,7 +194,7 @@ class Story:
         return [rows for rows in transactions(member) if rows[-1].lsn > self._start.get(rows[-1].replica_id, 0)]
 
     def wait(self, count: int, *members: Member, origin: int = 1) -> Self:
-        """Until the members have so many new rows of an originator."""
+        """Wait until the members have this number of new rows of an originator."""
         for member in members:
             member.wait_vclock({origin: self._start.get(origin, 0) + count})
         return self
@@ -205,7 +205,7 @@ class Story:
         if verdict is None:
             return f"{where} {RequestType(row.type).name.lower()}"
         body = unpack(row.body)
-        assert set(body) == {Key.REPLICA_ID, Key.LSN}, f"other keys are refused by 2.6: {body}"
+        assert set(body) == {Key.REPLICA_ID, Key.LSN}, f"2.6 rejects other keys: {body}"
         return f"{where} {verdict} {self._place(body[Key.REPLICA_ID], body[Key.LSN])}"
 
     def _place(self, origin: int, lsn: int) -> str:
@@ -213,14 +213,14 @@ class Story:
 
 
 def wait_acked(member: Member, replica: Member) -> None:
-    """Until `member` knows that `replica` has all that it has itself."""
+    """Wait until `member` knows that `replica` has all of its rows."""
     number = replica.id
 
     eventually(f"{replica} acknowledges to {member}", lambda: _has_acked(member.downstream(number), member))
 
 
 def wait_anonymous_acked(member: Member, count: int) -> None:
-    """Until `member` knows of `count` anonymous replicas that they have all that it has itself."""
+    """Wait until `member` knows of `count` anonymous replicas with all of its rows."""
 
     def are_acked() -> bool:
         rows = dict(member.call("box.info.replication_anon")).values()
@@ -235,7 +235,7 @@ def _has_acked(downstream: dict[str, Any], member: Member) -> bool:
 
 
 def keys(member: Member, space: int = SYNC) -> list[int]:
-    """What a reader finds there."""
+    """Return the keys that a reader sees."""
     return [unpack(raw)[0] for raw in member.tuples(space)]
 
 
@@ -248,7 +248,7 @@ def wait_keys(wanted: list[int], *members: Member, space: int = SYNC) -> None:
 
 
 def snapshot_keys(member: Member, space: int = SYNC) -> list[int]:
-    """What the newest snapshot of a member has."""
+    """Return the keys in the newest snapshot of a member."""
     found = []
     with LogFile.open(SystemDisk(), str(member.files("snap")[-1])) as snapshot:
         for transaction in snapshot.transactions():

@@ -1,4 +1,4 @@
-"""Anonymous replicas between nodes and real servers, and how they become members."""
+"""Anonymous replicas between nodes and real servers, and their registration."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_an_anonymous_replica_is_nobody_until_it_registers(
     assert replica.id == 2
     replica.configure(read_only=False)
     assert len(master.tuples(CLUSTER)) == 2
-    if master.kind == "flowstone":  # a real 2.6 may go on counting it
+    if master.kind == "flowstone":  # a real 2.6 may continue to count it
         eventually("the master counts it no more", lambda: master.info()["replication_anon"]["count"] == 0)
     eventually("the master knows it", lambda: master.downstream(2).get("status") == "follow")
     master.configure(replication=[replica.uri])
     master.wait_follow(replica)
-    replica.wait_writable()  # one that has just registered is an orphan until it has caught up
+    replica.wait_writable()  # one that has just registered is an orphan until it is in sync
     replica.call("interop.transaction", ledger.transaction(2))
     master.catch_up(replica)
     master.call("interop.transaction", ledger.transaction(3))
@@ -82,7 +82,7 @@ def test_an_anonymous_replica_comes_back_after_a_restart(cluster: Cluster, maste
     assert replica.info()["id"] in (0, None)
 
 
-@fits(">=2.8")  # a 2.6 registers a replica from where the master is, which leaves out what the replica has not got yet
+@fits(">=2.8")  # a 2.6 registers a replica at the master's position, skipping rows that the replica does not have yet
 @pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
 def test_no_row_is_lost_when_a_replica_registers_while_others_write(
     cluster: Cluster, master_kind: str, replica_kind: str
@@ -121,7 +121,7 @@ def test_an_anonymous_node_serves_anonymous_replicas_and_no_others(cluster: Clus
     assert len(master.tuples(CLUSTER)) == 1
 
 
-@not_for_stand_ins  # a real 2.6 dies of it
+@not_for_stand_ins  # a real 2.6 crashes then
 def test_registering_without_a_master_that_can_is_refused(cluster: Cluster) -> None:
     master = cluster.real("master")
     replica = cluster.ours("replica", replication=[master.uri], replication_anon=True, read_only=True)

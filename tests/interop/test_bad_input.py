@@ -1,4 +1,4 @@
-"""What goes wrong is said once, clearly: in the log, in box.info.replication, and by the command that gives up."""
+"""Each error is reported once, clearly: in the log, in box.info.replication, and by the failing command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REPLICAS_MAX = 31
 
 
 def _pair(cluster: Cluster) -> tuple[Member, Member]:
-    """A real master and our registered replica."""
+    """Return a real master and our registered replica."""
     master = cluster.real("master")
     ledger.define(master)
     replica = cluster.ours("replica", replication=[master.uri])
@@ -29,7 +29,7 @@ def _pair(cluster: Cluster) -> tuple[Member, Member]:
 
 
 def _assert_upstream(replica: Member, of: int, status: str, message: str) -> None:
-    """box.info.replication says so, and so does the log, once and not over and over."""
+    """Check the status in box.info.replication, and that the log reports it once."""
 
     def upstream() -> bool:
         found = replica.upstream(of)
@@ -80,7 +80,7 @@ def test_master_of_another_replica_set_is_refused(cluster: Cluster) -> None:
     _restart_with(replica, stranger.uri)
     theirs = stranger.info()
     uuid = (theirs.get("replicaset") or theirs["cluster"])["uuid"]
-    # A 2.6 checks only who is registered; what we say to it is what its replicas find out.
+    # A 2.6 checks only registration; its replicas judge our answer themselves.
     said_by_2_6 = f"Replica {replica.uuid} is not registered with replica set {uuid}"
     message = said_by_2_6 if cluster.binary.dialect == "2.6" else f"Replica set UUID mismatch: expected {uuid}"
     replica.wait_log(message)
@@ -121,7 +121,7 @@ def test_lost_master_is_named_until_it_is_back(cluster: Cluster) -> None:
     replica.wait_follow(master)
 
 
-@fits("<3.0")  # newer masters never forget whom they keep logs for
+@fits("<3.0")  # newer masters never forget the replicas for which they keep logs
 def test_gap_in_the_logs_of_the_master_is_named(cluster: Cluster) -> None:
     master = cluster.real("master", checkpoint_count=1)
     ledger.define(master)
@@ -156,13 +156,13 @@ def test_gap_in_our_logs_is_named_to_a_real_replica(cluster: Cluster) -> None:
 
 
 def _cut(wire: Proxy, replica: Member) -> None:
-    """Until the replica has noticed: what it says from then on is about the time after."""
+    """Wait until the replica has noticed the cut: its later status belongs to the time after it."""
     wire.cut()
     eventually("the cut shows", lambda: replica.upstream(1).get("status") != "follow")
 
 
 def _lose_logs(cluster: Cluster, master: Member) -> None:
-    """Those that a replica needs which is away while the master restarts."""
+    """Delete the logs that a disconnected replica needs, by a restart of the master."""
     knows_no_delay = isinstance(master, RealMember) and cluster.binary.dialect == "2.6"
     master.restart(**({} if knows_no_delay else {"wal_cleanup_delay": 0}))
     oldest = min(path.name for path in master.files("xlog"))

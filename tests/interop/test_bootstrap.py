@@ -1,4 +1,4 @@
-"""How replica sets of real servers and nodes begin: who leads, who joins whom, and that there is only one of it."""
+"""Bootstraps of replica sets of real servers and nodes: the leader, the joins, and a single resulting set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SMALL, MIDDLE, LARGE = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in 
 
 
 def _ids(member: Member) -> dict[str, int]:
-    """Id by UUID."""
+    """Return ids by UUID."""
     return {uuid: number for number, uuid, *_ in map(unpack, member.tuples(CLUSTER))}
 
 
@@ -42,7 +42,7 @@ def test_guests_bootstrap_a_mesh(cluster: Cluster) -> None:
 
 
 def _set_dialect(cluster: Cluster, members: list[Member]) -> None:
-    """A node that may become the leader of new data is told which; newer ones begin by their own rules."""
+    """Set the dialect of a node that may become the bootstrap leader; newer nodes start with their own rules."""
     for member in members:
         if cluster.binary.dialect != "2.6":
             member.options["bootstrap_strategy"] = "auto"
@@ -60,7 +60,7 @@ def test_the_smallest_uuid_leads_a_new_set_and_all_others_join_it(cluster: Clust
     _assert_one_set(members)
     ids = _ids(ours)
     assert ids[SMALL] == 1
-    if cluster.binary.dialect == "2.6":  # which registers all connected ones at once, in the order of their UUIDs
+    if cluster.binary.dialect == "2.6":  # which registers all connected ones together, in the order of their UUIDs
         assert ids == {SMALL: 1, MIDDLE: 2, LARGE: 3}
 
 
@@ -88,7 +88,7 @@ def test_empty_members_that_come_late_join_the_booted_one(cluster: Cluster, boot
     _set_dialect(cluster, late)
     uris = [booted.uri, *(member.uri for member in late)]
     if cluster.binary.dialect == "2.6":
-        # It may take a member that has just joined, and is still read-only, for a better leader: one by one, then.
+        # It may prefer a member that has just joined, and is still read-only: so start them one by one.
         for count, member in enumerate(late, 2):
             member.start(replication=uris[:count])
             member.wait_writable()

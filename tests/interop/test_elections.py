@@ -1,6 +1,6 @@
-"""Elections among real servers and nodes: either may win, either votes for the other, and what was decided stays so.
+"""Elections among real servers and nodes: either may win, either votes for the other, and decided rows stay decided.
 
-What a set of real servers does is what is expected of a mixed one.
+A mixed set must behave like a set of real servers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DEATH_SECONDS = 4 * REPLICATION_TIMEOUT
 
 
 def _elect(mesh: Mesh, *, mode: str = "manual") -> Member:
-    """All take part; the first leads."""
+    """All members take part; the first leads."""
     mesh.set_modes(mode)
     leader = mesh.members[0]
     if mode == "manual":
@@ -99,7 +99,7 @@ def test_candidates_of_both_kinds_elect_one_and_another_when_it_has_gone(
     assert election(successor)["term"] > term
     write(successor, 2)
     leader.start()
-    assert mesh.wait_leader() is successor, "who comes back follows"
+    assert mesh.wait_leader() is successor, "a returning member follows"
     write(successor, 3)
     assert keys(successor) == [1, 2, 3]
     _assert_one_history(mesh)
@@ -115,7 +115,7 @@ def test_every_candidate_can_be_promoted_in_one_term_and_the_leader_before_steps
     before = mesh.wait_leader()
     for number, member in enumerate([*mesh.others(before), before]):
         term = election(before)["term"]
-        mesh.wait_same(before)  # whoever lacks a row that its voters have cannot win
+        mesh.wait_same(before)  # a candidate cannot win if it lacks rows of its voters
         promote(member)
         assert mesh.wait_leader() is member
         assert [election(one)["term"] for one in mesh] == [term + 1] * 3
@@ -200,7 +200,7 @@ def test_election_needs_a_quorum_and_returning_member_learns_the_term(cluster: C
         wait_until(other, "hears of the term", lambda one: election(one)["term"] == election(first)["term"])
 
 
-# --- what becomes of the queue ------------------------------------------------------------------------------------
+# --- the queue ----------------------------------------------------------------------------------------------------
 
 
 @FIRST
@@ -241,7 +241,7 @@ def test_a_leader_without_a_quorum_is_fenced_and_what_waits_is_decided_by_the_ne
     mesh = Mesh(cluster, kinds, replication_synchro_timeout=60, election_fencing_mode=fencing)
     leader = _elect(mesh)
     write(leader, 1)
-    mesh.wait_same(leader)  # with the CONFIRM: else the others have only what the next PROMOTE says
+    mesh.wait_same(leader)  # with the CONFIRM: else the others only have the next PROMOTE
     for wire in mesh.wires(leader):
         wire.hold()
     pending = Pending(leader, 2).wait_on(leader)
@@ -316,7 +316,7 @@ def test_a_leader_that_resigns_is_followed_by_another_candidate(cluster: Cluster
     _assert_one_history(mesh)
 
 
-# --- who comes later ----------------------------------------------------------------------------------------------
+# --- members that join later --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("joining", ["real", "ours"])

@@ -1,4 +1,4 @@
-"""Members that are expelled by the other kind: nodes are bound by it; real servers are not, and nodes refuse them."""
+"""Members expelled by the other kind: nodes obey; real servers do not, and nodes reject them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ READ_ONLY, UNKNOWN_REPLICA = 7, "is not registered with replica set"
 
 
 def _pair(cluster: Cluster, master_kind: str, replica_kind: str) -> tuple[Member, Member]:
-    """Two members that follow each other, and a space."""
+    """Return two members that follow each other, and a space."""
     master: Member = getattr(cluster, master_kind)("master")
     create = ["call", "box.schema.space.create", ["ledger", {"id": LEDGER}]]
     workload.run(master, [create, ["call", "box.space.ledger:create_index", ["pk", {"parts": [1, "unsigned"]}]]])
@@ -66,7 +66,7 @@ def test_node_that_a_real_server_expels_is_bound(cluster: Cluster) -> None:
 
 @not_for_stand_ins
 def test_node_takes_nothing_from_a_real_server_that_it_has_expelled(cluster: Cluster) -> None:
-    """2.6 and 2.11 refuse the row, and go on writing; 3.8 takes it, and what it writes then reaches nobody."""
+    """2.6 and 2.11 reject the row, and continue to write; 3.8 accepts it, and its later rows reach no member."""
     master, replica = _pair(cluster, "ours", "real")
     number = _expel(master, replica)
     eventually("it follows nobody", lambda: replica.upstream(master)["status"] == "stopped")
@@ -86,7 +86,7 @@ def _refuses(master: Member) -> bool:
 @not_for_stand_ins
 @fits("<3.0")
 def test_reissued_id_does_not_mix_the_rows_of_two_real_servers(cluster: Cluster) -> None:
-    """The expelled one runs on and is still configured; both write equally many rows under one id.
+    """The expelled one still runs and is still configured; both write equally many rows under one id.
 
     A real master reissues the id; here an operator does, because a node would not.
     """
@@ -113,7 +113,7 @@ def test_reissued_id_does_not_mix_the_rows_of_two_real_servers(cluster: Cluster)
 @not_for_stand_ins
 @fits(">=2.11")
 def test_leader_stays_when_it_expels_the_other_of_two(cluster: Cluster) -> None:
-    """As two servers of 3.8 do."""
+    """Two servers of 3.8 behave the same."""
     timing: dict[str, Any] = {"replication_timeout": 0.3, "election_mode": "candidate"}
     leader = cluster.ours("leader", **timing)
     leader.wait_writable()

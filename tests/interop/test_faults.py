@@ -1,4 +1,4 @@
-"""Kills, standstills and cut connections in any order: nothing is lost, doubled, split or reordered."""
+"""Kills, suspensions and cut connections in any order: no row is lost, duplicated, split or reordered."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.interop.workload import Workload
 
 ROUNDS = 200 if FULL else 8
 TIMEOUT = 0.25
-"""`replication_timeout`: a peer that says nothing for four times as long is given up."""
+"""`replication_timeout`: a peer that is silent for four times as long counts as lost."""
 
 SEED = 20
 
 
 class Pair:
-    """A master, its replica, and the wire between them."""
+    """A master, its replica, and the proxy between them."""
 
     def __init__(self, master: Member, replica: Member, wire: Proxy) -> None:
         self.master, self.replica, self.wire = master, replica, wire
@@ -95,7 +95,7 @@ def test_rows_arrive_once_whole_and_in_order_under_faults_on_both_sides(
     deck: list[str] = []
     with Scribe(master) as scribe:
         for number in range(ROUNDS):
-            if number % 10 == 9:  # so that a restart does not take longer and longer; all logs are kept
+            if number % 10 == 9:  # so that restarts do not take longer and longer; all logs are kept
                 master.snapshot()
                 replica.snapshot()
             deck = deck or random.sample(sorted(faults), len(faults))
@@ -108,7 +108,7 @@ def test_rows_arrive_once_whole_and_in_order_under_faults_on_both_sides(
 
 
 def _round(name: str, faults: dict[str, Callable[[], None]], scribe: Scribe, replica: Member) -> None:
-    """Something happens while the scribe writes, and the replica gets what is written after it."""
+    """Inject a fault while the scribe writes; the replica must get everything written after it."""
     before = len(scribe.answered)
     eventually("the scribe writes", lambda: len(scribe.answered) > before + 5)
     faults[name]()
@@ -172,7 +172,7 @@ def _assert_kept_for(master: Member, quick: Member, slow: Member) -> None:
     slow.stop()
     first = _write_and_checkpoint(master, quick, first=first)
     first = _write_and_checkpoint(master, quick, first=first)
-    assert (oldest_lsn(master) or 0) <= needed, "the log went away before the slow replica had it"
+    assert (oldest_lsn(master) or 0) <= needed, "the log was deleted before the slow replica had it"
     slow.start()
     slow.catch_up(master)
     ledger.assert_whole(slow, list(range(1, first)))
@@ -182,7 +182,7 @@ def _assert_kept_for(master: Member, quick: Member, slow: Member) -> None:
     slow.stop()
     first = _write_and_checkpoint(master, quick, first=first)
     first = _write_and_checkpoint(master, quick, first=first)
-    assert (oldest_lsn(master) or 0) <= needed, "the log went away before the slow replica had it"
+    assert (oldest_lsn(master) or 0) <= needed, "the log was deleted before the slow replica had it"
     master.client.delete(CLUSTER, slow_id)
     quick.catch_up(master)
     eventually("what only the removed replica needed is collected", lambda: (oldest_lsn(master) or needed + 1) > needed)
@@ -192,7 +192,7 @@ CLUSTER = 320
 
 
 def _write_and_checkpoint(master: Member, *replicas: Member, first: int) -> int:
-    """Ten transactions, a snapshot when the replicas have them; the number of the next transaction."""
+    """Write ten transactions, and a snapshot when the replicas have them; return the number of the next transaction."""
     for number in range(first, first + 10):
         master.call("interop.transaction", ledger.transaction(number))
     for replica in replicas:

@@ -1,4 +1,4 @@
-"""`flowstone.follow` of a real server: the same data, only settled, over everything that happens to the server."""
+"""`flowstone.follow` of a real server: the same data, only settled, across all faults of the server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ FEW = 300
 SECONDS = 600.0 if FULL else 60.0
 SCHEMA_SPACES = 512
 PATIENT_TIMEOUT = 10
-"""`replication_timeout` where nobody may be given up for being late, however busy the machine is."""
+"""`replication_timeout` for tests without a timeout on a busy machine."""
 
 Content = dict[str, dict[bytes, bytes]]
 """Tuples by the name of their space and by their key."""
 
 
 class Copy:
-    """What somebody has who knows nothing but the data of the beginning and what on_change told."""
+    """The data of a program that only knows the initial data and the calls of on_change."""
 
     def __init__(self, replica: flowstone.BlockingReplica) -> None:
         self.tuples: Content = read(replica)
@@ -57,7 +57,7 @@ class Copy:
 
 
 def read(replica: flowstone.BlockingReplica) -> Content:
-    """All tuples of all spaces of users, by name and primary key."""
+    """Return all tuples of all user spaces, by name and primary key."""
     found: Content = {}
     for number, _, name, *_ in replica.space("_space"):
         if number >= SCHEMA_SPACES and replica.space(number).indexes:
@@ -80,7 +80,7 @@ class Reading:
 
 
 def assert_equal(master: RealMember, replica: flowstone.BlockingReplica) -> None:
-    """Everything that is replicated, by every index."""
+    """Compare everything that is replicated, by every index."""
     replica.wait_for(master.vclock(), timeout=SECONDS)
     wanted, found = list(contents(master)), list(contents(Reading(replica)))  # type: ignore[arg-type]
     assert [one.name for one in wanted] == [one.name for one in found]
@@ -89,7 +89,7 @@ def assert_equal(master: RealMember, replica: flowstone.BlockingReplica) -> None
 
 
 def complaints(master: RealMember) -> list[str]:
-    """Of the thread that feeds us: others may have reasons of their own."""
+    """Return errors of the thread that feeds us: others may have reasons of their own."""
     return [line for line in master.log().splitlines() if " relay/" in line and (" E> " in line or " !> " in line)]
 
 
@@ -194,7 +194,7 @@ def test_a_synchronous_transaction_is_shown_and_told_when_it_is_confirmed(cluste
             master.eval(LATER.format(where, what))
         _wait_until_held(replica, 2)
         assert (told, replica.vclock, len(replica.space("sure"))) == ([], before, 0)
-        # We hold it, and do not say so: an ACK of ours would be the second of the quorum.
+        # We have the row but do not acknowledge it: our ACK would complete the quorum.
         assert _acknowledged(master) == [before.to_mapping()]
         master.configure(replication_synchro_quorum=1)
         eventually("it is confirmed", lambda: len(replica.space("loose")) == 1)
@@ -203,7 +203,7 @@ def test_a_synchronous_transaction_is_shown_and_told_when_it_is_confirmed(cluste
 
 
 def _acknowledged(master: RealMember) -> list[dict[int, int]]:
-    """By each of the master's anonymous replicas."""
+    """Return what each of the master's anonymous replicas has acknowledged."""
     found = master.eval("return box.info.replication_anon()")
     return [by_id(one["downstream"]["vclock"]) for one in found.values()]
 
@@ -214,8 +214,8 @@ def test_a_synchronous_transaction_that_is_rolled_back_is_never_seen(cluster: Cl
     with flowstone.follow(master.uri) as replica:
         replica.on_change(lambda changes: told.extend((one.space, one.new) for one in changes))
         master.configure(replication_synchro_quorum=2, replication_synchro_timeout=600)
-        # Both are written before the first times out: what is being written then, 2.6.0 rolls back behind its ROLLBACK,
-        # where its own log, and whoever reads that, has it confirmed with the next one.
+        # Both are written before the first times out: 2.6.0 rolls back a transaction in flight after its ROLLBACK row,
+        # while its log, and thus every reader, has it confirmed with the next one.
         for number in (1, 2):
             master.eval(LATER.format("sure", number))
         _wait_until_held(replica, 2)
@@ -228,7 +228,7 @@ def test_a_synchronous_transaction_that_is_rolled_back_is_never_seen(cluster: Cl
         assert replica.space("sure").select() == [(3,)]
 
 
-# --- logs that are gone ---
+# --- deleted logs ---
 
 
 def _lose_logs(master: RealMember) -> None:

@@ -1,4 +1,4 @@
-"""Foreign keys in replica sets of nodes and real servers: joined out of order, checked by appliers on both sides."""
+"""Foreign keys in replica sets of nodes and real servers: joined in any order, checked by appliers on both sides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.interop.member import Member, eventually
 from tests.interop.versions import fits
 
 CHILD, PARENT = 600, 700
-"""In this order they are in a snapshot: children come before the tuples that they refer to."""
+"""The order of a snapshot: children come before the tuples that they refer to."""
 
 FAMILY = (
     space(PARENT, field("id")),

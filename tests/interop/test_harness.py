@@ -1,4 +1,4 @@
-"""The harness itself: which servers a test is run with, and what comes through a proxy."""
+"""The harness itself: the servers of a test, and the faults of a proxy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_specification_names_its_versions(specification: str, fitting: list[tu
 
 @pytest.fixture
 def echo_port() -> int:
-    """A server that sends back what it gets."""
+    """Run a server that echoes its input."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:

@@ -1,6 +1,6 @@
-"""Transactions that are synchronous by their own wish, on an asynchronous space: rows say so, and members wait.
+"""Transactions that request to be synchronous on an asynchronous space: their rows are flagged, and members wait.
 
-Those before 3.0 do not: they go by the space alone, and keep what is rolled back. Their peers must not ask for this.
+Servers before 3.0 ignore the flag: they go by the space alone, and keep rolled-back rows. Their peers must not use it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.interop.versions import fits
 
 STREAM = 1
 MVCC: dict[str, Any] = {"memtx_use_mvcc_engine": True}
-"""Without it real servers roll back what takes more than one request."""
+"""Without it real servers roll back transactions of more than one request."""
 IS_SYNC: dict[Key, Any] = {Key.IS_SYNC: True}
 WHERE = pytest.mark.parametrize(("begin", "commit"), [(IS_SYNC, {}), ({}, IS_SYNC)], ids=("begin", "commit"))
 
@@ -41,7 +41,7 @@ def _write(member: Member, key: int, begin: dict[Key, Any], commit: dict[Key, An
 
 
 def _check(mesh: Mesh, begin: dict[Key, Any], commit: dict[Key, Any]) -> None:
-    """The first member, which owns the queue, writes; the second makes the quorum, or does not."""
+    """The first member, which owns the queue, writes; the second completes the quorum, or not."""
     owner, other = mesh.members
     promote(owner)
     mesh.wait_owner(owner)
@@ -82,7 +82,7 @@ def test_false_is_refused_alike(cluster: Cluster) -> None:
         for type in (RequestType.BEGIN, RequestType.COMMIT):
             with member.connect() as client, pytest.raises(TarantoolError) as error:
                 client.request(type, {Key.IS_SYNC: False}, stream_id=STREAM)
-            # Since 3.x without the words "Illegal parameters," before it.
+            # Since 3.x without the words "Illegal parameters," at the start.
             refused.append((error.value.code, error.value.message.removeprefix("Illegal parameters, ")))
         told.append(refused)
     assert told[0] == told[1]

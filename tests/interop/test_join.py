@@ -1,4 +1,4 @@
-"""Joining in spite of writes, missing files, empty passwords and cut connections."""
+"""Joins despite writes, missing files, empty passwords and cut connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.interop.member import Member, eventually, let_replicate
 BOTH_WAYS = pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
 CLUSTER = 320
 TIMEOUT = 1.25
-"""`replication_timeout`: on a busy machine nobody may be given up for being late by some seconds."""
+"""`replication_timeout`: on a busy machine a delay of some seconds must not cause a timeout."""
 
 
 def _make(cluster: Cluster, kind: str, name: str, **options: object) -> Member:
@@ -85,7 +85,7 @@ def test_a_join_cut_in_the_middle_leaves_no_half_replica(cluster: Cluster, maste
     assert not replica.files("snap")
     wire.mend()
     if replica.kind == "tarantool":
-        replica.kill()  # what it does then depends on its version
+        replica.kill()  # its reaction depends on the version
 
     def is_ready_or_gone() -> bool:
         try:
@@ -107,7 +107,7 @@ def test_a_join_over_a_slow_connection_succeeds(cluster: Cluster, master_kind: s
     _fill(master, 1000)
     wire = cluster.proxy(master)
     wire.delay(0.05)
-    wire.clog(1_000_000 / (5 * TIMEOUT))  # a megabyte then takes longer than silence is borne
+    wire.clog(1_000_000 / (5 * TIMEOUT))  # a megabyte then takes longer than the timeout of a silent peer
     replica = _make(cluster, replica_kind, "replica", replication=[wire.uri], replication_timeout=TIMEOUT)
     wire.heal()
     replica.wait_follow(master)

@@ -1,4 +1,4 @@
-"""A node and real servers in one replica set: who joins whom, and that all have the same in the end."""
+"""A node and real servers in one replica set join each other, and all have the same data at the end."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_real_replica_of_a_node_comes_back_after_a_restart_of_either(cluster: Cl
 
 
 def _lose_logs(master: Member, replica: Member) -> None:
-    """The master forgets, with the consumer of a replica that is away, the logs it would need."""
+    """The consumer of a disconnected replica is lost, and with it the logs that it needs."""
     has = replica.vclock()[1]
     replica.stop()
     master.restart(checkpoint_count=1, **_no_delay(master))
@@ -101,7 +101,7 @@ def _lose_logs(master: Member, replica: Member) -> None:
 
 
 def _no_delay(master: Member) -> dict[str, float]:
-    """All but real servers of 2.6 keep logs for members that have not come back yet, unless they are told not to."""
+    """Real servers except 2.6 keep logs for members that have not returned, unless configured otherwise."""
     knows_no_delay = isinstance(master, RealMember) and master.info()["version"].startswith("2.6")
     return {} if knows_no_delay else {"wal_cleanup_delay": 0}
 
@@ -115,7 +115,7 @@ def _lose_logs_and_join_anew(master: Member, replica: Member) -> None:
     assert (replica.uuid, replica.id) == (uuid, 2)
 
 
-@fits("<3.0" if IS_OURS_REAL else ANY)  # newer masters never forget whom they keep logs for
+@fits("<3.0" if IS_OURS_REAL else ANY)  # newer masters never forget the replicas for which they keep logs
 def test_real_replica_whose_logs_are_gone_joins_a_node_again(cluster: Cluster) -> None:
     master = cluster.ours("master")
     define(master, cluster.binary.dialect)

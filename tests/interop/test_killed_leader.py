@@ -1,4 +1,4 @@
-"""A leader dies or hangs under load: soon another leads, nothing acknowledged is lost, nothing refused is there."""
+"""A leader dies or hangs under load: a successor leads soon, no acknowledged write is lost, no rejected one is kept."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ RETRY_SECONDS, PACE_SECONDS = 0.02, 0.01
 CLOSE_SECONDS = 0.3
 KEYS_EACH = 1_000_000
 BETWEEN = 30
-"""So many writes are acknowledged before anything happens, and after it."""
+"""Number of acknowledged writes before and after each fault."""
 
 
 class Load:
-    """Writers that insert rows into the synchronous space, each key once, wherever that is possible just now.
+    """Writers that insert rows into the synchronous space, each key once, at any member that accepts writes.
 
-    Each write ends as acknowledged, as refused by an error, or as unknown: no answer came.
+    Each write ends as acknowledged, as rejected by an error, or as unknown: there was no answer.
     """
 
     def __init__(self, members: Sequence[Member], writers: int = WRITERS) -> None:
@@ -73,7 +73,7 @@ class Load:
             assert not any(thread.is_alive() for thread in self._threads)
 
     def wait_writes(self, what: str, count: int = BETWEEN) -> None:
-        """Until so many more are acknowledged."""
+        """Wait for this number of further acknowledged writes."""
         before = len(self.acknowledged)
         eventually(f"writes {what}", lambda: self._problems or len(self.acknowledged) > before + count)
 
@@ -87,13 +87,13 @@ class Load:
                 try:
                     with Client(member.port, seconds=PATIENCE_SECONDS) as client:
                         key = self._write(client, key)
-                except (OSError, TarantoolError):  # not there, or it lets nobody in yet
+                except (OSError, TarantoolError):  # it is down, or rejects logins while starting
                     self._ending.wait(RETRY_SECONDS)
         except BaseException as error:
             self._problems.append(error)
 
     def _write(self, client: Client, key: int) -> int:
-        """The next key, when this member takes no more."""
+        """Return the next key once this member accepts no more writes."""
         while not self._ending.is_set():
             try:
                 client.insert(SYNCHRONOUS, key, "x" * 50)
@@ -117,13 +117,13 @@ class Load:
         lost = self.acknowledged - present
         assert not lost, f"{member} has lost {len(lost)} of {len(self.acknowledged)}: {sorted(lost)[:10]}"
         undead = {key: self.refused[key] for key in present & set(self.refused)}
-        assert not undead, f"{member} has {len(undead)} that were refused: {sorted(undead.items())[:10]}"
+        assert not undead, f"{member} has {len(undead)} that were rejected: {sorted(undead.items())[:10]}"
         strange = present - self.acknowledged - self.unknown
-        assert not strange, f"{member} has what nobody wrote: {sorted(strange)[:10]}"
+        assert not strange, f"{member} has unexpected rows: {sorted(strange)[:10]}"
 
 
 def _wait_whole(mesh: Mesh, leader: Member) -> None:
-    """All are connected with all, and nobody is far behind: what it has still to read looks like signs of life."""
+    """Wait until all are connected with all, and in sync: unread rows look like heartbeats."""
     for member in mesh:
         member.wait_follow(*mesh.others(member))
         wait_until(member, "is followed by all", partial(_is_followed, mesh.others(member)))
@@ -141,7 +141,7 @@ def _is_close(leader: Member, member: Member) -> bool:
 
 
 def _wait_successor(mesh: Mesh, leader: Member, term: int, began: float) -> Member:
-    """Who leads instead of `leader`, which led in `term` until `began`; in time."""
+    """Wait for the successor of `leader`, which led in `term` until `began`, within the time limit."""
     others = mesh.others(leader)
 
     def successor() -> Member | None:
@@ -151,12 +151,12 @@ def _wait_successor(mesh: Mesh, leader: Member, term: int, began: float) -> Memb
     took = time.monotonic() - began
     split_votes = election(found)["term"] - term - 1
     limit = 4 * REPLICATION_TIMEOUT + 1 + 1.1 * ELECTION_TIMEOUT * split_votes
-    assert took <= limit, f"{found} leads after {took:.2f} s, {split_votes} elections came to nothing: {limit:.2f} s"
+    assert took <= limit, f"{found} leads after {took:.2f} s and {split_votes} split votes: limit {limit:.2f} s"
     return found
 
 
 def _leads(member: Member, since: int) -> bool:
-    """In a later term, and takes writes."""
+    """Return True if it leads in a later term, and is writable."""
     info = member.info()
     return info["election"]["state"] == "leader" and info["election"]["term"] > since and not info["ro"]
 
@@ -203,7 +203,7 @@ def _lose_leaders(mesh: Mesh, fault: Fault) -> None:
         for _ in range(ROUNDS):
             _wait_whole(mesh, mesh.wait_leader())
             load.wait_writes("are acknowledged")
-            leader = mesh.wait_leader()  # on a busy machine it may be another one by now
+            leader = mesh.wait_leader()  # on a busy machine another one may lead by now
             term = election(leader)["term"]
             fault(mesh, leader, term, load)
             mesh.wait_leader()

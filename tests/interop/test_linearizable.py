@@ -1,4 +1,4 @@
-"""Linearizable reads in mixed sets: real servers tell nodes where they are, and nodes tell real servers."""
+"""Linearizable reads in mixed sets: real servers report their positions to nodes, and nodes to real servers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ UNSUPPORTED, TIMED_OUT = 5, 115
 DELAY_SECONDS = 0.02
 QUORUM: dict[str, Any] = {"replication_synchro_quorum": 1}
 MVCC: dict[str, Any] = {"memtx_use_mvcc_engine": True}
-"""Without it real servers have no such transactions; nodes have nothing else."""
+"""Without it real servers have no such transactions; nodes always have them."""
 
 
 def _start(cluster: Cluster, kinds: tuple[str, ...]) -> Mesh:
-    """All of whom are asked: with a quorum of one every member may have what the others have not."""
+    """All members are asked: with a quorum of one every member may have rows that the others lack."""
     options = [QUORUM | (MVCC if kind == "real" or IS_OURS_REAL else {}) for kind in kinds]
     mesh = Mesh(cluster, kinds[:1], **options[0])
     for kind, option in zip(kinds[1:], options[1:], strict=True):
@@ -36,7 +36,7 @@ def _start(cluster: Cluster, kinds: tuple[str, ...]) -> Mesh:
 
 
 def _read(member: Member, *, timeout: float = 20.0, space: int = SYNCHRONOUS) -> list[tuple[Any, ...]]:
-    """What a linearizable transaction finds."""
+    """Return what a linearizable transaction reads."""
     with member.connect() as client:
         begin = {Key.TXN_ISOLATION: LINEARIZABLE, Key.TIMEOUT: timeout}
         client.request(RequestType.BEGIN, begin, stream_id=STREAM)

@@ -1,4 +1,4 @@
-"""A node does nothing to a real server that a real member would not do: no error in its log, no time-out, no orphan."""
+"""A node harms a real server no more than a real member does: no error in its log, no timeout, no orphan."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.interop.workload import Workload
 
 ERROR_LINE = re.compile(r"^\d{4}-\d\d-\d\d .* (?:[EF]|!)> (.*)$")
 GOODBYE = re.compile("unexpected EOF when reading from socket|Relay to .* disconnected")
-"""What a real master says when a replica goes, even a real one that is stopped; 3.x in two lines."""
+"""A real master's log lines when a replica leaves, even a real one that is stopped; 3.x in two lines."""
 TIMEOUT = 1.25
-"""`replication_timeout`: on a busy machine nobody may be taken for lost who is late by some seconds."""
+"""`replication_timeout`: on a busy machine a delay of some seconds must not cause a timeout."""
 
 
 def _errors(member: Member, since: int = 0) -> list[str]:
@@ -31,18 +31,18 @@ def _assert_only_goodbyes(master: Member, count: int) -> None:
 
 
 def _wait_left(master: Member, replica: Member | int) -> None:
-    """Until the master has noticed: who comes back before that, comes twice."""
+    """Wait until the master has noticed: a replica that returns earlier is connected twice."""
     eventually("the master notices", lambda: master.downstream(replica).get("status") == "stopped")
 
 
 def _wait_heartbeats(master: Member, replica: Member, count: int) -> None:
-    """Until the replica has answered so many, by the time since the last answer beginning anew."""
+    """Wait until the replica has answered this number of heartbeats, as seen in its idle time."""
     idle = [0.0]
 
     def are_enough() -> bool:
         downstream = master.downstream(replica)
         if not downstream:
-            return False  # it has just been entered
+            return False  # it has just been registered
         assert downstream["status"] == "follow", downstream
         if downstream["idle"] < idle[-1]:
             idle.append(0.0)
@@ -89,7 +89,7 @@ def test_an_anonymous_node_makes_a_real_master_log_no_error(cluster: Cluster) ->
 
 
 def test_a_busy_node_is_never_taken_for_lost(cluster: Cluster) -> None:
-    """Changes that take long to apply keep it from answering heartbeats only for a moment."""
+    """Changes that take long to apply delay its heartbeats only for a moment."""
     master = cluster.real("master", replication_timeout=TIMEOUT)
     is_synchronous = workload.define(master, cluster.binary.dialect)
     replica = cluster.ours("replica", replication=[master.uri], replication_timeout=TIMEOUT, read_only=True)

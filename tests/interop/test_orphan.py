@@ -1,4 +1,4 @@
-"""When a member is read-only because it may lack something, and how it stops being so."""
+"""Orphan mode: a member is read-only while it may lack rows, and leaves the mode once it is in sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader that is paused and woken writes in an old term: what comes late leaves files that every server recovers."""
+"""A leader that is suspended and resumed writes in an old term: late rows leave files that every server recovers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRITERS = 30
 
 @contextmanager
 def archived(member: Member, directory: Path) -> Iterator[WarmProcess]:
-    """`flowstone archive` of a member, ended as an operator does it."""
+    """Run `flowstone archive` of a member, stopped as by an operator."""
     with (directory.parent / "archive.log").open("wb") as log:
         process = WarmProcess(["flowstone.cli", "archive", member.uri, str(directory)], stdout=log)
     try:
@@ -35,7 +35,7 @@ def archived(member: Member, directory: Path) -> Iterator[WarmProcess]:
 
 
 def _pause_leaders(mesh: Mesh, directory: Path, *, loses_nothing: bool) -> None:
-    # A real leader that wakes up after this time rolls back what its successor has confirmed: a split brain of its own.
+    # A real leader that resumes after this time rolls back rows that its successor has confirmed: a split brain.
     mesh.set_modes("candidate", replication_synchro_timeout=60)
     archive = directory / "archive"
     with archived(mesh.members[1], archive) as process:
@@ -74,7 +74,7 @@ def _pause(mesh: Mesh, leader: Member, load: Load) -> None:
 
 
 def has_all(archive: Path, wanted: dict[int, int]) -> bool:
-    """Whether the logs of the archive reach `wanted`; rows that nobody else gets are not in them."""
+    """Return True if the logs of the archive reach `wanted`; they contain no local rows."""
     if not any(archive.glob("*.xlog")):
         return False
     _, logs = list_files(archive)

@@ -1,6 +1,6 @@
-"""The queue of synchronous transactions changes hands between real servers and nodes: claimed, taken over, given back.
+"""The synchronous queue changes its owner between real servers and nodes: claimed, taken over, released.
 
-With elections off throughout: what elections add is in `test_elections.py`.
+Elections are off throughout; `test_elections.py` covers them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BOTH_WAYS = pytest.mark.parametrize("kinds", [("real", "ours"), ("ours", "real")
 CHAINS = pytest.mark.parametrize("kinds", [("real", "ours", "real"), ("ours", "real", "ours")], ids="-".join)
 READ_ONLY, NOT_LEADER, UNCLAIMED = 7, 226, 227
 NEVER = 31
-"""A quorum that no set here has."""
+"""A quorum that no set here can reach."""
 
 
 @BOTH_WAYS
@@ -94,7 +94,10 @@ def test_redundant_promote_and_demote_change_nothing(cluster: Cluster, kinds: tu
 
 
 def _demote_in_vain(member: Member) -> None:
-    """Newer servers say so, and whoever hears from one that it leads: those lead also where elections are off."""
+    """Check a DEMOTE without effect.
+
+    Newer servers reject it, or learn that another member leads: they lead even with elections off.
+    """
     if member.info()["version"].startswith("3.") or election(member)["leader"]:
         assert refusal(partial(demote, member)) == NOT_LEADER
     else:

@@ -1,7 +1,7 @@
-"""Histories that contradict each other are told from those that only seem to, by nodes and real servers alike.
+"""Nodes and real servers alike distinguish contradictory histories from those that only look contradictory.
 
-Each case parts two members, lets each go on alone, and connects them again. What a pair of real servers makes of it is
-what is expected of a mixed one, whichever side the node is on.
+Each case separates two members, lets each continue alone, and reconnects them. A mixed pair must behave like a pair of
+real servers, whichever side the node is on.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.interop.mesh import (
 from tests.interop.versions import fits
 
 NEVER = 31
-"""A quorum that no set here has."""
+"""A quorum that no set here can reach."""
 
 
 @dataclass(frozen=True)
 class Parted:
-    """The owner of the queue, the other one, and whatever is between them; each alone is a quorum."""
+    """The owner of the queue, the other member, and the proxies between them; each alone is a quorum."""
 
     owner: Member
     other: Member
@@ -46,7 +46,7 @@ class Parted:
         self.mesh.isolate(self.owner)
 
     def wait_in_both(self) -> Pending:
-        """A transaction of the owner that nobody has decided."""
+        """A transaction of the owner that is pending on both."""
         self.mesh.configure(self.owner, replication_synchro_quorum=NEVER)
         return Pending(self.owner, 100).wait_on(self.owner, self.other)
 
@@ -155,14 +155,14 @@ HARMLESS: list[Case] = [
     plain_write_when_the_queue_was_given_back,
 ]
 SEEN_BY_ONE: list[Case] = [asynchronous_write_of_an_old_term]
-"""To the owner that was deposed the other's history looks well."""
+"""The deposed owner finds nothing wrong with the other's history."""
 
 
 def _pair(cluster: Cluster, owner_kind: str) -> Parted:
     other_kind = "ours" if owner_kind == "real" else "real"
     mesh = Mesh(cluster, (owner_kind, other_kind), replication_synchro_quorum=1, replication_synchro_timeout=60)
     owner, other = mesh.members
-    other.configure(replication_synchro_timeout=0.1)  # twice as long a promotion waits for verdicts of the old owner
+    other.configure(replication_synchro_timeout=0.1)  # a promotion waits twice as long for verdicts of the old owner
     promote(owner)
     mesh.wait_owner(owner)
     write(owner, 0)

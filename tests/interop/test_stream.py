@@ -1,4 +1,4 @@
-"""The stream between a master and its replicas: status, boundaries of transactions, local rows, order, liveness."""
+"""The stream between a master and its replicas: status, transaction boundaries, local rows, order, liveness."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.interop.versions import fits
 BOTH_WAYS = pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
 GLOBAL, LOCAL, TEMPORARY = 710, 711, 712
 BYTES_FAR_BEHIND = 600_000
-"""20,000 small rows are more."""
+"""Fewer bytes than 20,000 small rows."""
 
 PATIENT_TIMEOUT = 1.25
-"""`replication_timeout`: who says nothing for four times as long is given up, on a busy machine, too."""
+"""`replication_timeout`: a peer that is silent for four times as long counts as lost, on a busy machine, too."""
 
 
 def _pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: Any) -> tuple[Member, Member]:
@@ -34,7 +34,7 @@ def _pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: Any)
 
 
 def _define(master: Member) -> None:
-    """A space of each kind of reach."""
+    """Define a space of each scope."""
     kinds: dict[str, dict[str, Any]] = {
         "world": {"id": GLOBAL},
         "own": {"id": LOCAL, "is_local": True},
@@ -91,12 +91,12 @@ def test_lag_and_idle_stay_small_without_traffic(cluster: Cluster, master_kind: 
     master.client.insert(GLOBAL, 1)
     replica.catch_up(master)
     idle: list[float] = []
-    """The longest ones between heartbeats that came in time, one after the other."""
+    """The longest intervals without a heartbeat."""
 
     def several_heartbeats() -> bool:
         upstream = replica.upstream(1)
         is_small = upstream["idle"] < 2 * QUICK["replication_timeout"] and upstream["lag"] < 2
-        if upstream["status"] != "follow" or not is_small:  # the machine had other things to do: from the beginning
+        if upstream["status"] != "follow" or not is_small:  # the machine was busy: start over
             idle.clear()
         elif not idle or upstream["idle"] < idle[-1]:
             idle.append(upstream["idle"])
@@ -170,7 +170,7 @@ def test_local_rows_and_checkpoints_of_a_node_make_no_gap_for_a_replica_that_was
     _go_away_while_local_rows_are_written(*_pair(cluster, "ours", "real"))
 
 
-@fits(">=2.10")  # before, real masters see a gap there
+@fits(">=2.10")  # earlier real masters report a gap there
 def test_local_rows_and_checkpoints_of_a_real_master_make_no_gap_for_a_node_that_was_away(cluster: Cluster) -> None:
     _go_away_while_local_rows_are_written(*_pair(cluster, "real", "ours"))
 
@@ -202,7 +202,7 @@ def test_dependent_rows_are_visible_in_the_order_of_the_master(
                 continue
             newest = rows.pop((0, 0))
             assert newest >= last
-            assert {number for number, _ in rows} == set(range(1, newest + 1)), "a later one is there before an earlier"
+            assert {number for number, _ in rows} == set(range(1, newest + 1)), "rows are out of order"
             assert sum(ledger.parts_of(number) for number in range(1, newest + 1)) == len(rows)
             last = newest
     assert_converged(master, replica)
@@ -210,7 +210,7 @@ def test_dependent_rows_are_visible_in_the_order_of_the_master(
 
 @pytest.mark.parametrize("kinds", [("real", "ours", "real"), ("ours", "real", "ours")])
 def test_a_chain_stays_connected_under_constant_changes(cluster: Cluster, kinds: tuple[str, ...]) -> None:
-    """Heartbeats that are left out while rows are sent are missed by nobody."""
+    """Heartbeats that are skipped while rows are sent cause no timeout."""
     options = {"replication_timeout": PATIENT_TIMEOUT}
     first: Member = getattr(cluster, kinds[0])("first", **options)
     ledger.define(first)
@@ -243,8 +243,8 @@ def test_lag_of_the_downstream_is_what_a_transaction_took(
     master.client.insert(GLOBAL, 1)
     eventually("the lag shows", lambda: master.downstream(replica).get("lag", 0) > 0.15)
     wire.delay(0)
-    # A piece that the proxy already holds back, such as a heartbeat, still delays the row sent after it, and an idle
-    # relay keeps the lag of the last transaction (relay_process_ack in relay.cc). So each look has a row of its own.
+    # A piece that the proxy already holds, such as a heartbeat, still delays the next row, and an idle relay keeps the
+    # lag of the last transaction (relay_process_ack in relay.cc). So each check has its own row.
     numbers = count(2)
 
     def lag_of_the_next_transaction() -> float:
@@ -267,7 +267,7 @@ def test_a_replica_far_behind_does_not_time_out_while_it_catches_up(
         master.snapshot()
     mark = len(master.log())
     wire = cluster.proxy(master)
-    wire.clog(BYTES_FAR_BEHIND / (5 * PATIENT_TIMEOUT))  # so that it takes longer than anybody waits for a heartbeat
+    wire.clog(BYTES_FAR_BEHIND / (5 * PATIENT_TIMEOUT))  # so that it takes longer than the timeout of a silent peer
     replica.start(replication=[wire.uri])
     replica.wait_follow(master)
     wire.heal()

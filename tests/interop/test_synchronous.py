@@ -1,4 +1,4 @@
-"""Synchronous replication with real servers 2.6, which know no elections: quorum, verdicts, rollback, a lost owner.
+"""Synchronous replication with real servers 2.6, without elections: quorum, verdicts, rollback, a lost owner.
 
 Each test runs in both roles. Stories are logs of members: "1+2 confirm 1+1" is the second row of member 1 since the
 story began, and confirms its first.
@@ -60,7 +60,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
 
 @pytest.fixture(params=[("real", "ours"), ("ours", "real")], ids="-".join)
 def pair(request: pytest.FixtureRequest, binary: Binary, pairs: Pairs) -> tuple[Member, Member]:
-    """Master and replica, without data, with a quorum of two."""
+    """Yield a master and a replica, without data, with a quorum of two."""
     cluster, master, replica = pairs.get(binary, *request.param)
     request.node.stash[_CLUSTER] = cluster
     return master, replica
@@ -138,7 +138,7 @@ def test_everything_behind_a_timeout_is_undone_in_reverse_order(pair: tuple[Memb
     story.wait(6, master, replica)
     assert commits.is_waiting
     assert last.is_waiting
-    # Who does not wait for the verdict sees what may never have been, on either side.
+    # A reader that does not wait for the verdict sees rows that may be rolled back, on either side.
     for member in (master, replica):
         assert [unpack(raw) for raw in member.tuples(SYNC)] == [(1, "third")]
         assert [unpack(raw) for raw in member.tuples(PLAIN)] == [(1, "fourth")]
@@ -195,7 +195,7 @@ def test_quorum_and_timeout_change_for_what_waits_already(pair: tuple[Member, Me
     replica.resume()
     story.wait(1, replica)
     wait_acked(master, replica)
-    assert commit.is_waiting, "an ACK that came after the quorum was raised is not enough"
+    assert commit.is_waiting, "an ACK after the quorum was raised is not enough"
     master.configure(replication_synchro_quorum=2)
     assert commit.codes() == [0]
     story.wait(2, replica)
@@ -293,7 +293,7 @@ def test_a_replica_that_repeats_its_ack_counts_once(pair: tuple[Member, Member])
     commit = UnderWay(master, insert(SYNC, 1))
     story.wait(1, replica)
     idle = [0.0]
-    """The longest ones between two words of the replica."""
+    """The longest intervals between two messages of the replica."""
 
     def several_heartbeats() -> bool:
         now = master.downstream(2).get("idle", 0.0)
@@ -313,7 +313,7 @@ def test_a_replica_that_repeats_its_ack_counts_once(pair: tuple[Member, Member])
 @fits("2.6")
 @BOTH_WAYS
 def test_anonymous_replicas_count_as_one(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
-    # No heartbeats at first: a real 2.6.0 counts who repeats an older ACK when the other one is ahead already.
+    # No heartbeats at first: a real 2.6.0 counts a repeated older ACK if the other replica is ahead.
     quiet = PATIENT | {"replication_timeout": FOREVER}
     master: Member = getattr(cluster, master_kind)("master", **quiet)
     define(master)
@@ -327,14 +327,15 @@ def test_anonymous_replicas_count_as_one(cluster: Cluster, master_kind: str, rep
     story = Story(master)
     assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
     story.wait(2, *replicas)
-    wait_anonymous_acked(master, 2)  # an ACK that comes late would count as another one
+    wait_anonymous_acked(master, 2)  # a late ACK would count as another one
     master.configure(replication_synchro_quorum=3)
     commit = UnderWay(master, insert(SYNC, 2))
     story.wait(3, *replicas)
     wait_anonymous_acked(master, 2)
     for member in (master, *replicas):
         member.configure(replication_timeout=QUICK["replication_timeout"])
-    behind = UnderWay(master, insert(OWN, 1))  # wakes who was to wait for ever for the next heartbeat
+    # wakes the relay, which would otherwise wait forever for the next heartbeat
+    behind = UnderWay(master, insert(OWN, 1))
     wait_keys([1], master, space=OWN)
     master.configure(replication_synchro_timeout=2 * QUICK["replication_timeout"])
     assert commit.codes() + behind.codes() == [QUORUM_TIMEOUT, ROLLED_BACK]
@@ -378,7 +379,7 @@ def test_a_snapshot_waits_for_the_verdict_on_what_it_contains(pair: tuple[Member
     commit = UnderWay(master, insert(SYNC, 2), insert(PLAIN, 2))
     story.wait(2, replica)
     snapshots = [UnderWay(member, call("box.snapshot")) for member in (master, replica)]
-    # What comes behind is not in the snapshot, whatever becomes of it.
+    # Later rows are not in the snapshot, whatever their outcome.
     _wait_begun(master, replica)
     later = UnderWay(master, insert(SYNC, 3))
     story.wait(3, replica)
@@ -397,10 +398,11 @@ def test_a_snapshot_waits_for_the_verdict_on_what_it_contains(pair: tuple[Member
 
 
 def _wait_begun(*members: Member) -> None:
-    """Until the snapshots that were asked for wait for verdicts."""
+    """Wait until the requested snapshots wait for verdicts."""
 
     def has_begun(member: Member) -> bool:
-        # A real one closes its log before it waits. If all is rolled back before that, it makes the snapshot after all.
+        # A real server closes its log before it waits. If everything is rolled back before that, it writes the snapshot
+        # after all.
         is_closed = member.kind == "flowstone" or member.files("xlog")[-1].read_bytes().endswith(EOF_MARKER)
         return is_closed and member.gc()["checkpoint_is_in_progress"]
 
@@ -424,7 +426,7 @@ def test_a_snapshot_of_what_is_rolled_back_is_not_made(pair: tuple[Member, Membe
     master.configure(**NOW)
     assert commit.codes() == [QUORUM_TIMEOUT]
     (of_master,), (of_replica,) = (one.codes() for one in snapshots)
-    assert of_master in (QUORUM_TIMEOUT, ROLLED_BACK)  # its own patience may end first
+    assert of_master in (QUORUM_TIMEOUT, ROLLED_BACK)  # its own timeout may be shorter
     assert of_replica == ROLLED_BACK
     assert [member.files("snap") for member in (master, replica)] == files
 
@@ -460,10 +462,10 @@ def test_rolled_back_transaction_is_absent_after_a_restart(pair: tuple[Member, M
 
 
 def _restart_nodes(master: Member, replica: Member) -> None:
-    """Real servers 2.6.0 do not survive all of what is tried here.
+    """Restart the nodes only: real servers 2.6.0 do not survive all tests here.
 
-    Of a transaction they undo the last row only while they recover, and for synchronous rows in their own snapshot they
-    wait for a quorum that cannot come.
+    During recovery they undo only the last row of a transaction, and for synchronous rows in their own snapshot they
+    wait for a quorum that cannot be reached.
     """
     replica.configure(**QUICK)  # it comes back soon
     for member in (master, replica):
@@ -503,4 +505,4 @@ def test_a_chain_passes_verdicts_on_in_order(cluster: Cluster, kinds: tuple[str,
         assert unpack(last.tuples(SYNC)[0]) == (1, number if is_confirmed else number - 1)
     assert_told(story, told, first, middle, last)
     assert_converged(middle, last)
-    assert_same_data(first, middle, besides=["_cluster"])  # where the last one was entered by the middle one
+    assert_same_data(first, middle, besides=["_cluster"])  # where the middle one registered the last one

@@ -1,4 +1,4 @@
-"""Synchronous replication with real servers 2.6, where members come, go and start again: snapshots, joins, lost owners.
+"""Synchronous replication with real servers 2.6 whose members join, leave and restart: snapshots, joins, lost owners.
 
 Stories are as in `test_synchronous.py`.
 """
@@ -52,7 +52,7 @@ def test_a_join_waits_for_a_verdict_and_begins_again_after_a_rollback(
 
 
 @fits("2.6")
-@not_for_stand_ins  # a real 2.6 that joins does not know a CONFIRM that a real 2.6 sends it
+@not_for_stand_ins  # a real 2.6 that joins does not understand a CONFIRM from a real 2.6
 @BOTH_WAYS
 def test_a_join_waits_for_a_verdict_and_has_what_is_confirmed(
     cluster: Cluster, master_kind: str, replica_kind: str
@@ -80,7 +80,7 @@ def _join_while_one_waits(cluster: Cluster, master_kind: str, replica_kind: str)
     return master, joining
 
 
-# --- restarts, and an owner that is gone ---
+# --- restarts, and a lost owner ---
 
 
 @fits("2.6")
@@ -113,14 +113,14 @@ def test_a_replica_that_was_killed_goes_on_waiting_for_the_verdict(
     if master_kind == "real":
         assert commits.codes() == [0, 0]  # the replica has acknowledged them
     else:
-        assert commits.is_waiting  # a node counts a member only while it is connected: its data may be gone
+        assert commits.is_waiting  # a node counts a member only while it is connected: its data may be lost
     assert later.is_waiting
     replica.start()
     assert later.codes() == [0]
     assert master_kind == "real" or commits.codes() == [0, 0]
     assert_converged(master, replica)
     assert unpack(replica.tuples(SYNC)[0]) == (1, "newer")
-    # The first acknowledgement after the restart covers what the replica had, or the new row, too.
+    # The first acknowledgement after the restart covers the replica's rows, or the new row, too.
     one_by_one, together = ["1+7 confirm 1+4", "1+8 confirm 1+6"], ["1+6 insert", "1+7 confirm 1+6"]
     assert story.of(master)[-2:] in ([one_by_one] if master_kind == "real" else [one_by_one, together])
     assert story.of(master) == story.of(replica)
@@ -129,7 +129,7 @@ def test_a_replica_that_was_killed_goes_on_waiting_for_the_verdict(
 
 
 @fits("2.6")
-@not_for_stand_ins  # a real 2.6.0 dies when it commits what it has recovered
+@not_for_stand_ins  # a real 2.6.0 crashes when it commits recovered transactions
 def test_a_node_that_was_killed_decides_about_its_queue_with_a_real_replica(cluster: Cluster) -> None:
     master, replica = make_pair(cluster, "ours", "real")
     assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
@@ -184,7 +184,7 @@ def test_transactions_of_a_lost_owner_without_a_quorum_are_rolled_back(cluster: 
 
 
 @fits("2.6")
-@not_for_stand_ins  # a real 2.6.0 dies when it commits what it has recovered
+@not_for_stand_ins  # a real 2.6.0 crashes when it commits recovered transactions
 def test_a_node_that_was_lost_decides_nothing_before_it_has_heard_its_heir(cluster: Cluster) -> None:
     owner, heir, third = _lose_the_owner(cluster, ("ours", "real", "real"), quorum=4)
     heir.configure(replication_synchro_timeout=0.05)
@@ -193,7 +193,7 @@ def test_a_node_that_was_lost_decides_nothing_before_it_has_heard_its_heir(clust
     wire = cluster.proxy(heir)
     wire.hold()
     owner.launch(replication=[wire.uri], replication_connect_timeout=0.5)
-    for member in (heir, third):  # both acknowledge what it has in its log, which is a quorum
+    for member in (heir, third):  # both acknowledge the rows in its log, which is a quorum
         member.wait_follow(owner)
     wait_acked(owner, heir)
     wait_acked(owner, third)
@@ -205,7 +205,7 @@ def test_a_node_that_was_lost_decides_nothing_before_it_has_heard_its_heir(clust
 
 
 def _lose_the_owner(cluster: Cluster, kinds: tuple[str, ...], *, quorum: int) -> tuple[Member, Member, Member]:
-    """Three transactions of four rows wait; the two that are left have them. `quorum` is what the heir wants."""
+    """Three transactions of four rows are pending; the two remaining members have them. `quorum` is the new owner's."""
     owner: Member = getattr(cluster, kinds[0])("owner", **PATIENT)
     define(owner)
     options = PATIENT | {"replication_synchro_quorum": quorum}

@@ -1,6 +1,6 @@
-"""Which real servers there are, and which tests fit them.
+"""The available real servers, and the tests that support them.
 
-`@fits("2.6")` fits that series, `@fits(">=2.11")` that and all later ones, `@fits("<2.11")` all earlier ones.
+`@fits("2.6")` means that series, `@fits(">=2.11")` that and all later ones, `@fits("<2.11")` all earlier ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSION = re.compile(r"Tarantool (?:Enterprise )?(\d+)\.(\d+)\.(\d+)")
 
 @dataclass(frozen=True)
 class Binary:
-    """One `tarantool` and its version."""
+    """A `tarantool` binary and its version."""
 
     path: str
     version: tuple[int, int, int]
@@ -34,13 +34,13 @@ class Binary:
 
     @property
     def dialect(self) -> str:
-        """Of the nodes that live with it."""
+        """The dialect of nodes in a set with it."""
         return "2.6" if self.version < (2, 6, 1) else "2.11"
 
 
 @lru_cache
 def binaries() -> tuple[Binary, ...]:
-    """Those of FLOWSTONE_TARANTOOL, or the one on PATH."""
+    """Return the binaries of FLOWSTONE_TARANTOOL, or the one on PATH."""
     given = os.environ.get("FLOWSTONE_TARANTOOL", "")
     found = shutil.which("tarantool")
     paths = [path for path in given.split(os.pathsep) if path] or ([found] if found else [])
@@ -56,7 +56,7 @@ def _version_of(path: str) -> tuple[int, int, int]:
 
 
 def fits(specification: str) -> Callable[[Test], Test]:
-    """Names the versions of real servers that a test is for; it gets one as `binary`, by way of `cluster`."""
+    """Name the supported versions of a test; it gets one as `binary`, through `cluster`."""
 
     def mark(test: Test) -> Test:
         test.fits = specification  # type: ignore[attr-defined]
@@ -73,9 +73,10 @@ def is_fit(version: tuple[int, ...], specification: str) -> bool:
 
 
 def parameters(specification: str) -> list[Any]:
-    """What a test of that specification is run with. Without a server that fits, it is left out (`tests/conftest.py`).
+    """Return the parameters of a test with that specification. Without a matching server it is left out
+    (`tests/conftest.py`).
 
-    Without any server at all it is skipped, or fails where CI=true.
+    Without any server at all it is skipped, or fails with CI=true.
     """
     fitting = [pytest.param(binary, id=str(binary)) for binary in binaries() if is_fit(binary.version, specification)]
     if fitting:

@@ -1,10 +1,10 @@
-"""Every kind of change, made up from a seed, for real servers and Flowstone nodes alike.
+"""Random changes of every kind from a seed, for real servers and Flowstone nodes alike.
 
-Later ones must have greater seeds: a sequence that is set back has another value after a join, in real servers, too.
-A workload is a stream of steps, plain lists that travel as MessagePack: statements `[kind, space, …]`, `["call", name,
-arguments]` for definitions, `["transaction", [statements]]`. Fields are counted from one, as in Lua. Some steps are
-meant to be refused (a taken key, a missing space): what was refused and why is returned, and anything else than that
-fails. Writers with different numbers touch different keys.
+Later workloads must have greater seeds: a sequence that is set back has another value after a join, even in real
+servers. A workload is a stream of steps, plain lists that are sent as MessagePack: statements `[kind, space, …]`,
+`["call", name, arguments]` for definitions, `["transaction", [statements]]`. Fields are counted from one, as in Lua.
+Some steps are meant to be rejected (a duplicate key, a missing space): the rejections are returned with their reasons,
+and any other error fails. Writers with different numbers use different keys.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.interop.client import Client, Request
 from tests.interop.member import Member, RealMember
 
 PLAIN, PAIRS, HASH, NUMBERED, LOCAL, TEMPORARY, SURE, MADE = range(600, 608)
-"""The spaces; those from MADE on come and go."""
+"""The spaces; those from MADE on are created and dropped."""
 
 MADE_COUNT: Final = 4
 KEYS: Final = 1000
-"""Per writer: few, so that keys are taken, changed and missed."""
+"""Per writer: few, so that keys are duplicated, changed and missing."""
 
 WRITER_KEYS: Final = 10_000
 BATCH: Final = 250
@@ -51,14 +51,14 @@ EXPECTED_REFUSALS: Final = {
     145: "no such sequence",
     146: "the sequence is there already",
 }
-"""What may be refused, by its code: steps do not know what others did before them."""
+"""Allowed rejections by code: steps do not know the effects of earlier ones."""
 
 TEXTS: Final = ("", "a", "Zürich", "snow ☃", "x" * 40, "long " * 300)
 STRANGE: Final = (None, True, -1, 2**64 - 1, -(2**63), 1.5, 3.25e100, Decimal("12.340"), UUID(int=2**120 + 5))
 
 
 def definitions(*, is_synchronous: bool) -> list[list[Any]]:
-    """The spaces that every other step is about."""
+    """Return the spaces that all other steps use."""
     format = [
         {"name": "id", "type": "unsigned"},
         {"name": "text", "type": "string"},
@@ -98,7 +98,7 @@ def _index(space: str, name: str, **options: Any) -> list[Any]:
 
 @dataclass
 class Workload:
-    """Endless steps from a seed. `has_definitions`: changes of the schema, too, which only one writer may make."""
+    """Endless steps from a seed. `has_definitions`: includes schema changes, which only one writer may make."""
 
     seed: int
     writer: int = 0
@@ -110,7 +110,7 @@ class Workload:
         self._number = 0
 
     def steps(self, count: int) -> Iterator[list[Any]]:
-        """The next `count` of them."""
+        """Return the next `count` steps."""
         for _ in range(count):
             self._number += 1
             yield self._step()
@@ -184,7 +184,7 @@ class Workload:
         return [self._key(), self._text(), number, self._random.getrandbits(20), doc, *extra]
 
     def _operations(self) -> list[list[Any]]:
-        """At most one for each field: what more of them do depends on the version."""
+        """Return at most one operation per field: the effect of several depends on the version."""
         random = self._random
         chance = random.random()
         if chance < 0.1:
@@ -254,16 +254,16 @@ class Workload:
 
 
 class Refusals(dict[int, int]):
-    """How many steps were refused, by code."""
+    """Number of rejected steps, by code."""
 
     def add(self, step: list[Any], code: int, message: str) -> None:
         is_missing = step[0] == "call" and code == 0  # a method of nil, in Lua an error of its own
-        assert code in EXPECTED_REFUSALS or is_missing, f"{step} was refused with {code}: {message}"
+        assert code in EXPECTED_REFUSALS or is_missing, f"{step} was rejected with {code}: {message}"
         self[code] = self.get(code, 0) + 1
 
 
 def run(member: Member, steps: Iterator[list[Any]] | list[list[Any]], refusals: Refusals | None = None) -> Refusals:
-    """Makes the changes on `member`, one after the other."""
+    """Run the steps on `member`, one after another."""
     refusals = Refusals() if refusals is None else refusals
     steps = iter(steps)
     with member.connect() as client:
@@ -276,7 +276,7 @@ def run(member: Member, steps: Iterator[list[Any]] | list[list[Any]], refusals: 
 
 
 def define(member: Member, dialect: str) -> bool:
-    """Makes the spaces; whether synchronous ones are among them: they need an elected leader in newer replica sets."""
+    """Create the spaces, including synchronous ones if possible: in newer replica sets they need an elected leader."""
     is_synchronous = dialect == "2.6"
     run(member, definitions(is_synchronous=is_synchronous))
     if isinstance(member, RealMember):
@@ -285,7 +285,7 @@ def define(member: Member, dialect: str) -> bool:
 
 
 def change(member: Member, count: int, *, seed: int = 1, is_synchronous: bool = False) -> None:
-    """Makes that many changes of all kinds."""
+    """Make this number of changes of all kinds."""
     run(member, Workload(seed, is_synchronous=is_synchronous).steps(count))
 
 
@@ -295,7 +295,7 @@ def _run_real(client: Client, batch: list[list[Any]], refusals: Refusals) -> Non
 
 
 def _run_node(client: Client, batch: list[list[Any]], refusals: Refusals) -> None:
-    """Statements between calls are in flight together; a call waits for those before it, and they for it."""
+    """Statements between calls are in flight together; a call waits for those before it, and later ones wait for it."""
     together: list[list[Any]] = []
     for step in batch:
         if step[0] != "call":

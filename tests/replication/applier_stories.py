@@ -54,7 +54,7 @@ NAMES = {US: "us", THEM: "them", SET: "our set", OTHER_SET: "another set"}
 
 
 class Story:
-    """One applier, told what happens; `tell` gives what it does."""
+    """One applier; `tell` passes it a line, and returns its reaction."""
 
     def __init__(self) -> None:
         self.protocol = ApplierProtocol("upstream", instance_uuid=US)
@@ -176,7 +176,7 @@ def transaction(replica_id: int, first: int, last: int = 0) -> bytes:
 
 
 def _named(packet: bytes) -> str:
-    """A packet in words: its type, and what of its body has one meaning."""
+    """Return a packet as text: its type, and unambiguous values of its body."""
     response = decode_response(packet)
     kind = RequestType(response.type).name if response.type else "ACK"
     body = msgpack.unpackb(response.body, strict_map_key=False, raw=True) if response.body else None
@@ -232,7 +232,7 @@ def _lsns(rows: object) -> str:
 
 
 def replay(text: str) -> str:
-    """The transcript again, with what the applier does now under every line that starts with `> `."""
+    """Return the transcript with the applier's current reaction under every line that starts with `> `."""
     lines: list[str] = []
     story = Story()
     for line in text.splitlines():

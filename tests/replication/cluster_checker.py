@@ -1,7 +1,7 @@
-"""What no schedule of a replica set may do, seen from outside: `ClusterChecker` is told of every decision.
+"""Invariants of a replica set, seen from outside: `ClusterChecker` receives every decision.
 
-It knows the logs of all members, what each has decided about every transaction, and what clients were told. Two
-histories are allowed only where one of both sides says ER_SPLIT_BRAIN, and that only where there are two.
+It knows the logs of all members, their decisions on every transaction, and the answers to clients. Two histories are
+allowed only if one side raises ER_SPLIT_BRAIN, which it may only if there are two.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class ClusterChecker:
         self._promoted: dict[int, int] = {}
         self.synchronous: set[str] = set()
         self.promised: set[str] = set()
-        """Synchronous transactions whose clients were told that they are there."""
+        """Synchronous transactions that were acknowledged to clients."""
         self.denied: set[str] = set()
-        """Transactions whose clients were told that they are not there."""
+        """Transactions that were rejected to clients."""
         self.doubtful: set[str] = set()
-        """Decided once without a quorum: by an owner whose time was up, or by a PROMOTE that few had read."""
+        """Transactions once decided without a quorum: by an owner after its timeout, or by a PROMOTE that few
+        members had read."""
         self._facts: dict[str, tuple[bool, str]] = {}
 
     # --- after every step ---
@@ -39,7 +40,7 @@ class ClusterChecker:
             self._check_complete(member, self.promised)
 
     def _check_complete(self, leader: Member, names: set[str]) -> None:
-        """What was promised in older terms is in the log of whoever leads, and no NOP there."""
+        """Check that a leader has everything promised in older terms in its log, not as a NOP."""
         missing = names - {row.name for row in leader.log.rows}
         assert not missing, f"{leader.id} leads term {leader.raft.term} without {sorted(missing)}"
 
@@ -57,7 +58,8 @@ class ClusterChecker:
         assert fact == kept, f"{name} is {_verdict(kept)} {where} and {_verdict(fact)} {who}"
 
     def made_anew(self, donor: Member) -> None:
-        """A split brain was decided for `donor`: what the other side alone had taken back is there after all."""
+        """A split brain was resolved in favour of `donor`: rows that only the other side rolled back are committed
+        after all."""
         kept = {name for name, is_kept in donor.fates.items() if is_kept}
         self.doubtful |= {name for name, (fact, _) in self._facts.items() if not fact and name in kept}
         self._facts = {name: fact for name, fact in self._facts.items() if fact[0] or name not in kept}
@@ -76,7 +78,7 @@ class ClusterChecker:
             self.denied.add(name)
 
     def _holder_count(self, term: int) -> int:
-        """How many have the PROMOTE or DEMOTE of `term`; there is none of term 0."""
+        """Return the number of members with the PROMOTE or DEMOTE of `term`; term 0 has none."""
         bodies = ([row.body for row in each.log.rows] for each in self._members.values())
         return sum(any(isinstance(body, Promote | Demote) and body.term == term for body in each) for each in bodies)
 
@@ -88,11 +90,11 @@ class ClusterChecker:
             assert owner == row.origin_id, f"{owner} and {row.origin_id} were promoted in term {row.body.term}"
 
     def refused(self, member: Member, source: Member, row: LogRow, error: TarantoolError) -> None:
-        """`member` follows `source` no longer because of `row`: do they have two histories?"""
-        assert isinstance(error, errors.SplitBrain), f"{member.id} refuses {row} of {source.id}: {error}"
+        """`member` stopped following `source` because of `row`: check that they have two histories."""
+        assert isinstance(error, errors.SplitBrain), f"{member.id} rejects {row} of {source.id}: {error}"
         if member.log.snapshot is not None or (member.life and any(each.was_transfer for each in member.log.rows)):
-            return  # neither a snapshot nor a NOP says what is needed to tell a conflict from ignorance
-        assert self._is_conflict(member, source, row), f"{member.id} refuses {row} of {source.id} in vain: {error}"
+            return  # neither a snapshot nor a NOP tells enough to distinguish a conflict from missing knowledge
+        assert self._is_conflict(member, source, row), f"{member.id} rejects {row} of {source.id} without need: {error}"
 
     def _is_conflict(self, member: Member, source: Member, row: LogRow) -> bool:
         ours, theirs = member.fates, source.fates
@@ -106,7 +108,7 @@ class ClusterChecker:
     # --- at the end ---
 
     def check_divergence(self, follows: Mapping[tuple[int, int], bool]) -> None:
-        """All is delivered that is taken: who follows each other has one history."""
+        """Everything acceptable is delivered: members that follow each other must have one history."""
         for one in self._members.values():
             for other in self._members.values():
                 if one.id < other.id and follows[one.id, other.id] and follows[other.id, one.id]:
@@ -122,13 +124,13 @@ class ClusterChecker:
         assert one.vclock.vclock().without_zero() == other.vclock.vclock().without_zero()
 
     def check_end(self, leader: Member) -> None:
-        """`leader` has everything that was promised, and nothing that was denied, unless its owner was in doubt."""
+        """Check that `leader` has everything promised, and nothing rejected, unless its owner was in doubt."""
         kept = {name for name, is_kept in leader.fates.items() if is_kept}
         assert self.promised <= kept, f"lost: {sorted(self.promised - kept)}"
         wrong = (self.denied & kept) - self.doubtful
-        assert not wrong, f"there, though their clients were told that they are not: {sorted(wrong)}"
+        assert not wrong, f"present although rejected to their clients: {sorted(wrong)}"
         for member in self._members.values():
-            assert not member.limbo.pending, f"{member.id} has {member.limbo.pending} waiting"
+            assert not member.limbo.pending, f"{member.id} has {member.limbo.pending} pending"
             assert member.limbo.checkpoint() == leader.limbo.checkpoint()
             assert set(member.data.values()) <= kept
             self._check_same(leader, member)

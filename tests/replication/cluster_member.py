@@ -1,8 +1,8 @@
 """A member of a replica set made of pure machines: elections, limbo, a log that may lose its tail, and data.
 
-`Member` does for the machines what a node does: their rows go through a journal that takes its time, the rows of others
-through an applier that waits while the limbo is busy. Transactions write a value under a key and remember the one
-before, so an order of undoing that is not the reverse shows at once. Time, the network and the checks are `Around`.
+`Member` connects the machines as a node does: their rows go through a journal with latency, rows of others through an
+applier that waits while the limbo is busy. Transactions write a value under a key and remember the previous one, so
+undoing in the wrong order is noticed. Time, the network and the checks are `Around`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """A row of a log: data (`name`), a control row (`body`), term and vote (`raft`), or a NOP (nothing of these)."""
+    """A log row: data (`name`), a control row (`body`), term and vote (`raft`), or a NOP (none of these)."""
 
     origin_id: int
     lsn: int = 0
@@ -58,12 +58,12 @@ class LogRow:
         return bool(self.flags & Flag.WAIT_ACK)
 
     was_control: bool = False
-    """A NOP that replaces a control row: its TSN and COMMIT are written out."""
+    """A NOP that replaces a control row: its TSN and COMMIT are written explicitly."""
     was_transfer: bool = False
-    """A NOP that was a PROMOTE or DEMOTE; a real one does not tell."""
+    """A NOP that replaces a PROMOTE or DEMOTE; a real one does not say so."""
 
     def as_nop(self) -> LogRow:
-        """Return the NOP that is written instead. It has no flags: a real server would queue it during recovery."""
+        """Return the NOP to write instead. It has no flags: a real server would queue it during recovery."""
         was_transfer = self.was_transfer or isinstance(self.body, Promote | Demote)
         was_control = self.was_control or self.body is not None
         return LogRow(self.origin_id, self.lsn, was_control=was_control, was_transfer=was_transfer)
@@ -79,7 +79,7 @@ class LogRow:
 
 
 class Change(NamedTuple):
-    """What a transaction did to the data: the value under `key` was `before`, and is `name` now."""
+    """The change of a transaction: the value under `key` was `before`, and is `name` now."""
 
     name: str
     key: int
@@ -88,7 +88,10 @@ class Change(NamedTuple):
 
 @dataclass
 class Disk:
-    """What a crash leaves: a snapshot, and the log behind it. `rows` never loses what was told to be written."""
+    """The data that survives a crash: a snapshot, and the later log.
+
+    `rows` keeps everything that was reported as written.
+    """
 
     rows: list[LogRow] = field(default_factory=list)
     snapshot: Snapshot | None = None
@@ -103,7 +106,7 @@ class Snapshot:
 
 
 class Replay:
-    """Reads a log as recovery does, with rules of its own: decided is what has a verdict."""
+    """Reads a log as recovery does, with independent rules: a transaction is decided by its verdict."""
 
     def __init__(self, start: Promote) -> None:
         self.owner_id, self.term = start.owner_id, start.term
@@ -145,7 +148,7 @@ class Replay:
                 self._rollback(body.lsn)
 
     def note_nop(self, row: LogRow) -> None:
-        """A NOP of an instance that is not the owner replaces a transaction that was rolled back."""
+        """A NOP of an instance that is not the owner replaces a rolled-back transaction."""
         if (
             self.term
             and not row.was_control
@@ -171,7 +174,7 @@ class Replay:
 
 
 class Around(Protocol):
-    """Where members live."""
+    """The environment of members."""
 
     now: float
 
@@ -197,7 +200,7 @@ class Link(Protocol):
 
 @dataclass
 class _Write:
-    """One thing for the journal: a row, numbered when it is on disk if it is our own, and who is to be told."""
+    """One journal write: a row, which gets its LSN on disk if it is our own, and its callback."""
 
     row: LogRow
     done: Callable[[LogRow], None]
@@ -223,7 +226,7 @@ class Member:
         self._deadline: float | None = None
         self.vclock = VClockBuilder()
         self.taken: dict[int, int] = {}
-        """Up to where rows of others are on their way to the log."""
+        """Rows of others up to here are being written."""
         self.data: dict[int, str] = {}
         self.disk = RaftState(term=1)
         self.received: dict[int, tuple[LogRow, Link]] = {}
@@ -232,7 +235,7 @@ class Member:
     # --- life ---
 
     def start(self) -> None:
-        """Recovers what the disk holds."""
+        """Recover from the disk."""
         self._reset()
         self.is_up = True
         log = self._replay()
@@ -258,7 +261,7 @@ class Member:
         self.act()
 
     def crash(self, survivors: int) -> None:
-        """Nobody was told of what is in flight; `survivors` of it have reached the disk all the same."""
+        """Crash without callbacks of writes in flight; `survivors` of them are on disk."""
         self.life += 1
         self.is_up = False
         for write in list(self.journal)[:survivors]:
@@ -348,8 +351,8 @@ class Member:
         self._decide(change.name, term, kept=False)
 
     def _decide(self, name: str, term: int, *, kept: bool) -> None:
-        """By what the queue knows in `term`."""
-        assert self.fates.setdefault(name, kept) == kept, f"{name} is {kept} on {self.id} and was not before"
+        """Decide by the queue's knowledge in `term`."""
+        assert self.fates.setdefault(name, kept) == kept, f"{name} is now {kept} on {self.id}, unlike before"
         self.around.decided(self, name, term, kept=kept)
 
     # --- clients ---
@@ -359,7 +362,7 @@ class Member:
         return self.is_up and not self.raft.is_read_only and not self.limbo.is_read_only
 
     def write(self, name: str, key: int, *, is_synchronous: bool) -> None:
-        """A client's transaction; it is answered when it is decided."""
+        """Run a client's transaction; it is answered when it is decided."""
         row = LogRow(self.id, 0, name, key)
         change = self._apply(row)
         try:
@@ -385,7 +388,7 @@ class Member:
         return row.lsn <= max(self.vclock.get(row.origin_id), self.taken.get(row.origin_id, 0))
 
     def receive(self, row: LogRow, link: Link) -> None:
-        """The next row on a connection; not while the limbo is busy."""
+        """Receive the next row of a connection, unless the limbo is busy."""
         if self.has(row):
             return
         self.around.say(self, f"receives {row} from {link.source_id}")
@@ -414,7 +417,7 @@ class Member:
             return
         self._write(row, lambda written: self._written(written, entry))
 
-    # --- what the machines want done ---
+    # --- requests of the machines ---
 
     def _do(self, actions: list[Action[Change]]) -> None:
         self._deadline = None
@@ -453,7 +456,7 @@ class Member:
         self._do(self.limbo.request_written(request, row.lsn))
 
     def act(self) -> None:
-        """Does what elections ask for, until they ask no more."""
+        """Perform the actions that elections request, until there are none."""
         self._deadline = None
         while ready := self.raft.ready():
             self.around.looked_at(self, ready)
@@ -479,7 +482,7 @@ class Member:
         self.raft.written(row.raft.term, row.raft.vote, self.around.now)
 
     def hear_ack(self, replica_id: int, vclock: VClock, term: int) -> None:
-        """The term first: whoever has seen a newer one may have voted in it, and counts for nothing here."""
+        """The term comes first: a member with a newer term may have voted in it, and does not count here."""
         self.raft.heard_term(replica_id, term, self.around.now)
         self.act()
         self._do(self.limbo.ack(replica_id, vclock))
@@ -518,7 +521,7 @@ class Member:
             self._do(self.limbo.configure(quorum=number))
 
     def start_checkpoint(self) -> None:
-        """A snapshot of now; it is one when all it contains is confirmed."""
+        """Take a snapshot of now; it is complete when everything in it is confirmed."""
         if self.journal:
             return
         count = len(self.log.rows)

@@ -26,11 +26,11 @@ from tests.replication.cluster_member import Link, LogRow, Member
 HEARTBEAT_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0
 UNTOLD = ("receives ", "votes for ", "becomes candidate", "follows ", "ignores a message ")
-"""What can be seen from rows and states anyway."""
+"""Left out of stories: visible in rows and states anyway."""
 
 
 class Wire:
-    """`target` follows `source`: rows of its log from where the target was, and its latest state."""
+    """`target` follows `source`: log rows from the target's position on, and the latest state."""
 
     def __init__(self, source: Member, target: Member) -> None:
         self.source, self.target = source, target
@@ -59,7 +59,7 @@ class Wire:
         self._position = len(rows)
 
     def deliver(self) -> bool:
-        """False if there is nothing, or it has to wait."""
+        """Return False if there is nothing to deliver, or it must wait."""
         if not self.inbox or (isinstance(self.inbox[0], LogRow) and self.target.limbo.is_busy):
             return False
         received = self.inbox.popleft()
@@ -72,7 +72,7 @@ class Wire:
 
 
 class Story:
-    """All members, the wires between them, and the time."""
+    """All members, the links between them, and the time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -173,7 +173,7 @@ class Story:
         if found := re.fullmatch(r"until (\d+) owns the queue", rest):
             limbo, start = self.members[int(found[1])].limbo, self.now
             while not limbo.is_owner or limbo.is_read_only:
-                assert self.now < start + PATIENCE_SECONDS, f"{rest} in vain"
+                assert self.now < start + PATIENCE_SECONDS, f"condition never held: {rest}"
                 self._advance(start + PATIENCE_SECONDS)
             self._told.append(f"{self.now - start:.2f} s later")
             return
@@ -211,7 +211,7 @@ class Story:
     def _do_start(self, rest: str) -> None:
         member = self.members[int(rest)]
         member.start()
-        # What it has found in its log is no news.
+        # Recovered rows are not news.
         self._told = [f"recovers as {_state(member)}"]
         self._connect()
 
@@ -233,7 +233,7 @@ class Story:
         return ends_up and (wire.source.id, wire.target.id) not in self._cuts and wire.refusal is None
 
     def _connect(self) -> None:
-        """Wires are as they can be, and both ends know it: first what is lost, then what is found."""
+        """Update the links and notify both ends: losses first, then new connections."""
         lost = [wire for wire in self._wires.values() if wire.is_open and not self._is_possible(wire)]
         found = [wire for wire in self._wires.values() if not wire.is_open and self._is_possible(wire)]
         for wire in lost:
@@ -255,7 +255,7 @@ class Story:
         self._settle()
 
     def _settle(self) -> None:
-        """Until nobody has anything to do. What members do of their own comes before what they hear."""
+        """Run until no member has anything to do. Members' own actions come before deliveries."""
         while True:
             for member in self._up():
                 member.act()
@@ -268,7 +268,7 @@ class Story:
         return wire.is_open and (wire.source.id, wire.target.id) not in self._held
 
     def _advance(self, end: float) -> None:
-        """To the next moment at which something is due."""
+        """Advance to the next moment at which an action is due."""
         beat = (int(self.now / HEARTBEAT_SECONDS + 1e-9) + 1) * HEARTBEAT_SECONDS
         self.now = min(beat, end, *(max(self.now, member.deadline) for member in self._up()))
         if self.now == beat:
@@ -280,7 +280,7 @@ class Story:
         self._settle()
 
     def acknowledge(self, wire: Wire) -> None:
-        """The target says to the source what it has; the way back is another wire's way."""
+        """Acknowledge the target's position to the source; the way back is another link."""
         source, target = wire.source, wire.target
         if wire.is_open and (target.id, source.id) not in self._cuts | self._held:
             source.hear_ack(target.id, target.vclock.vclock(), target.raft.term)
@@ -315,7 +315,7 @@ class Story:
                 wire.inbox.append(state)
 
     def wrote(self, member: Member, row: LogRow) -> None:
-        """Nobody else has to know."""
+        """Not needed here."""
 
     def refuse(self, member: Member, link: Link, row: LogRow, error: TarantoolError) -> None:
         self._told.append(f"{member.id} stops following {link.source_id} at {row}: {error.message}")
@@ -324,15 +324,15 @@ class Story:
         self._due.append(self._connect)
 
     def looked_at(self, member: Member, ready: Ready) -> None:
-        """The models check; stories only tell."""
+        """The models check; stories only report."""
 
     def decided(self, member: Member, name: str, term: int, *, kept: bool) -> None:
-        """What is taken for void before it was done here is seen as a NOP in the log."""
+        """A transaction that is void before it was executed here appears as a NOP in the log."""
         if kept or any(row.name == name for row in member.log.rows):
             self._told.append(f"{member.id} {'commits' if kept else 'undoes'} {name}")
 
     def answered(self, member: Member, name: str, error: TarantoolError | None) -> None:
-        """Clients are gone with the process that they spoke to."""
+        """Ignore answers to clients of a dead process."""
         if self._clients[name] == member.life:
             self._told.append(f"{member.id} answers {name}: {'done' if error is None else error.message}")
 
@@ -353,7 +353,7 @@ def _state(member: Member) -> str:
 
 
 def replay(text: str) -> str:
-    """The story again, with what the members do now under every line that starts with `> `."""
+    """Return the story with the members' current reactions under every line that starts with `> `."""
     story, lines = Story(), list[str]()
     for line in text.splitlines():
         if line.startswith("  "):

@@ -1,8 +1,8 @@
-"""Members on a network of a given mood, in virtual time, from a seed.
+"""Members on a network with faults, in virtual time, from a seed.
 
-Every member follows every other: a connection carries rows in the order of the sender's log, from where the follower
-was when it began, RAFT rows of which only the latest counts, and heartbeats; back go ACKs. Whatever is under way is
-lost with the connection. Between connections there is no order. What disturbs them, and how often, is said here, too.
+Every member follows every other: a connection carries rows in the sender's log order, from the follower's initial
+position on, RAFT rows of which only the latest counts, and heartbeats; ACKs go back. Data in flight is lost with the
+connection. There is no order between connections. The faults and their frequency are defined here, too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _deadline = attrgetter("deadline")
 
 
 class Connection:
-    """`target` follows `source`."""
+    """A connection on which `target` follows `source`."""
 
     def __init__(self, world: World, source: Member, target: Member) -> None:
         self.world = world
@@ -77,7 +77,7 @@ class Connection:
     # --- from source to target ---
 
     def show(self, state: RaftState) -> None:
-        """Told late, and if there is a newer state by then, that one."""
+        """Send a state late; if there is a newer one by then, send that."""
         self._latest = state
         if not self._is_raft_due:
             self._is_raft_due = True
@@ -96,9 +96,9 @@ class Connection:
             self.acknowledge()
 
     def pump(self) -> None:
-        """The relay: rows that the other did not have when it came, a few at once, none before its term was shown.
+        """Act as the relay: send rows that the target lacked, a few together, none before its term was shown.
 
-        A slow one lags behind with rows, but not with RAFT.
+        A slow one delays rows, but not RAFT states.
         """
         if self._is_pump_due:
             return
@@ -131,7 +131,7 @@ class Connection:
     # --- from target to source ---
 
     def acknowledge(self) -> None:
-        """Says where the target is, unless it has just said that."""
+        """Acknowledge the target's position, unless it was just acknowledged."""
         said = self.target.vclock.vclock(), self.target.raft.term
         if self.is_open and not self._is_ack_due and said != self._said:
             self._is_ack_due = True
@@ -153,7 +153,7 @@ class Connection:
 
 
 class World:
-    """`flavour` bits: 1, asynchronous transactions may go without waiting; 2, synchronous ones may run out of time."""
+    """`flavour` bits: 1, asynchronous transactions may bypass the queue; 2, synchronous ones may time out."""
 
     def __init__(self, seed: int, size: int, *, is_told: bool = False) -> None:
         self.rng = random.Random(seed * 8 + size)
@@ -187,7 +187,7 @@ class World:
         self.later(1.0, self.write)
         self.later(1.0, self.disturb)
 
-    # --- time and chance ---
+    # --- time and randomness ---
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (self.now + delay, next(self._numbers), action))
@@ -227,7 +227,7 @@ class World:
     def pause(self, mean_s: float) -> float:
         return self.rng.expovariate(1 / mean_s) if mean_s and not self.is_calm else 0.001
 
-    # --- what members want ---
+    # --- requests of members ---
 
     def say(self, member: Member, what: str) -> None:
         if self.story is not None:
@@ -275,7 +275,7 @@ class World:
             self.apply(member)
 
     def apply(self, member: Member) -> None:
-        """The appliers take what has come, and wait while the limbo is busy."""
+        """Apply received rows, unless the limbo is busy."""
         for connection in self._incoming[member.id]:
             while connection.inbox and connection.refused is None:
                 message = connection.inbox[0]
@@ -290,7 +290,7 @@ class World:
                     member.raft.message(connection.source_id, message, self.now)
                 member.act()
 
-    # --- what happens to them ---
+    # --- faults ---
 
     def beat(self) -> None:
         for connection in self.connections.values():
@@ -302,7 +302,7 @@ class World:
         self.say(member, f"has started at {member.vclock.vclock()} in term {member.raft.term}")
 
     def connect(self) -> None:
-        """Opens and closes connections, as machines and cables are."""
+        """Open and close connections according to machines and links."""
         for (source, target), connection in self.connections.items():
             is_open = (
                 (source, target) not in self._cuts
@@ -321,7 +321,7 @@ class World:
                 member.act()
 
     def write(self) -> None:
-        """Clients write to whoever lets them."""
+        """Let clients write to any member that accepts writes."""
         for member in self.members.values() if self.has_clients else ():
             is_synchronous = self.rng.random() < 0.7
             if not member.is_writable or not (is_synchronous or self.has_asynchronous or member.limbo.pending):
@@ -351,7 +351,7 @@ class World:
             self.connect()
 
     def _haunt(self, leader: Member) -> None:
-        """Whoever has just won is hit while it takes over, more often than by chance."""
+        """Hit a new leader while it takes over, more often than by chance."""
         if self.chance(0.4):
             disturbance = self.rng.choice((self._kill, self._cut, self._cut))
             self.later(self.rng.expovariate(40), lambda: self._disturb(leader, disturbance))
@@ -366,7 +366,7 @@ class World:
             self.start(victim)
 
     def _cut(self, member: Member) -> None:
-        """One cable, one direction of one, or all of a member's."""
+        """Cut one link, one direction of one, or all of a member's."""
         others = self.ids if self.rng.random() < 0.4 else [self.rng.choice(self.ids)]
         cuts = {(member.id, other) for other in others}
         if self.rng.random() < 0.8:
@@ -378,13 +378,13 @@ class World:
         self._cuts = {cut for cut in self._cuts if member.id not in cut} if self.rng.random() < 0.7 else set()
 
     def _slow_down(self, member: Member) -> None:
-        """One disk takes its time, until that of another does, and rows come late to another member."""
+        """Slow down one disk until another is slow, and delay rows to another member."""
         self._slow = {member}
         for connection in self._incoming[self.rng.choice(self.ids)]:
             connection.pause_s = 0.4
 
     def _promote(self, member: Member) -> None:
-        """Anybody, or who is furthest behind."""
+        """Promote any member, or the one with the fewest rows."""
         if self.rng.random() < 0.5:
             running = [each for each in self.members.values() if each.is_up]
             member = min(running, key=lambda each: each.vclock.vclock().without_zero().signature)
@@ -406,7 +406,7 @@ class World:
             case 4:
                 member.start_checkpoint()
             case 5:
-                # Any two quorums have a member in common if each is a majority: other numbers are not safe.
+                # Any two majorities have a member in common; other quorums are not safe.
                 member.set_quorum(self.rng.randint(self.majority, len(self.ids)))
             case _:
                 member.set_quorum(self.rng.choice(("N / 2 + 1", "N", "math.max(N / 2 + 1, N - 1)")))
@@ -416,7 +416,7 @@ class World:
     # --- the end ---
 
     def calm_down(self) -> None:
-        """All is repaired, and clients take their time."""
+        """Repair everything, and slow the clients down."""
         self.is_calm = True
         self._cuts.clear()
         for member in self.members.values():
@@ -433,7 +433,8 @@ class World:
         return {(target, source): each.refused is None for (source, target), each in self.connections.items()}
 
     def rebootstrap(self, donor: Member) -> list[int]:
-        """What ER_SPLIT_BRAIN tells the operator to do: whoever does not share the donor's history gets it anew."""
+        """Do what ER_SPLIT_BRAIN tells the operator: members with another history than the donor's are rebuilt from
+        it."""
         follows = self.follows()
         outcasts = [each for each in self.ids if each != donor.id]
         outcasts = [each for each in outcasts if not (follows[donor.id, each] and follows[each, donor.id])]

@@ -35,7 +35,7 @@ from flowstone.replication.vclock import VClock
 
 
 def control(words: str) -> SettlingRequest:
-    """`promote 1:5 term 3 from 2`."""
+    """Parse `promote 1:5 term 3 from 2`."""
     match = re.fullmatch(r"(\w+) (\d+):(\d+)(?: term (\d+))? from (\d+)", words)
     assert match is not None, words
     owner_id, lsn, term, origin_id = (int(number or 0) for number in match.groups()[1:])
@@ -53,14 +53,14 @@ def describe(request: SettlingRequest) -> str:
 
 
 class Story:
-    """One limbo, told what happens; `tell` gives what it does, and how it looks then."""
+    """One limbo; `tell` passes it a line, and returns its reaction and its state."""
 
     def __init__(self) -> None:
         self.limbo: Limbo[str] = Limbo(instance_id=1, dialect=Dialect.V2_11, quorum=1, timeout=5.0)
         self.lsn = 0
         self.now = 0.0
         self.local_lsn = 0
-        # In flight: what (None for what needs no answer), its LSN, and how many of our own LSNs it takes.
+        # In flight: the write (None if it needs no answer), its LSN, and its number of our own LSNs.
         self.journal: deque[tuple[LimboEntry[str] | SettlingRequest | None, int, int]] = deque()
 
     def tell(self, line: str) -> list[str]:
@@ -196,7 +196,7 @@ class Story:
         self.lsn = max([self.lsn, lsn, *(each.lsn for each in found)]) if owner_id == self.limbo.instance_id else 0
         return self.limbo.restore(Promote(owner_id, lsn, term, VClock({owner_id: lsn})), pending=found)
 
-    # --- what is seen ---
+    # --- output ---
 
     def _told(self, action: Action[str] | Fate) -> str:
         match action:
@@ -242,7 +242,7 @@ class Story:
 
 
 def replay(text: str) -> str:
-    """The story again, with what the limbo does now under every line that starts with `> `."""
+    """Return the story with the limbo's current reactions under every line that starts with `> `."""
     story, lines = Story(), list[str]()
     for line in text.splitlines():
         if line.startswith("  "):

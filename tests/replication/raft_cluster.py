@@ -1,7 +1,7 @@
-"""A member of a replica set as elections see it, and the checker of what no election may do.
+"""A member of a replica set reduced to elections, and the checker of their invariants.
 
-`Member` is a Raft machine with a disk that survives `crash` and a vclock. What it shows and when its writes end is
-for whoever runs it: `raft_stories.py` in order, `test_raft_model.py` in no order at all.
+`Member` is a Raft machine with a vclock and a disk that survives `crash`. Its owner delivers its broadcasts and
+completes its writes: `raft_stories.py` in order, `test_raft_model.py` in any order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from flowstone.replication.vclock import VClock
 
 
 class Electable(Protocol):
-    """What the checker looks at; `disk` is the term and vote that a crash leaves."""
+    """The part that the checker reads; `disk` is the term and vote that survive a crash."""
 
     id: int
     raft: Raft
@@ -24,7 +24,8 @@ class Electable(Protocol):
 
 
 class Checker:
-    """Sees every machine after every step; raises where two lead a term, one without its votes, or one votes twice."""
+    """Inspects every machine after every step; raises on two leaders in a term, a leader without a quorum, or two
+    votes of one member."""
 
     def __init__(self) -> None:
         self.leaders: dict[int, int] = {}
@@ -54,7 +55,7 @@ class Checker:
 
 
 class Member:
-    """One machine. `disk` is what a crash leaves; a write that `drain` gave is there when `write_ends` was called."""
+    """One machine. `disk` survives a crash; a write from `drain` is there after `write_ends`."""
 
     def __init__(self, member_id: int, random: Callable[[], float], checker: Checker) -> None:
         self.id = member_id
@@ -86,7 +87,7 @@ class Member:
         self.raft.configure(config, now)
 
     def crash(self, *, is_written: bool = False) -> None:
-        """`is_written`: what was being written has reached the disk, though nobody was told."""
+        """`is_written`: the write in flight has reached the disk, without a callback."""
         if is_written and self.writing is not None:
             self.disk = self.writing
         self.writing = None
@@ -98,7 +99,7 @@ class Member:
         self.raft.written(self.disk.term, self.disk.vote, now)
 
     def drain(self) -> list[Ready]:
-        """What is to be done, all of it. Its writes are for the owner to end."""
+        """Return all pending actions. Their writes are for the owner to complete."""
         done = []
         while ready := self.raft.ready():
             if ready.write is not None:

@@ -25,7 +25,7 @@ HEARTBEAT = 1.0
 
 
 class Story:
-    """All members, the wires between them, and the time."""
+    """All members, the links between them, and the time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -83,7 +83,7 @@ class Story:
         if found := re.fullmatch(r"until (\d+) leads", rest):
             leader, start = self.members[int(found[1])], self.now
             while leader.raft.state is not ElectionState.LEADER:
-                assert self.now < start + 60.0, f"{rest} in vain"
+                assert self.now < start + 60.0, f"condition never held: {rest}"
                 self._advance(start + 60.0)
             self._told.append(f"{self.now - start:.2f} s later")
             return
@@ -157,7 +157,7 @@ class Story:
         return (source, target) not in self._cuts and self.members[source].is_up and self.members[target].is_up
 
     def _connect(self) -> None:
-        """Says to every member how its wires are; over a new one the other shows its state."""
+        """Tell every member its connections; a new one shows the other's state."""
         for member in self._up():
             for peer_id in self.members:
                 if peer_id == member.id:
@@ -170,7 +170,7 @@ class Story:
         self._settle()
 
     def _settle(self) -> None:
-        """Until nobody has anything to do."""
+        """Run until no member has anything to do."""
         while True:
             for member in self._up():
                 for ready in member.drain():
@@ -211,7 +211,7 @@ class Story:
             del self._promotions[member_id]
 
     def _advance(self, end: float) -> None:
-        """To the next moment at which something is due."""
+        """Advance to the next moment at which an action is due."""
         beat = (int(self.now / HEARTBEAT + 1e-9) + 1) * HEARTBEAT
         deadlines = [member.raft.deadline for member in self._up() if member.raft.deadline is not None]
         self.now = min(beat, end, *deadlines)

@@ -1,10 +1,9 @@
-"""Our Raft and limbo in the place of one recorded instance: they hear what it heard, and must write what it wrote.
+"""Our Raft and limbo in place of one recorded instance: they get the same input, and must write the same rows.
 
-What reached the instance is taken from both ends of its recorded connections, by their times: rows and RAFT states of
-those it follows, ACKs of those that follow it, connections made and lost. What its own log says that nobody told it
-is what clients wanted. When it stood for election, and when it resigned, is seen in what it showed. Its journal writes
-at once, so its log may differ from the recorded one only in where RAFT rows stand among the others: real servers write
-those on the side.
+The input of the instance is taken from both ends of its recorded connections, by time: rows and RAFT states of its
+upstreams, ACKs of its replicas, connections made and lost. Own rows in its log without such a cause are requests of
+clients. Its candidacies and resignations are visible in its broadcasts. Its journal writes immediately, so its log may
+differ from the recorded one only in the positions of RAFT rows: real servers write those asynchronously.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ WAIT_ACK = Flag.WAIT_ACK.value
 
 IDS = {"a": 1, "b": 2, "c": 3}
 LAG_SECONDS = {("2.11", "05-election", "to-b"): 0.05, ("3.8", "05-election", "to-b"): 0.066}
-"""The two taps of that recording were started one after the other, each with a clock of its own."""
+"""The two taps of that recording were started one after another, each with its own clock."""
 
 PRECISION_SECONDS = 0.1
-"""How exactly a recorded server's timers are known: it was slowed down by taps, and the machine was busy."""
+"""The precision of recorded timers: taps slowed the servers down, and the machine was busy."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that a recorded packet tells. `row` is None where a connection was made (`is_up`) or lost."""
+    """The event of a recorded packet. `row` is None if a connection was made (`is_up`) or lost."""
 
     at: float
     connection: str
@@ -54,7 +53,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Shown:
-    """A state that the instance told to one of those that follow it."""
+    """A state that the instance sent to one of its replicas."""
 
     at: float
     connection: str
@@ -62,7 +61,10 @@ class Shown:
 
 
 def ends_of(scenario: str, connection: str) -> tuple[int, int]:
-    """Who follows, and whom: `b-to-a-01`, `to-a-01` (of two), `join-01` (a replica to its master)."""
+    """Return replica and upstream of a connection:
+
+    `b-to-a-01`, `to-a-01` (of two), `join-01` (a replica to its master).
+    """
     found = re.fullmatch(r"(?:(\w)-)?to-(\w)-\d+", connection)
     if found is None:
         return 2, 1
@@ -71,7 +73,7 @@ def ends_of(scenario: str, connection: str) -> tuple[int, int]:
 
 
 def packets_of(version: str, scenario: str, connection: str) -> Iterator[tuple[float, recording.Packet | None]]:
-    """What went over a connection from SUBSCRIBE on, with times; None for its end."""
+    """Yield the packets of a connection from SUBSCRIBE on, with times; None for its end."""
     path = recording.scenario(version, scenario) / connection
     sides = {side: path.with_name(f"{connection}.{side}.bin").read_bytes() for side in ("c2s", "s2c")}
     begin = {"c2s": 0, "s2c": recording.GREETING_SIZE}
@@ -91,7 +93,7 @@ def packets_of(version: str, scenario: str, connection: str) -> Iterator[tuple[f
 
 
 def recorded_events(version: str, scenario: str, instance_id: int) -> tuple[list[Event], list[Shown]]:
-    """What the instance heard, and what it showed."""
+    """Return the input and the broadcasts of the instance."""
     heard: list[Event] = []
     shown: list[Shown] = []
     for name in recording.names(version, scenario):
@@ -108,7 +110,7 @@ def recorded_events(version: str, scenario: str, instance_id: int) -> tuple[list
                 heard.append(Event(at, name, peer_id, follows, row))
             elif not follows and row is not None and row.type == RequestType.RAFT:
                 shown.append(Shown(at, name, state_of(row)))
-    # Connections are known before what comes over them.
+    # Connections are known before their packets.
     return sorted(heard, key=lambda event: (event.at, event.row is not None)), sorted(shown, key=lambda each: each.at)
 
 
@@ -119,7 +121,7 @@ def state_of(row: Row) -> RaftState:
 
 
 Written = tuple[int, int, int, bytes]
-"""Type, origin, LSN and body of a row in the log."""
+"""Type, origin, LSN and body of a log row."""
 
 
 def written(row: Row) -> Written:
@@ -127,12 +129,12 @@ def written(row: Row) -> Written:
 
 
 def global_rows(transaction: LogTransaction) -> list[Row]:
-    """Without those that stay where they were written."""
+    """Return the rows that are not local."""
     return [row for row in transaction.rows if row.group_id != GROUP_LOCAL]
 
 
 class Seat:
-    """The machines and their log. `rows` and `raft_rows` are what they wrote, `shown` what peers would be told."""
+    """The machines and their log. `rows` and `raft_rows` are their writes, `shown` their broadcasts."""
 
     def __init__(self, instance_id: int, members: list[int], quorum: int, mode: ElectionMode) -> None:
         self.id = instance_id
@@ -150,14 +152,14 @@ class Seat:
         self._ups: set[tuple[int, bool]] = set()
 
     def start(self, vclock: VClock, raft: RaftState, queue: Promote) -> None:
-        """From a snapshot."""
+        """Start from a snapshot."""
         self._lsns = vclock.to_mapping()
         self.limbo: Limbo[LogTransaction] = self._new_limbo()
         self.limbo.restore(queue)
         self._start_raft(raft)
 
     def restart(self, now: float) -> None:
-        """From the log that is there: what waits is waiting again, and nobody is connected."""
+        """Restart from the log: pending transactions are pending again, and there are no connections."""
         self.now = now
         old = self.limbo
         pending = [Pending(entry.transaction, entry.lsn, entry.is_synchronous) for entry in old.pending]
@@ -182,7 +184,7 @@ class Seat:
     def vclock(self) -> VClock:
         return VClock(self._lsns)
 
-    # --- what reaches it ---
+    # --- input ---
 
     def hear(self, event: Event) -> None:
         self._wait_until(event.at)
@@ -199,7 +201,11 @@ class Seat:
         self._settle()
 
     def _wait_until(self, at: float) -> None:
-        """A leader is missed by the recorded clock. When a server begins to wait for the first one, it alone knows."""
+        """Fire timers up to a time.
+
+        The leader's death is timed by the recorded clock. Only the server itself knows when it starts to wait for a
+        first leader.
+        """
         deadline = self.raft.deadline
         if self.raft.leader and deadline is not None and deadline <= at:
             self.now = max(self.now, deadline)
@@ -225,7 +231,7 @@ class Seat:
         transaction = LogTransaction(tuple(rows))
         rows.clear()
         if row.lsn <= self._lsns.get(row.replica_id, 0):
-            return  # came by another way
+            return  # arrived on another connection
         if row.type in CONTROL_TYPES:
             body = decode_control(row.type, row.body)
             assert not isinstance(body, RaftState)
@@ -249,13 +255,13 @@ class Seat:
             self._write((RequestType.NOP.value, row.replica_id, row.lsn, b"") if is_nop else written(row))
         self._logged(transaction, entry, has_effect=has_effect and fate is Fate.ACCEPTED)
 
-    # --- what its user does ---
+    # --- requests of users ---
 
     def set_mode(self, mode: ElectionMode) -> None:
         self.raft.configure(Config(mode, election_timeout=2.0), self.now)
 
     def submit(self, transaction: LogTransaction) -> None:
-        """A transaction of its own, which must get the LSNs and flags that the recorded one has."""
+        """Submit its own transaction, which must get the recorded LSNs and flags."""
         flags = transaction.rows[-1].flags & ~COMMIT
         entry = self.limbo.submit(transaction, is_synchronous=bool(flags & WAIT_ACK))
         assert self.limbo.row_flags(entry) == flags
@@ -265,17 +271,17 @@ class Seat:
         self._settle()
 
     def time_out(self) -> None:
-        """Nobody was there in time for the transaction that waits longest."""
+        """Time out the oldest pending transaction."""
         assert self.limbo.deadline is not None
         self._do(self.limbo.tick(self.limbo.deadline))
 
     def stand(self, at: float, term: int) -> None:
-        """It stood for election in `term`, by its timer if nothing that it heard was the reason."""
+        """Start the election in `term`, by its timer unless its input was the reason."""
         self._wait_until(at + PRECISION_SECONDS if self.raft.volatile_term < term else at)
         if self.raft.volatile_term >= term:
             return
         assert self.raft.deadline is not None
-        assert self.raft.deadline < at + PRECISION_SECONDS, "the server stood earlier than we would have"
+        assert self.raft.deadline < at + PRECISION_SECONDS, "the server ran earlier than ours would"
         self.now = max(self.now, self.raft.deadline)
         self.raft.tick(self.now)
         self._settle()
@@ -297,7 +303,7 @@ class Seat:
         move = self.limbo.promote if kind is Promote else self.limbo.demote
         self._do(move(term, self.now))
 
-    # --- what they do ---
+    # --- output ---
 
     def _settle(self) -> None:
         while ready := self.raft.ready():
@@ -317,7 +323,7 @@ class Seat:
 
     def _write(self, row: Written) -> None:
         _, origin_id, lsn, _ = row
-        assert lsn == self._lsns.get(origin_id, 0) + 1, "a hole in the log"
+        assert lsn == self._lsns.get(origin_id, 0) + 1, "a gap in the log"
         self._lsns[origin_id] = lsn
         self.rows.append(row)
 

@@ -21,7 +21,7 @@ LINE = re.compile(r"(\w+):(\d+)(?:\.\.(\d+))? (\w+)(?: (\d+):(\d+))?(?: term (\d
 
 @dataclass(frozen=True)
 class OnDone:
-    """A transaction as the tracker sees it, with the name it has in the story."""
+    """A transaction as the tracker sees it, with its name in the story."""
 
     name: str
     rows: tuple[Row, ...]
@@ -41,7 +41,7 @@ class OnDone:
 
 
 def tell(line: str, *, has_flags: bool = True) -> OnDone:
-    """The transaction that `line` describes; `has_flags` False for a log of a server older than 2.8.1."""
+    """Return the transaction that `line` describes; `has_flags` False for a log of a server older than 2.8.1."""
     match = LINE.match(line)
     assert match is not None, line
     origin, first, last, what, owner, lsn, term, words = match.groups()

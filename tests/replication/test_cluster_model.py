@@ -1,9 +1,9 @@
-"""Whole replica sets of pure machines under random schedules: what was confirmed stays, and all end with one history.
+"""Whole replica sets of pure machines under random schedules: confirmed rows stay, and all end with one history.
 
-A schedule is made from its number alone, so a failure names all there is to repeat it, and tells its story. For some
-seconds of virtual time clients write, the network loses, delays and reorders, members are killed with writes under way,
-restart one by one or all at once, are promoted, resign, change modes and quorums, take checkpoints. Then all of that
-stops. Whoever had to say ER_SPLIT_BRAIN is made anew, as an operator would do it, and everything must agree.
+A schedule is generated from its number alone, so a failure can be repeated by that number, and shows its story. For
+some seconds of virtual time clients write; the network loses, delays and reorders; members are killed with writes in
+flight, restart one by one or together, are promoted, resign, change modes and quorums, take checkpoints. Then all of
+that stops. Members that raised ER_SPLIT_BRAIN are rebuilt, as by an operator, and all must agree.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def play(world: World) -> None:
     leader = leader_of(world)
     assert leader is not None, "nobody leads"
     leaders = {member.id: member.raft.leader for member in world.members.values()}
-    assert set(leaders.values()) == {leader.id}, f"who follows whom: {leaders}"
+    assert set(leaders.values()) == {leader.id}, f"leaders by member: {leaders}"
     world.checker.check_end(leader)
 
 

@@ -1,4 +1,4 @@
-"""Elections, queues and logs of whole sets: stories told whole. What no story shows is for `test_cluster_model.py`."""
+"""Elections, queues and logs of whole sets as stories. `test_cluster_model.py` covers the rest."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""RAFT, PROMOTE, DEMOTE, CONFIRM and ROLLBACK as real servers 2.11 and 3.8 sent and wrote them: whole, byte for byte.
+"""RAFT, PROMOTE, DEMOTE, CONFIRM and ROLLBACK as real servers 2.11 and 3.8 sent and wrote them, byte for byte.
 
-They are found by their type in everything that was recorded: both directions of each connection, rows of JOIN_META
-among them, and every log and snapshot. What they say is decoded, and from that alone the packet is made again, by the
-encoders that a node uses.
+They are found by type in all recordings: both directions of each connection, including rows of JOIN_META, and every log
+and snapshot. Each is decoded, and encoded again from the decoded values alone, by a node's encoders.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SENT = {
     ("3.8", "06-contested-election"): {RAFT: 76, PROMOTE: 15, CONFIRM: 12, ROLLBACK: 4},
     ("3.8", "08-probe"): {RAFT: 4, PROMOTE: 2},
 }
-"""How many of each kind went over the wire, as counted by another decoder."""
+"""How many of each kind were sent, as counted by another decoder."""
 
 WRITTEN = {
     ("2.11", "01-join-subscribe"): {RAFT: 11, PROMOTE: 9, DEMOTE: 2, CONFIRM: 10, ROLLBACK: 2},
@@ -57,7 +56,7 @@ WRITTEN = {
     ("3.8", "05-election"): {RAFT: 13, PROMOTE: 10, CONFIRM: 6},
     ("3.8", "07-errors"): {RAFT: 2, PROMOTE: 2},
 }
-"""How many of each kind are in files, of those with a listing by another decoder."""
+"""How many of each kind are in files, as listed by another decoder."""
 
 
 def sent(version: str, scenario: str) -> Iterator[recording.Packet]:
@@ -73,7 +72,7 @@ def files(version: str, scenario: str) -> list[Path]:
 
 
 def listed(version: str, scenario: str) -> Iterator[tuple[int, bytes]]:
-    """Type and bytes of control rows, by the listings."""
+    """Return type and bytes of control rows, from the listings."""
     directory = recording.scenario(version, scenario)
     for path in recorded.files():
         for entry in recorded.listing(path) if path.is_relative_to(directory) else ():
@@ -83,7 +82,7 @@ def listed(version: str, scenario: str) -> Iterator[tuple[int, bytes]]:
 
 
 def made_again(row: Row) -> Row:
-    """From what the row says: nothing of its bytes is kept."""
+    """Encode a row again from its values alone."""
     return Row(
         row.type,
         replica_id=row.replica_id,
@@ -102,7 +101,7 @@ def test_every_control_row_on_the_wire_is_encoded_to_the_bytes_it_came_from(vers
     for packet in sent(version, scenario):
         row = decode_row(packet.payload)
         assert encode_row_packet(made_again(row), row.sync) == recording.framed(packet.payload), str(packet)
-        assert packet.from_server, "such rows go downstream only"
+        assert packet.from_server, "such rows are only sent downstream"
         found[packet.type] += 1
     assert found == SENT.get((version, scenario), {})
 
@@ -143,7 +142,7 @@ def test_recordings_hold_each_kind_on_the_wire_and_in_logs(version: str) -> None
 
 @pytest.mark.parametrize("version", ["2.11", "3.8"])
 def test_join_meta_says_the_term_and_the_state_of_the_queue(version: str) -> None:
-    """Two rows between the marks JOIN_META and JOIN_SNAPSHOT, without a header of their own."""
+    """Two rows between the markers JOIN_META and JOIN_SNAPSHOT, without a header of their own."""
     packets = recording.load(version, "01-join-subscribe", "join-01").answers
     kinds = [packet.type for packet in packets]
     first, last = kinds.index(RequestType.JOIN_META), kinds.index(RequestType.JOIN_SNAPSHOT)

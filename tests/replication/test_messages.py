@@ -1,4 +1,4 @@
-"""Messages between members of a replica set: the bytes of real servers, their refusals, and the way there and back."""
+"""Messages between members of a replica set: bytes and errors of real servers, and round trips."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ CHECKS: list[tuple[str, Callable[[Row, bool], bytes]]] = [
     ("VOTE", lambda row, _: messages.encode_vote(row.sync)),
     ("OK", lambda row, _: messages.encode_ack(messages.decode_ack(row), row.sync)),
 ]
-"""What a replica sends, by the name of its type: decoded and encoded again."""
+"""Messages of a replica, by type: decoded and encoded again."""
 
 
 def sent_by_replicas(version: str) -> list[bytes]:
-    """The packets of every recorded replica: all but the hand-made conversations of 08-probe."""
+    """Return the packets of every recorded replica, except the hand-made conversations of 08-probe."""
     found = []
     for path in sorted((recorded.HERE / f"tarantool-{version}").glob("0[1-7]*/*.c2s.bin")):
         found += split(path.read_bytes())[0]
@@ -99,7 +99,7 @@ def test_what_a_recorded_master_says_is_decoded_and_encoded_to_the_same_bytes(ve
             again = messages.encode_subscribe_reply(messages.decode_subscribe_reply(row), row.sync, is_2_6=old)
         elif row.body[:2] == b"\x81\x26":
             kind, vclock = "position", messages.decode_vclock_reply(row.body)
-            if row.body[3:4] == b"\x00":  # component 0, which nobody but the sender has a use for
+            if row.body[3:4] == b"\x00":  # component 0, which is useful to the sender only
                 vclock = vclock.advanced(0, row.body[4])
             again = messages.encode_vclock_reply(vclock, row.sync, with_zero=True)
         else:
@@ -291,7 +291,7 @@ def test_a_broken_ballot_is_refused(body: dict[int, Any]) -> None:
         messages.decode_ballot(pack(body), is_2_6=False)
 
 
-# --- There and back ---
+# --- Round trips ---
 
 UUIDS = st.builds(
     lambda raw: UUID(bytes=raw[:8] + bytes((raw[8] & 0x7F,)) + raw[9:]), st.binary(min_size=16, max_size=16)

@@ -1,7 +1,7 @@
-"""What the tracker keeps of recorded logs is what the real server itself had in its next snapshot.
+"""The rows that the tracker keeps of recorded logs produce the real server's own next snapshot.
 
-A snapshot, the logs behind it, and the snapshot after those, of servers 2.6.0, 2.11.9 and 3.8.0. The rows that
-are settled, done to the first snapshot, must give the second: schema, update operations and verdicts together.
+A snapshot, the logs after it, and the next snapshot, of servers 2.6.0, 2.11.9 and 3.8.0. The settled rows, applied to
+the first snapshot, must produce the second: schema, update operations and verdicts together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DML = (RequestType.INSERT, RequestType.REPLACE, RequestType.UPDATE, RequestType.
 
 
 def spans() -> list[tuple[Path, list[Path], Path]]:
-    """Snapshots next to each other, with the logs between them."""
+    """Return consecutive snapshots, with the logs between them."""
     found = []
     for directory in sorted(VECTORS.glob("tarantool-*/*/files/*")):
         files = sorted(path for path in directory.iterdir() if path.suffix in (".snap", ".xlog"))
@@ -52,7 +52,7 @@ def transactions_of(path: Path) -> list[LogTransaction]:
 
 
 class Data:
-    """Tuples by space and primary key, changed by rows as a server would."""
+    """Tuples by space and primary key, changed by rows as in a server."""
 
     def __init__(self) -> None:
         self.schema = SchemaTracker()
@@ -90,7 +90,7 @@ class Data:
         return tuple(values[part.field] for part in primary.parts)
 
     def visible(self) -> dict[int, list[tuple[Any, ...]]]:
-        """What a snapshot holds: tuples of memtx, without temporary spaces."""
+        """Return the content of a snapshot: tuples of memtx, without temporary spaces."""
         kept = {}
         for space in self.schema.schema:
             tuples = self.spaces.get(space.id)
@@ -100,7 +100,7 @@ class Data:
 
 
 def settled(data: Data, snapshot: Path, logs: list[Path]) -> list[Decision[LogTransaction]]:
-    """The decisions on all that `logs` hold behind `snapshot`; what is kept is done to `data` as it comes."""
+    """Return the decisions on all rows of `logs` after `snapshot`; kept ones are applied to `data`."""
     with LogFile.open(SystemDisk(), str(snapshot)) as file:
         start, version = VClock(file.meta.vclock), file.meta.version
     promote = None
@@ -155,7 +155,7 @@ def test_the_recorded_logs_hold_both_verdicts_in_every_release() -> None:
         assert verdicts.count(True) > 20
 
 
-# One synchronous transaction at a time: with two, fibers of 2.6.0 can wait for ever.
+# One synchronous transaction at a time: with two, fibers of 2.6.0 can wait forever.
 QUEUE = """
 box.cfg{replication_synchro_quorum = 2, replication_synchro_timeout = 0.3, log = 'server.log'}
 local fiber = require('fiber')

@@ -1,4 +1,4 @@
-"""Rows of a peer: whole transactions however the bytes come cut, the words for what is wrong, and what is sent on."""
+"""Rows of a peer: whole transactions in any fragmentation, error messages, and re-encoding."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plain(rows: list[Row]) -> list[tuple[int, int, int, int, bytes]]:
 
 
 def recorded_stream(version: str) -> bytes:
-    """What a real master sent to a joining replica, without the greeting."""
+    """Return what a real master sent to a joining replica, without the greeting."""
     path = recorded.HERE / f"tarantool-{version}" / "01-join-subscribe" / "join-01.s2c.bin"
     return path.read_bytes()[128:]
 
@@ -92,7 +92,7 @@ def test_a_recorded_stream_is_what_we_would_have_sent(version: str) -> None:
 
 @VERSIONS
 def test_the_log_of_a_recorded_replica_is_what_we_would_have_written(version: str) -> None:
-    """But for its time stamps: those are its own."""
+    """Except its time stamps: those are its own."""
     rows = [row for slab in taken(fed(recorded_stream(version))) for row in slab.rows() if row.lsn]
     data = framed(rows)
     (slab,) = taken(fed(data))
@@ -157,7 +157,7 @@ def test_a_transaction_larger_than_the_table_is_whole() -> None:
 
 
 def test_offsets_of_a_kept_transaction_follow_its_bytes() -> None:
-    """The second transaction is scanned in part while the first is taken; its key, tuple and operations move along."""
+    """The second transaction is partly scanned while the first is taken; its key, tuple and operations move along."""
     update = pack({0x10: 512, 0x20: (7,), 0x21: (("=", 1, "y"),)})
     upsert = pack({0x10: 512, 0x21: (8, "q"), 0x28: (("+", 1, 2),)})
     rows = [
@@ -207,7 +207,7 @@ def test_a_packet_may_be_taken_out_of_a_transaction_that_has_been_looked_at() ->
         stream.take()
 
 
-# --- What is wrong ---
+# --- Errors ---
 
 
 def test_rows_before_something_wrong_are_taken_and_then_it_is_told_again_and_again() -> None:
@@ -272,7 +272,7 @@ def test_bytes_that_are_no_rows_make_no_slab() -> None:
         slab_of_rows(b"\x81\x00\x0c\xc1", "the log")
 
 
-# --- What is sent and written next ---
+# --- Sending and writing rows ---
 
 
 def test_a_row_of_the_journal_has_our_time_and_nothing_of_the_connection() -> None:
@@ -323,7 +323,7 @@ def test_of_no_rows_nothing_is_sent_and_nothing_written() -> None:
 
 @pytest.mark.parametrize("flags", [2, 4, 6])
 def test_nops_are_sent_without_limbo_flags(flags: int) -> None:
-    """Logs of earlier releases have them, and a real server that gets them writes them into its own."""
+    """Logs of earlier releases have them, and a real server would write them to its own."""
     alone = make_transaction([Row(RequestType.NOP, 1, lsn=5, timestamp=1.0)], flags).rows
     three = make_transaction([Row(RequestType.NOP, 1, lsn=lsn, timestamp=1.0) for lsn in (6, 7, 8)], flags).rows
     mixed = make_transaction([*transaction(9, 1), Row(RequestType.NOP, 1, lsn=10, timestamp=1.0)], flags).rows

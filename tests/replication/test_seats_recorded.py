@@ -1,7 +1,7 @@
-"""Raft and limbo together in the place of each recorded server of 2.11 and 3.8: the same log, row for row.
+"""Raft and limbo together in place of each recorded server of 2.11 and 3.8: the same log, row for row.
 
-They go through the recorded terms, votes, leaders and owners, are checked at each row, and end with the state that
-the server's own last snapshot has. Scenarios: 05-election (of two), 06-contested-election (of three; see
+They go through the recorded terms, votes, leaders and owners, are checked at each row, and end in the state of the
+server's own last snapshot. Scenarios: 05-election (of two), 06-contested-election (of three; see
 tests/conversations/record_elections.py), 01-join-subscribe (elections off).
 """
 
@@ -31,7 +31,7 @@ VERSIONS = ("2.11", "3.8")
 JOIN, ELECTION, CONTEST = "01-join-subscribe", "05-election", "06-contested-election"
 
 PROMOTED = {(ELECTION, 1, 4)}
-"""Scenario, instance and term of elections that box.ctl.promote() began."""
+"""Scenario, instance and term of elections started by box.ctl.promote()."""
 
 QUORUMS = {
     ("2.11", JOIN, 1, (1, 107)): 3,
@@ -55,7 +55,7 @@ TRANSFERS: dict[int, type[Promote | Demote]] = {
 }
 
 RESTARTED = {(CONTEST, 1)}
-"""Killed in the first of its connections with each peer, and started again for the second."""
+"""Killed in the first of its connections with each peer, and restarted for the second."""
 
 LEADERS = {
     (ELECTION, "2.11"): [(2, 1), (3, 2), (4, 1)],
@@ -63,10 +63,10 @@ LEADERS = {
     (CONTEST, "2.11"): [(2, 1), (3, 2), (4, 1), (5, 3)],
     (CONTEST, "3.8"): [(2, 1), (3, 2), (4, 3), (5, 2)],
 }
-"""Term and leader, as recorded. Every one of them took the queue over."""
+"""Term and leader, as recorded. Each of them took over the queue."""
 
 UNDONE = {(CONTEST, "a"): {"too late"}, (CONTEST, "b"): {"too late", "to nobody"}, (CONTEST, "c"): {"too late"}}
-"""What was in an instance's queue and taken back."""
+"""Transactions in an instance's queue that were rolled back."""
 
 SEATS = [
     (version, scenario, node)
@@ -77,7 +77,7 @@ SEATS = [
 
 
 class Recording:
-    """The files of one instance: where it began, its log, and where it ended."""
+    """The files of one instance: its initial snapshot, its log, and its last snapshot."""
 
     def __init__(self, version: str, scenario: str, node: str) -> None:
         directory = recording.scenario(version, scenario) / "files" / node
@@ -100,13 +100,13 @@ def state_in(snapshot: Path) -> tuple[VClock, RaftState, Promote]:
 
 
 def tuples_in(rows: Iterable[Row]) -> set[tuple[int, Any]]:
-    """What users wrote, by space."""
+    """Return the tuples written by users, by space."""
     bodies = [unpack_body(row.body) for row in rows if row.type == RequestType.INSERT]
     return {(body[Key.SPACE_ID], body[Key.TUPLE]) for body in bodies if body[Key.SPACE_ID] >= 512}
 
 
 class Play:
-    """One instance's part, driven by its log: what it wrote comes of what it heard, or was wanted by a client."""
+    """One instance's part, driven by its log: each of its rows results from its input, or from a client's request."""
 
     def __init__(self, version: str, scenario: str, node: str, seat: Seat) -> None:
         self.version, self.scenario = version, scenario
@@ -139,7 +139,7 @@ class Play:
             self.seat.set_mode(ElectionMode.CANDIDATE)
 
     def _go_on(self, transaction: LogTransaction) -> None:
-        """One step towards having written the transaction."""
+        """Take one step towards writing the transaction."""
         row = transaction.rows[0]
         is_own = transaction.replica_id == self.seat.id
         if is_own and row.type == RequestType.RAFT_ROLLBACK:
@@ -152,7 +152,10 @@ class Play:
             self._next_event()
 
     def _transfer(self, row: Row) -> None:
-        """`box.ctl.promote()` and `demote()` with elections off. Servers 3.8 then elect themselves, by one vote."""
+        """Run `box.ctl.promote()` or `demote()` with elections off.
+
+        Servers 3.8 then elect themselves, with one vote.
+        """
         if row.type == RequestType.RAFT_PROMOTE and self.version == "3.8":
             self.seat.promote()
         else:
@@ -173,7 +176,7 @@ class Play:
             self.seat.restart(event.at)
 
     def _has_shown(self, event: Shown) -> None:
-        """What the instance did of its own accord is known from here only."""
+        """Apply spontaneous actions of the instance, which are only known from its broadcasts."""
         state = event.state
         is_ours = state.vote == self.seat.id
         if is_ours and state.state != ElectionState.FOLLOWER:
@@ -188,7 +191,7 @@ class Play:
 
 
 def check_state(seat: Seat, row: Row) -> None:
-    """After each row, by what the row says."""
+    """Check the state after each row, by the content of the row."""
     body = decode_control(row.type, row.body) if row.type in CONTROL_TYPES else None
     limbo = seat.limbo
     match body:
@@ -208,13 +211,13 @@ def check_state(seat: Seat, row: Row) -> None:
 
 
 def is_part_in_order(part: list[RaftState], whole: list[RaftState]) -> bool:
-    """A relay tells the newest state only, so that some of them are never told to anybody."""
+    """A relay sends the newest state only, so some states are never sent."""
     rest = iter(whole)
     return all(any(state == told for told in rest) for state in part)
 
 
 def check_outcome(play: Play) -> None:
-    """The machines know what the server's last snapshot says, and have told others what it told."""
+    """Check that the machines match the server's last snapshot, and have broadcast the same states."""
     seat = play.seat
     assert seat.raft_rows == play.recorded.raft
     vclock, raft, queue = state_in(play.recorded.last)

@@ -1,4 +1,4 @@
-"""The settled position: stories told whole, a model that knows the end of the log, and recorded logs."""
+"""The settled position: whole stories, a model that knows the end of the log, and recorded logs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.replication.stories import OnDone, tell
 
 
 def replay(story: str) -> str:
-    """The story again, with the answers that the tracker gives now under every line that starts with `> `."""
+    """Return the story with the tracker's current answers under every line that starts with `> `."""
     has_flags = "\n> without flags\n" not in story
     tracker: SettledTracker[OnDone] = SettledTracker(
         is_synchronous=None if has_flags else lambda told: told.touches_synchronous
@@ -110,7 +110,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 4)), min_size=
 
 
 def write_log(steps: list[tuple[str, int]], *, has_flags: bool) -> list[OnDone]:
-    """A log that a server could have written: the owner writes; verdicts may come late."""
+    """Write a log that a server could have written: the owner writes; verdicts may come late."""
     log: list[OnDone] = []
     owner, term, lsns, waiting = 1, 1, {0: 0, 1: 0, 2: 0, 3: 0}, list[int]()
 
@@ -147,7 +147,7 @@ def write_log(steps: list[tuple[str, int]], *, has_flags: bool) -> list[OnDone]:
         elif step == "demote" and waiting:
             term += 1
             write(owner, f"demote {owner}:{at} term {term}")
-            # Nobody may write synchronously now; the next promotion is by the same instance.
+            # Nothing can be written synchronously now; the next promotion is by the same instance.
             term += 1
             write(owner, f"promote 0:0 term {term}")
             waiting = []
@@ -155,11 +155,11 @@ def write_log(steps: list[tuple[str, int]], *, has_flags: bool) -> list[OnDone]:
 
 
 def fate(log: list[OnDone], index: int) -> bool | None:
-    """Kept, rolled back, or unknown (None), for the transaction at `index` of a whole log."""
+    """Return kept, rolled back, or unknown (None), for the transaction at `index` of a whole log."""
     told = log[index]
     if told.rows[0].type != 2:
         return True
-    # It hangs on the last synchronous transaction at or before it that still waited when it was written.
+    # It depends on the last synchronous transaction at or before it that was still pending when it was written.
     anchor = next((i for i in range(index, -1, -1) if log[i].touches_synchronous), None)
     if anchor is None:
         return True
@@ -170,20 +170,20 @@ def fate(log: list[OnDone], index: int) -> bool | None:
         if verdict is False:
             if later > index:
                 return False
-            # Withdrawn before ours was written: ours hangs on whatever stands before.
+            # Withdrawn before ours was written: ours depends on the one before.
             return fate_before(log, anchor, index)
     return None
 
 
 def fate_before(log: list[OnDone], anchor: int, index: int) -> bool | None:
-    """The fate of the asynchronous one at `index` when synchronous ones from `anchor` on do not matter."""
+    """Return the fate of the asynchronous one at `index`, ignoring synchronous ones from `anchor` on."""
     shortened = log[:anchor] + [told for told in log[anchor : index + 1] if not told.touches_synchronous]
     shortened += log[index + 1 :]
     return fate(shortened, shortened.index(log[index]))
 
 
 def _verdict(control: OnDone, synchronous: OnDone) -> bool | None:
-    """What `control` says about `synchronous`, which is still waiting when it comes."""
+    """Return the verdict of `control` on `synchronous`, which is still pending then."""
     if control.rows[0].type not in CONTROL_TYPES:
         return None
     match decode_control(control.rows[0].type, control.rows[0].body):
@@ -207,15 +207,15 @@ def test_decisions_are_those_of_a_reader_who_knows_the_end_of_the_log(
     decisions: list[Decision[OnDone]] = []
     for index, told in enumerate(log):
         decisions += tracker.push(told)
-        # A prefix of the log, in its order; the rest is what waits.
+        # A prefix of the log, in order; the rest is pending.
         assert [decision.transaction for decision in decisions] + list(tracker.pending) == log[: index + 1]
         assert tracker.is_quiet == (not tracker.pending)
-        # Everything that can be decided with what was read so far has left, and nothing else.
+        # Everything that can be decided with the rows read so far was returned, and nothing else.
         seen = log[: index + 1]
         expected = [fate(seen, i) for i in range(len(seen))]
         decided = expected.index(None) if None in expected else len(expected)
         assert [decision.kept for decision in decisions] == expected[:decided]
-    # Nothing that was ever kept is rolled back by what comes later, and the other way round.
+    # No kept transaction is rolled back by later rows, or vice versa.
     final = [fate(log, i) for i in range(len(log))]
     assert [decision.kept for decision in decisions] == final[: len(decisions)]
     highest: dict[int, int] = {}

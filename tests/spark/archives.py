@@ -1,4 +1,4 @@
-"""Archives for the tests of changes: written by the archive's own log, on a disk in memory unless another is given."""
+"""Archives for the tests of changes: written by the archive's own log, on a disk in memory by default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DIRECTORY = "archive"
 
 
 class WrittenArchive:
-    """An archive that begins with an empty snapshot at `{}`; `write` adds blocks, `save` makes them known."""
+    """An archive that begins with an empty snapshot at `{}`; `write` adds blocks, `save` publishes them."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class WrittenArchive:
         self.log = self._begin(VClock(), snapshot_at)
 
     def _begin(self, start: VClock, at: float) -> ArchiveLog:
-        # As every snapshot it says of which release the schema is.
+        # Like every snapshot it has the schema version.
         self.snapshot(start, [(272, ("version", 2, 11, 1))], at)
         verdicts = Verdicts()
         verdicts.start(start)
@@ -48,21 +48,21 @@ class WrittenArchive:
         return ArchiveLog(self.disk, self.directory, **how)
 
     def begin_at(self, start: VClock) -> None:
-        """Instead of at `{}`, where nothing was written yet."""
+        """Begin at this position instead of `{}`."""
         self.disk.unlink(f"{self.directory}/{0:020d}.snap")
         self.log = self._begin(start, 1.0)
 
     def define_orders(self) -> None:
-        """Space `orders` of `change_rows.ORDERS`, in the rows of LSN 1 and 2."""
+        """Write the definition of space `orders` of `change_rows.ORDERS` as LSN 1 and 2."""
         self.write(whole(define(1, 512, "orders", ("id", "unsigned"), ("name", "string")), define_key(2, 512)))
 
     def write(self, *transactions: bytes) -> None:
-        """One block, and a line of the index."""
+        """Write one block and a line of the index."""
         self.log.write(b"".join(transactions))
         self.log.flush()
 
     def snapshot(self, vclock: VClock, rows: Sequence[tuple[int, Any]], at: float = 1.0) -> None:
-        """A snapshot of these tuples, each with the id of its space."""
+        """Write a snapshot of these tuples, each with the id of its space."""
         writer = SnapWriter(
             self.disk, self.directory, Meta(FileType.SNAP, INSTANCE, vclock.to_mapping(), version="2.11.9"), at
         )
@@ -71,7 +71,7 @@ class WrittenArchive:
         writer.finish()
 
     def lose(self, until: VClock, at: float = 1.0) -> None:
-        """A gap up to `until`, where the log goes on."""
+        """Add a gap up to `until`, where the log continues."""
         after = self.log.vclock
         self.log.close()
         missing = tuple((number, after.get(number) + 1, lsn) for number, lsn in until)

@@ -1,4 +1,4 @@
-"""An archive of what an engine does: each transaction becomes one of the log, and what it then holds is remembered."""
+"""An archive of an engine's transactions, with the engine's state after each."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import whole
 
 Held = dict[int, list[bytes]]
-"""The tuples of each space that has some, in the order of its primary key."""
+"""The tuples of each space with tuples, in primary key order."""
 
 
 class BoxArchive(WrittenArchive):
-    """`commit` runs steps in a transaction of the box and archives its rows; `held` has the state behind each."""
+    """`commit` runs steps in a transaction of the box and archives its rows; `held` has the state after each."""
 
     def __init__(self, directory: Path) -> None:
         self.box: Box = bootstrapped(Dialect.V2_11)
@@ -40,7 +40,7 @@ class BoxArchive(WrittenArchive):
         super().snapshot(vclock, rows, at)
 
     def checkpoint(self) -> None:
-        """A snapshot of now."""
+        """Take a snapshot."""
         held = self.held[self.lsn]
         self.snapshot(self.position, [(space_id, unpack(raw)) for space_id in sorted(held) for raw in held[space_id]])
 

@@ -1,4 +1,4 @@
-"""Rows for the tests of changes: transactions as a log has them, all of one replica set."""
+"""Rows for the tests of changes: transactions of one replica set as in a log."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def define_key(lsn: int, space: int) -> Row:
 
 
 def rekey(lsn: int, *parts: tuple[int, str], space: int = 512) -> Row:
-    """Alters the primary key in its place."""
+    """Change the primary key in place."""
     return statement(REPLACE, lsn, {0x10: 288, 0x21: (space, 0, "pk", "tree", {"unique": True}, parts)})
 
 

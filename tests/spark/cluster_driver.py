@@ -1,4 +1,4 @@
-"""What is tried on clusters: a program that drives one, in a process of its own, and prints what each job found.
+"""The jobs of the cluster tests: a program that drives a cluster in its own process, and prints the result of each job.
 
 python -m tests.spark.cluster_driver MASTER DIRECTORY HIDDEN
 """
@@ -35,7 +35,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Place:
-    """`shared` is seen by executors, too, `hidden` only by the driver."""
+    """`shared` is visible to executors, too, `hidden` only to the driver."""
 
     shared: Path
     hidden: Path
@@ -52,7 +52,7 @@ def job(function: Job) -> Job:
 
 @job
 def processes(spark: SparkSession, place: Place) -> Any:
-    """Who executes, what it sees of `hidden`, and where it works."""
+    """Return the executors, what they see of `hidden`, and their directories."""
     hidden = place.hidden / "only the driver's"
     hidden.write_text("seen")
 
@@ -78,14 +78,14 @@ def processes(spark: SparkSession, place: Place) -> Any:
 
 @job
 def xlog_changes(spark: SparkSession, place: Place) -> Any:
-    """A batch of an archive in shared storage."""
+    """Read a batch of an archive in shared storage."""
     frame = spark.read.format("xlog").option("space", "orders").load(str(written_archive(place.shared / "archive")))
     return sorted([row["_operation"], row["_lsn"], row["id"], row["name"]] for row in frame.collect())
 
 
 @job
 def restored(spark: SparkSession, place: Place) -> Any:
-    """The archive's last state, as a snapshot and as Parquet."""
+    """Restore the archive's last state, as a snapshot and as Parquet."""
     out = place.shared / "restored"
     formats = ["--format", "snap", "--format", "parquet"]
     code = command("restore", *formats, "--to", "6", "--out", str(out), str(place.shared / "archive"))
@@ -95,7 +95,7 @@ def restored(spark: SparkSession, place: Place) -> Any:
 
 @job
 def live(spark: SparkSession, place: Place) -> Any:
-    """A node's rows, its changes by ways that need no shared spool, and its mirror, which is verified twice."""
+    """Read a node's rows, its changes without a shared spool, and its mirror, which is verified twice."""
     found: dict[str, Any] = {}
     with ShopNode(place.hidden / "node") as shop:
         shop.sell(50)
@@ -115,7 +115,7 @@ def live(spark: SparkSession, place: Place) -> Any:
 
 
 def streamed(spark: SparkSession, uri: str, place: Place, transport: str) -> list[int]:
-    """Orders in the order of their changes."""
+    """Return orders in the order of their changes."""
     orders: list[int] = []
 
     def keep(batch: DataFrame, number: int) -> None:
@@ -130,8 +130,7 @@ def streamed(spark: SparkSession, uri: str, place: Place, transport: str) -> lis
 
 
 def command(*arguments: str) -> int:
-    """A command of ours in this process, on this session; what it says goes to standard error, where a failure is
-    looked for."""
+    """Run a command of ours in this process, on this session; its output goes to standard error."""
     with redirect_stdout(sys.stderr):
         return run(arguments)
 

@@ -1,8 +1,7 @@
-"""Spark as several processes on loopback, from the installed PySpark package: who drives it, and who executes, are
-strangers to each other.
+"""Spark as several processes on loopback, from the installed PySpark package; driver and executors share nothing.
 
-Executors work in directories of their own, and their Python may not open anything below `hidden`: whatever a driver
-keeps there has to be handed to them.
+Executors work in their own directories, and their Python may not open files below `hidden`: whatever a driver keeps
+there must be sent to them.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ if "app-" in os.getcwd():  # an executor's working directory
 
 @contextmanager
 def local_cluster(directory: Path, hidden: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The master to name, and the environment that a driver is to have."""
+    """Yield the master URL and the environment for a driver."""
     environment = _environment(directory, hidden)
     yield f"local-cluster[{WORKERS},1,1024]", environment
 
 
 @contextmanager
 def standalone(directory: Path, hidden: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """A master and two workers, each a process in a directory of its own."""
+    """Run a master and two workers, each a process in its own directory."""
     environment = _environment(directory, hidden)
     port = free_port()
     address = f"spark://127.0.0.1:{port}"
@@ -69,7 +68,10 @@ def standalone(directory: Path, hidden: Path) -> Iterator[tuple[str, dict[str, s
 
 
 def _environment(directory: Path, hidden: Path) -> dict[str, str]:
-    """Of drivers and daemons. A home of links, because Spark writes below its home."""
+    """Return the environment of drivers and daemons.
+
+    The home consists of links, because Spark writes below its home.
+    """
     home, site = directory / "home", directory / "site"
     home.mkdir(parents=True)
     site.mkdir()
@@ -88,12 +90,12 @@ def _environment(directory: Path, hidden: Path) -> dict[str, str]:
 
 
 def _run(stack: ExitStack, place: Path, environment: dict[str, str], name: str, *arguments: str) -> Path:
-    """Starts a daemon of Spark; where its log is."""
+    """Start a daemon of Spark; return the path of its log."""
     place.mkdir()
     log = place / "log"
     command = [str(PACKAGE / "bin/spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
     with log.open("wb") as file:
-        # A group of its own, because the script that starts Java may stand before it.
+        # A group of its own, because the script that starts Java may be its parent.
         process = subprocess.Popen(
             command,
             cwd=place,
@@ -119,5 +121,5 @@ def _wait(log: Path, said: str) -> None:
     deadline = time.monotonic() + SECONDS
     while said not in log.read_text(errors="replace"):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{log} does not say {said!r}:\n{log.read_text(errors='replace')[-3000:]}")
+            raise TimeoutError(f"{log} lacks {said!r}:\n{log.read_text(errors='replace')[-3000:]}")
         time.sleep(0.05)

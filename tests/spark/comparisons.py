@@ -1,4 +1,4 @@
-"""Comparisons of two open sides, as `verify` makes them."""
+"""Comparisons of two open sides, as in `verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Spark session of the tests: one for each worker process of pytest, as the commands start theirs."""
+"""The Spark session of the tests: one per worker process of pytest, started as by the commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CORES = 2
 
 @pytest.fixture(scope="session")
 def spark(java: None) -> Iterator[SparkSession]:
-    """A command that a test runs in its own process takes this one, too."""
+    """Commands that run in the test's process use this session, too."""
     with pytest.MonkeyPatch.context() as patched:
         # Functions of test modules are pickled by name.
         patched.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
@@ -27,20 +27,23 @@ def spark(java: None) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def real_server(tarantool: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a real server with the spaces of `live_servers`. Who writes does that to spaces of his own."""
+    """Return the address of a real server with the spaces of `live_servers`.
+
+    Tests that write use spaces of their own.
+    """
     with server("real", tmp_path_factory.mktemp("real")) as address:
         yield address
 
 
 @pytest.fixture(scope="session")
 def node_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The same of a node of ours."""
+    """Return the address of a node of ours with the same spaces."""
     with server("node", tmp_path_factory.mktemp("node")) as address:
         yield address
 
 
 @pytest.fixture(params=["real", "node"])
 def address(request: pytest.FixtureRequest) -> str:
-    """One and the other."""
+    """Return either address."""
     found: str = request.getfixturevalue(f"{request.param}_server")
     return found

@@ -1,4 +1,4 @@
-"""A Spark session with Delta's jars, resolved with Maven: for tests at full scale, in a process of their own."""
+"""A Spark session with Delta's jars, resolved with Maven: for tests at full scale, in their own process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flowstone.spark.mirror.spark_table import DELTA_CONF, PACKAGE
 
 @cache
 def session_with_delta() -> SparkSession:
-    """Lives as long as the process."""
+    """Return a session for the life of the process."""
     os.environ |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     conf: dict[str, bool | float | int | str | None] = {
         **DELTA_CONF,
@@ -21,7 +21,7 @@ def session_with_delta() -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
-        # Of the log's own queries; tables here have a few files.
+        # Queries on the Delta log; tables here have a few files.
         "spark.databricks.delta.snapshotPartitions": "1",
     }
     session = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()

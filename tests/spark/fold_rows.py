@@ -1,4 +1,4 @@
-"""Tables of changes for the tests of folding: the statements of transactions in the engine, as a source gives them."""
+"""Tables of changes for the tests of folding: statements of transactions in the engine, as a source delivers them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ OPERATIONS = {
 
 
 def change(space: SpaceDefinition, version: int, lsn: int, kind: int, body: bytes) -> dict[str, Any]:
-    """A row of the log as a row of RAW."""
+    """Return a row of the log as a row of RAW."""
     request = unpack_body(body)
     operation = OPERATIONS[RequestType(kind)]
     has_tuple = operation in ("insert", "replace", "upsert")
     key = None if has_tuple else pack(request[Key.KEY])
     value = pack(request[Key.TUPLE]) if has_tuple else None
     operations = {"upsert": request.get(Key.OPS), "update": request.get(Key.TUPLE)}.get(operation)
-    # What came through another index found nothing.
+    # A statement through another index found nothing.
     array = pa.array([None if request.get(Key.INDEX_ID) else value if has_tuple else key], pa.binary())
     made = sort_keys(space, array) if has_tuple else sort_keys_of_keys(space, array)
     return {

@@ -1,8 +1,9 @@
-"""What a history must hold: every state of every tuple, worked out from the log of a server, one transaction at a time.
+"""The expected content of a history: every state of every tuple, computed from a server's log, one transaction at a
+time.
 
-A model beside the mirror: dictionaries, one row after the other, no batches, no tables and no kills. It shares with the
-mirror how files are read and what an operation does to a tuple. It is for spaces that keep their primary key, in a log
-that begins with a snapshot and has one writer.
+A model of the mirror: dictionaries, one row after another, without batches, tables or kills. It shares with the mirror
+how files are read and how an operation changes a tuple. It supports spaces that keep their primary key, in a log that
+begins with a snapshot and has one writer.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ SHOWN = 3
 
 
 class State(NamedTuple):
-    """A tuple, the change that made it so (None: it was in the snapshot), from which version on, and until which.
+    """A tuple, the change that produced it (None: it was in the snapshot), and its first and last version.
 
-    `until` None: it is so still.
+    `until` None: it is current.
     """
 
     raw: bytes
@@ -51,7 +52,7 @@ class State(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A row of the log: where it is from, what it says, and what its space was then."""
+    """A row of the log: its position, its content, and the definition of its space at that time."""
 
     kind: int
     place: tuple[int, int]
@@ -64,7 +65,7 @@ class Change(NamedTuple):
 
 
 class History:
-    """One space. `former` has the states that ended, as often as they were there."""
+    """One space. `former` has the states that ended, with their counts."""
 
     def __init__(self) -> None:
         self.current: dict[Any, State] = {}
@@ -75,13 +76,13 @@ class History:
         return self.former + Counter(self.current.values())
 
     def begin(self, version: int) -> None:
-        """Forgets how it came to be as it is: a history begins with a snapshot."""
+        """Forget the origin of the states: a history begins with a snapshot."""
         self.former.clear()
         self.current = {key: State(state.raw, "insert", None, version, None) for key, state in self.current.items()}
 
     def change(self, change: Change, version: int) -> None:
         space = change.schema.get(change.space_id)
-        assert space is not None, f"{change.place} is of a space that nobody defined"
+        assert space is not None, f"{change.place} belongs to an undefined space"
         is_keyed = change.kind in (RequestType.UPDATE, RequestType.DELETE)
         key = unpack(change.key) if is_keyed else key_of(space, change.body)
         old = self.current.get(key)
@@ -106,7 +107,7 @@ def key_of(space: SpaceDefinition, raw: bytes) -> tuple[Any, ...]:
 
 
 def _changed(change: Change, old: State | None, space: SpaceDefinition) -> bytes | None:
-    """The tuple that a change leaves. Servers also log an UPDATE or a DELETE that finds nothing: it has no effect."""
+    """Return the tuple after a change. Servers also log an UPDATE or a DELETE without a match: it has no effect."""
     if change.kind == RequestType.DELETE:
         return None
     is_update = change.kind == RequestType.UPDATE
@@ -118,7 +119,8 @@ def _changed(change: Change, old: State | None, space: SpaceDefinition) -> bytes
 
 
 def expected(directory: Path, begun: int, spaces: Collection[int]) -> dict[int, Counter[State]]:
-    """All states of the spaces since version `begun`, from the oldest snapshot of a directory and all its logs."""
+    """Return all states of the spaces since version `begun`, from the oldest snapshot of a directory and all its
+    logs."""
     histories = {space_id: History() for space_id in spaces}
     has_begun = False
     for version, changes in _transactions(directory):
@@ -129,17 +131,17 @@ def expected(directory: Path, begun: int, spaces: Collection[int]) -> dict[int, 
         for change in changes:
             if change.space_id in histories:
                 histories[change.space_id].change(change, version)
-            elif change.space_id == TRUNCATE_ID and change.kind != RequestType.DELETE:  # which goes with a drop
+            elif change.space_id == TRUNCATE_ID and change.kind != RequestType.DELETE:  # which is part of a drop
                 emptied = unpack(change.body)[0]
                 if emptied in histories:
                     histories[emptied].truncate(version)
-    assert has_begun, f"nothing behind {begun} in {directory}"
+    assert has_begun, f"nothing after {begun} in {directory}"
     return {space_id: history.states for space_id, history in histories.items()}
 
 
 def _transactions(directory: Path) -> Iterator[tuple[int, list[Change]]]:
-    """What is settled, each with its version: the LSN of its last row, which is the sum of its position where there is
-    one writer. A local row is no part of anybody's version."""
+    """Yield settled transactions with their version: the LSN of the last row, which with one writer is the sum of
+    its position. Local rows do not count."""
     files = [min(directory.glob("*.snap")), *sorted(directory.glob("*.xlog"))]
     gathered: list[Change] = []
     version, writers = 0, set[int]()
@@ -160,7 +162,7 @@ def _transactions(directory: Path) -> Iterator[tuple[int, list[Change]]]:
 
 
 def _changes(piece: Piece) -> Iterator[tuple[Change, bool]]:
-    """The rows of a piece, and whether each is the last of its transaction."""
+    """Yield the rows of a piece, and whether each is the last of its transaction."""
     lines = (
         *(scan.TYPE, scan.REPLICA_ID, scan.LSN, scan.SPACE_ID, scan.INDEX_BASE, scan.FLAGS),
         *(scan.KEY_AT, scan.KEY_END, scan.TUPLE_AT, scan.TUPLE_END, scan.OPS_AT, scan.OPS_END),
@@ -176,7 +178,7 @@ def _changes(piece: Piece) -> Iterator[tuple[Change, bool]]:
 
 
 def found_in(rows: Iterable[Mapping[str, Any]]) -> Counter[State]:
-    """The states that a table has, as often as it has them."""
+    """Return the states in a table, with their counts."""
     states: Counter[State] = Counter()
     for row in rows:
         place = None if row["_lsn"] is None else (row["_replica_id"], row["_lsn"])
@@ -187,7 +189,7 @@ def found_in(rows: Iterable[Mapping[str, Any]]) -> Counter[State]:
 
 
 def differences(wanted: Counter[State], found: Counter[State]) -> list[str]:
-    """What a table has too often, and what it lacks; of each a few."""
+    """Return some states that a table has too often, and some that it lacks."""
     said = (("too often", found - wanted), ("missing", wanted - found))
     return [
         f"{what}: {state.operation} {state.place} of {state.raw[:40]!r}, from {state.since} to {state.until}"

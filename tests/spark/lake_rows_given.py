@@ -22,7 +22,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def space(*fields: tuple[str, str], name: str = "orders", number: int = 512, key: int = 0) -> SpaceDefinition:
-    """A space whose primary key is one field."""
+    """Return a space whose primary key is one field."""
     part = IndexPart(key, fields[key][1] if len(fields) > key else "unsigned")
     index = IndexDefinition(number, 0, "pk", "tree", True, (part,))
     return SpaceDefinition(
@@ -51,7 +51,7 @@ def key_of(number: int, definition: SpaceDefinition = ORDERS) -> bytes:
 
 
 def folded(changes: Mapping[int, bytes | None], definition: SpaceDefinition = ORDERS) -> pa.Table:
-    """What `fold` gives for tuples by the number that is their key; None: it is gone."""
+    """Return what `fold` yields for tuples by their key number; None: deleted."""
     return pa.table(
         {
             "sort_key": pa.array([key_of(number, definition) for number in changes], pa.binary()),
@@ -61,7 +61,7 @@ def folded(changes: Mapping[int, bytes | None], definition: SpaceDefinition = OR
 
 
 def states(*rows: tuple[int, bytes | None, int]) -> pa.Table:
-    """What `fold(every_state=True)` gives for (number, tuple or None, version and LSN)."""
+    """Return what `fold(every_state=True)` yields for (number, tuple or None, version and LSN)."""
     return pa.table(
         {
             "sort_key": pa.array([key_of(number) for number, _, _ in rows], pa.binary()),
@@ -76,7 +76,7 @@ def states(*rows: tuple[int, bytes | None, int]) -> pa.Table:
 
 
 def tuples_in(table: LakeTable, uuid: str = UUID) -> dict[bytes, bytes]:
-    """All rows of a set, by their sort keys, through Parquet."""
+    """Return all rows of a set, by sort key, through Parquet."""
     found: dict[bytes, bytes] = {}
     for batch in table.pin(uuid).scan():
         for key, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):

@@ -1,4 +1,4 @@
-"""Lakes for the tests of mirrors: what is in their tables, and mirrors that run in the test's own process."""
+"""Lakes for the tests of mirrors: contents of tables, and mirrors in the test's own process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flowstone.spark.mirror.progress import MirrorEvent
 def mirror_once(
     spark: SparkSession, sources: Sequence[Any], lake: Path, *, spool: Path | None = None, **options: Any
 ) -> list[MirrorEvent]:
-    """Mirrors what there is; what it told."""
+    """Mirror everything available; return the events."""
     told: list[MirrorEvent] = []
     options.setdefault("choice", MirrorChoice())
     options.setdefault("masking", Masking())
@@ -35,7 +35,7 @@ def mirror_once(
 
 
 def rows_of(lake: Path, name: str, *, version: int | None = None, several_sets: bool = False) -> list[dict[str, Any]]:
-    """The rows of a table as any reader of Delta sees them, by key."""
+    """Return the rows of a table as any reader of Delta sees them, by key."""
     table = Lake.open(str(lake), several_sets=several_sets).table(name)
     assert table is not None, f"no table {name}"
     rows: list[dict[str, Any]] = DeltaTable(table.path, version=version).to_pyarrow_table().to_pylist()
@@ -43,7 +43,7 @@ def rows_of(lake: Path, name: str, *, version: int | None = None, several_sets: 
 
 
 def tuples_of(lake: Path, name: str, *, version: int | None = None) -> list[Any]:
-    """The tuples of a table, as values."""
+    """Return the tuples of a table, as values."""
     return [unpack(row["_tuple"]) for row in rows_of(lake, name, version=version)]
 
 

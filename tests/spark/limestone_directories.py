@@ -31,7 +31,7 @@ def snippet(epoch: int, *entries: Entry, is_ended: bool = True, is_void: bool = 
 
 
 class WrittenDirectory:
-    """A directory whose sessions a test writes."""
+    """A directory whose sessions the test writes."""
 
     def __init__(self, path: Path | str, uuid: str = UUID) -> None:
         self.path = str(path)
@@ -51,20 +51,20 @@ class WrittenDirectory:
         self.append(names.EPOCH, epoch_file.record(epoch))
 
     def rotate(self, channel: int = 0, number: int = 0) -> str:
-        """The channel's file under the name that rotation gives it."""
+        """Rename the channel's file as rotation does."""
         name = names.pwal(channel)
         there = names.rotated(name, 1_794_772_615_522 + number, 0)
         os.rename(f"{self.path}/{name}", f"{self.path}/{there}")
         return there
 
     def rotate_as(self, data: bytes, number: int = 1) -> str:
-        """A file that compaction makes of sessions that are too new for it."""
+        """Write a file like that of compaction with sessions that are too new for it."""
         there = names.rotated(names.pwal(0), 1_794_772_615_522 + number, 0)
         self.append(there, data)
         return there
 
     def compact(self, *detached: str, epoch: int) -> None:
-        """What online compaction leaves of files that were rotated."""
+        """Do what online compaction does with rotated files."""
         rows = self.state(epoch)
         entries = [put(storage, key, value, version(0), blobs) for storage, key, value, _, _, blobs in rows]
         entries.sort(key=lambda entry: entry.storage_id.to_bytes(8, "little") + entry.key)
@@ -75,7 +75,7 @@ class WrittenDirectory:
         catalog.write(production().disk, self.path, listed)
 
     def state(self, epoch: int) -> list[Row]:
-        """What a cursor shows at an epoch, by a model that holds everything."""
+        """Return the rows of a cursor at an epoch, by a model that keeps everything."""
         return model(self.sessions, epoch)
 
 
@@ -101,7 +101,7 @@ def model(sessions: list[tuple[int, tuple[Entry, ...]]], epoch: int) -> list[Row
 def random_sessions(seed: int, epochs: int, *, size: int = 20, keys: int = 30, is_late: bool = False) -> list[
     tuple[int, int, tuple[Entry, ...]]
 ]:  # fmt: skip
-    """Channel, epoch and entries; `is_late`: versions of some entries are those of earlier epochs."""
+    """Return channel, epoch and entries; `is_late`: some entries have versions of earlier epochs."""
     random = np.random.default_rng(seed)
     found: list[tuple[int, int, tuple[Entry, ...]]] = []
     minor = 0
@@ -129,7 +129,7 @@ def random_sessions(seed: int, epochs: int, *, size: int = 20, keys: int = 30, i
 def random_directory(
     path: Path | str, seed: int, epochs: int, *, has_tail: bool = True, **options: object
 ) -> WrittenDirectory:
-    """One whose epochs are all durable, with a torn tail behind them, and a session that is not durable."""
+    """Return a directory whose epochs are all durable, with a torn tail and a session that is not durable."""
     directory = WrittenDirectory(path)
     for channel, epoch, entries in random_sessions(seed, epochs, **options):  # type: ignore[arg-type]
         directory.session(channel, epoch, *entries)

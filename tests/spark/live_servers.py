@@ -1,7 +1,7 @@
-"""Servers for the tests of what reads and writes live ones: a real Tarantool and a node of ours, with the same spaces.
+"""Servers for the tests of live reads and writes: a real Tarantool and a node of ours, with the same spaces.
 
 Space `orders` has a format and three rows, `pairs` a key of two parts and 40 rows, `loose` no format; `limited` is a
-user who may read and write `orders` and nothing else (only on the real server).
+user who may only read and write `orders` (on the real server only).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ box.schema.user.grant('replicator', 'replication')
 
 @contextmanager
 def server(kind: str, directory: Path, *, binary: str = "tarantool") -> Iterator[str]:
-    """The address of a server of that kind, whose guest may do everything."""
+    """Yield the address of a server of that kind, whose guest has all privileges."""
     if kind == "real":
         with real_tarantool.serve(directory, binary=binary) as real:
             fill(real.uri)
@@ -80,7 +80,7 @@ def create(
     options: dict[str, Any] | None = None,
     more_indexes: Sequence[tuple[str, Sequence[tuple[int, str]]]] = (),
 ) -> None:
-    """A space with a unique tree by `key`; a field is its name, its type, and whether it may be null."""
+    """Create a space with a unique tree by `key`; a field is its name, its type, and whether it is nullable."""
     format = [{"name": name, "type": kind, "is_nullable": bool(rest)} for name, kind, *rest in fields]
     rows = [
         (space_id, number, index, "tree", {"unique": True}, list(parts))
@@ -96,13 +96,13 @@ def insert(address: str, space_id: int, rows: Sequence[tuple[Any, ...]]) -> None
 
 
 def rows_of(address: str, space_id: int) -> list[tuple[Any, ...]]:
-    """What a client is told that there is."""
+    """Return all rows that a client sees."""
     (answer,) = asyncio.run(_requests(address, [(RequestType.SELECT, select_body(space_id, iterator=2))]))
     return list(answer[Key.DATA])
 
 
 def run(address: str, lua: str) -> Any:
-    """Lua on a real server."""
+    """Run Lua on a real server."""
     expression = f"return box.session.su('admin', function() {lua} end)"
     body = pack({Key.EXPR.value: expression, Key.TUPLE.value: []})
     (answer,) = asyncio.run(_requests(address, [(RequestType.EVAL, body)]))

@@ -1,4 +1,4 @@
-"""`flowstone mirror` as a process: started, watched by its events, killed with all its children, started again."""
+"""`flowstone mirror` as a process: started, watched by its events, killed with all its children, restarted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 600.0
 
 
 class MirrorProcess:
-    """One run. `events` grows while it lives; what it says beside them is in `log`."""
+    """One run. `events` grows while it lives; its other output is in `log`."""
 
     def __init__(self, arguments: list[str], directory: Path, **environment: str) -> None:
         self.events: list[dict[str, Any]] = []
@@ -37,12 +37,12 @@ class MirrorProcess:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with contextlib.suppress(ValueError):  # a line that a kill cut in two
+        with contextlib.suppress(ValueError):  # a line truncated by a kill
             for line in self.process.stdout:
                 self.events.append(json.loads(line))
 
     def wait_for(self, what: str, condition: Callable[[dict[str, Any]], bool], seconds: float = SECONDS) -> None:
-        """Until an event fulfils the condition; an end before that is an error that shows the log."""
+        """Wait for an event that satisfies the condition; fail with the log if the process ends before."""
         deadline = time.monotonic() + seconds
         seen = 0
         while True:
@@ -54,13 +54,13 @@ class MirrorProcess:
             if has_ended and not self._reader.is_alive():
                 raise AssertionError(f"mirror ended with {self.process.returncode} before {what}:\n{self.said()}")
             if time.monotonic() > deadline:
-                self.process.send_signal(signal.SIGABRT)  # its threads say where they are
+                self.process.send_signal(signal.SIGABRT)  # its threads print their stacks
                 self.process.wait(60)
                 raise AssertionError(f"no {what} within {seconds} s; last: {self.events[-3:]}\n{self.said()}")
             time.sleep(0.02)
 
     def wait_until(self, position: dict[int, int]) -> None:
-        """Until a progress is at a position or behind it."""
+        """Wait for a progress event at or after a position."""
         wanted = VClock(position).without_zero()
 
         def is_there(event: dict[str, Any]) -> bool:
@@ -75,14 +75,14 @@ class MirrorProcess:
         return self.log.read_text(errors="replace")[-6000:]
 
     def kill(self) -> None:
-        """As a power cut: nobody of them gets a chance to say goodbye."""
+        """Kill it with all its children, as a power cut does."""
         for pid in [*descendants(self.process.pid), self.process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._end()
 
     def stop(self) -> int:
-        """As an operator does it; its exit code."""
+        """Stop it as an operator does; return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self._end()
@@ -100,7 +100,7 @@ class MirrorProcess:
 
 
 def descendants(pid: int) -> list[int]:
-    """All children of a process and theirs, the innermost first."""
+    """Return all descendants of a process, the innermost first."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

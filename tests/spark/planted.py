@@ -1,7 +1,7 @@
-"""Differences to be found: copies of an archive of a real server in which something is changed, at the same position.
+"""Planted differences: copies of an archive of a real server with one change each, at the same position.
 
-`rewrite` writes a copy anew with the archive's own writers, so that nothing is wrong with its files but what was
-planted. Each `Plant` says what `verify` has to tell about it.
+`rewrite` writes a copy with the archive's own writers, so that its files have no other defect. Each `Plant` names the
+expected report of `verify`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ function one_more() orders:replace{300, 'the last one'} end
 
 @dataclass(frozen=True)
 class Source:
-    """A real server and its archive, which has a snapshot and the changes behind it."""
+    """A real server and its archive, which has a snapshot and later changes."""
 
     server: real_tarantool.Server
     archive: Path
@@ -102,7 +102,7 @@ Edit = Callable[[Tuples], Tuples]
 
 @dataclass(frozen=True)
 class Plant:
-    """What is changed in a space, and what has to be said of it: key, kind (as seen with the plant in B), place."""
+    """A change in a space, and its expected report: key, kind (with the plant in B), place."""
 
     name: str
     space_id: int
@@ -112,7 +112,7 @@ class Plant:
     path: str | None = None
 
     def kind_on(self, side: str) -> str:
-        """The kind where the plant is in side A or B."""
+        """Return the kind if the plant is in side A or B."""
         other = {MISSING_IN_A: MISSING_IN_B, MISSING_IN_B: MISSING_IN_A}
         return self.kind if side == "B" else other.get(self.kind, self.kind)
 
@@ -131,7 +131,7 @@ def changed(*key: Any, to: Callable[[bytes], bytes]) -> Edit:
 
 
 def field(number: int, value: Any) -> Callable[[bytes], bytes]:
-    """Another value in a field; bytes that are MessagePack already are taken as they are."""
+    """Plant another value in a field; bytes are taken as MessagePack."""
 
     def to(data: bytes) -> bytes:
         parts = [msgpack.packb(each) for each in msgpack.unpackb(data, strict_map_key=False)]
@@ -142,7 +142,7 @@ def field(number: int, value: Any) -> Callable[[bytes], bytes]:
 
 
 def byte(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
-    """Some bytes of the tuple for others."""
+    """Replace some bytes of the tuple."""
 
     def to(data: bytes) -> bytes:
         assert data.count(old) == 1
@@ -166,7 +166,7 @@ def _order(data: bytes) -> tuple[Any, ...]:
 
 
 def exchanged(first: Any, second: Any) -> Edit:
-    """The rest of two tuples, but not their keys, for each other."""
+    """Exchange the contents of two tuples, except their keys."""
 
     def edit(tuples: Tuples) -> Tuples:
         values = [msgpack.unpackb(each, strict_map_key=False) for each in tuples]
@@ -191,7 +191,7 @@ def _more(*values: Any) -> Callable[[bytes], bytes]:
 
 
 def _format(edit: Callable[[list[Any]], None]) -> Callable[[bytes], bytes]:
-    """Another format, in a row of `_space`."""
+    """Plant another format, in a row of `_space`."""
 
     def to(data: bytes) -> bytes:
         values = msgpack.unpackb(data, strict_map_key=False)
@@ -268,10 +268,10 @@ PLANTS = [
 ]  # fmt: skip
 
 FITTING = [plant for plant in PLANTS if plant.name != "an index is missing"]
-"""Those that one directory can have together."""
+"""The plants that one directory can have together."""
 
 
-# --- archives written anew ---
+# --- rewritten archives ---
 
 
 def rewrite(
@@ -282,9 +282,9 @@ def rewrite(
     log: Callable[[Row], Row] = lambda row: row,
     lacking: int = 0,
 ) -> Path:
-    """A copy of the archive with the plants in its snapshot, and each row of its log as `log` gives it back.
+    """Copy the archive with the plants in its snapshot, and each row of its log as `log` returns it.
 
-    It lacks so many transactions at its end.
+    `short` transactions are missing at its end.
     """
     copy.mkdir(parents=True)
     disk = production().disk
@@ -315,7 +315,7 @@ def _write_snapshot(disk: Any, path: str, directory: str, plants: Sequence[Plant
         meta = file.meta
         for row in file.rows():
             body = unpack_body(row.body)
-            start = row.body.index(b"\x21", 1) + 1  # behind the space's id, which has no such byte
+            start = row.body.index(b"\x21", 1) + 1  # after the space's id, which has no such byte
             tuples.setdefault(body[0x10], []).append(row.body[start:])
             groups[body[0x10]] = row.group_id
     for plant in plants:
@@ -327,7 +327,7 @@ def _write_snapshot(disk: Any, path: str, directory: str, plants: Sequence[Plant
 
 
 def as_nop(row: Row) -> Row:
-    """The row without what it does: its LSN stays."""
+    """Return the row without its effect; its LSN stays."""
     return Row(
         RequestType.NOP, row.replica_id, lsn=row.lsn, tsn=row.tsn, timestamp=row.timestamp, flags=row.flags, body=b""
     )

@@ -1,4 +1,4 @@
-"""Differences planted in a lake, by commits of Delta as anybody can make them: the lake's position stays as it is."""
+"""Differences planted in a lake by ordinary Delta commits: the lake's position does not change."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.spark.planted import SPACE
 
 @dataclass(frozen=True)
 class LakePlant:
-    """What is done to the lake in a directory, and what has to be said of it where the lake is B.
+    """A change of a lake's directory, and its expected report with the lake as B.
 
-    `wrong` is a part of what is said about the row in itself; without `kind` its tuple is as it should be.
+    `wrong` is a part of the report about the row itself; without `kind` its tuple is correct.
     """
 
     name: str
@@ -61,7 +61,7 @@ def _schema(table: DeltaTable) -> LakeSchema:
 
 
 def _add(lake: Path, *values: Any) -> None:
-    """A row of orders that is sound in itself."""
+    """Add a consistent row of orders."""
     table = _table(lake)
     schema = _schema(table)
     tuples = pa.array([msgpack.packb(values)], pa.binary())
@@ -69,7 +69,7 @@ def _add(lake: Path, *values: Any) -> None:
 
 
 def _replace(number: int, *values: Any) -> Callable[[Path], None]:
-    """A row of orders with another tuple, its columns too: as a mirror with a bug would have it."""
+    """Replace the tuple of a row of orders and its columns, like a mirror with a bug."""
 
     def do(lake: Path) -> None:
         _table(lake).delete(f"id = {number}")

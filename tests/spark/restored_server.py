@@ -1,4 +1,4 @@
-"""A real server that does all that a log can tell and remembers what it held at moments; one started from files."""
+"""A real server that does everything a log can express and records its data at moments; one started from files."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ end
 
 
 def held_by_server_from(directory: Path, binary: str) -> tuple[list[str], int, str, str]:
-    """What a server holds that is started from a copy of these files, sorted; its LSN, and its and its set's UUID."""
+    """Return the data of a server started from a copy of these files, sorted; its LSN, and its and its set's UUID."""
     copy = directory.with_name(directory.name + "-started")
     shutil.copytree(directory, copy)
     (copy / "start.lua").write_text(START)

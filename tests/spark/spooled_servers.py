@@ -1,4 +1,4 @@
-"""Servers for the tests of spools: one, or two that replicate from each other, and rows to recognise."""
+"""Servers for the tests of spools: one, or two that replicate from each other, and recognisable rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def members(*servers: RealServer) -> list[Uri]:
 
 @contextmanager
 def pair(directory: Path, binary: str = "tarantool") -> Iterator[tuple[RealServer, RealServer]]:
-    """Both may be written to; `b` has joined `a`."""
+    """Both are writable; `b` has joined `a`."""
     cfg = "replication_connect_quorum=0, replication_connect_timeout=0.3, replication_timeout=0.3"
     cfg += ", replication_synchro_timeout=1000"
     a = RealServer(directory / "a", cfg=cfg, setup=SCHEMA + SYNCHRONOUS, binary=binary)
@@ -47,12 +47,12 @@ def pair(directory: Path, binary: str = "tarantool") -> Iterator[tuple[RealServe
 def until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
+        assert time.monotonic() < deadline, "condition not reached in time"
         time.sleep(0.02)
 
 
 def reach(spool: Spool, *vclocks: dict[int, int]) -> None:
-    """Until all of it is settled here; errors of the spool are raised."""
+    """Wait until all of it is settled here; raise errors of the spool."""
     deadline = time.monotonic() + SECONDS
     while not all(VClock(vclock) <= spool.index.settled for vclock in vclocks):
         spool.check()
@@ -61,7 +61,7 @@ def reach(spool: Spool, *vclocks: dict[int, int]) -> None:
 
 
 def keys(index: ArchiveIndex, start: VClock, space: str = "t") -> list[int]:
-    """The first fields of what was written to a space behind `start`, in the order of the log."""
+    """Return the first fields of the rows of a space after `start`, in log order."""
     definition = index.schema_at(index.settled).schema.space(space)
     contract = ChangeContract(index.replicaset_uuid, None, wanted=("_space_id", "_tuple"))
     found: list[int] = []
@@ -73,7 +73,7 @@ def keys(index: ArchiveIndex, start: VClock, space: str = "t") -> list[int]:
 
 
 def collect_logs(server: RealServer) -> None:
-    """The server forgets its logs, as far as nobody is known to need them."""
+    """Make the server delete logs that no known replica needs."""
     server.eval("for i = 1, 3 do box.space.t:replace{i, 'again'} box.snapshot() end")
     until(lambda: len(list(server.directory.glob("*.xlog"))) <= 2)
 

@@ -1,7 +1,7 @@
-"""A driver that streams a server's changes into files, to be killed; its arguments are the URI, the directory, and how
-many rows a batch may have.
+"""A driver that streams a server's changes into files, to be killed; its arguments are the URI, the directory, and the
+maximum rows of a batch.
 
-Each batch is a file of its number, written whole; one that is written again must have the same rows.
+Each batch is a file with its number, written atomically; a rewritten one must have the same rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flowstone.spark.spark_session import session
 def main(uri: str, directory: Path, batch_rows: str) -> None:
     def keep(batch: DataFrame, number: int) -> None:
         rows = batch.select("_space", "_tuple", "_operation", "_lsn", "_commit_version").collect()
-        ask_jvm()  # PySpark takes what has come for all where the JVM dies while it hands rows over
+        ask_jvm()  # PySpark takes partial results for complete if the JVM dies while it sends rows
         text = json.dumps(
             sorted([row["_lsn"], row["_commit_version"], row["_operation"], row["_tuple"]] for row in rows)
         )

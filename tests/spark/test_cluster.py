@@ -1,4 +1,4 @@
-"""The pipeline on a Spark of several processes: nothing relies on a process, or a directory, that is not shared."""
+"""The pipeline on a Spark of several processes: it relies on no process or directory that is not shared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.spark.clusters import local_cluster, standalone
 
 Found = dict[str, Any]
 SECONDS = 800
-# The first test of each cluster waits for all that is done there.
+# The first test of each cluster waits for all its jobs.
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -29,7 +29,7 @@ CLUSTERS = [
 
 @pytest.fixture(scope="module", params=CLUSTERS)
 def found(request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What the jobs of `cluster_driver` found on one cluster, by their names."""
+    """Return the results of `cluster_driver` on one cluster, by job."""
     directory = tmp_path_factory.mktemp(request.param.__name__)
     shared, hidden = directory / "shared", directory / "hidden"
     shared.mkdir()
@@ -47,7 +47,7 @@ def found(request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.T
         )
     lines = (json.loads(line) for line in done.stdout.splitlines())
     results = {line["job"]: line["found"] for line in lines}
-    assert done.returncode == 0, f"{done.stderr[-6000:]}\nbehind {list(results)}"
+    assert done.returncode == 0, f"{done.stderr[-6000:]}\nafter {list(results)}"
     return results
 
 

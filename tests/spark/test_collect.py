@@ -1,4 +1,4 @@
-"""Rows of a frame in the driver: all of them, or an error where the JVM dies while it hands them over."""
+"""Collecting the rows of a frame: all of them, or an error if the JVM dies while it sends them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples run as they stand, and show what they say."""
+"""The examples run unchanged, and show their documented output."""
 
 from __future__ import annotations
 

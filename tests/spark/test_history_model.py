@@ -1,4 +1,4 @@
-"""The model of a history, and that it notices what a mirror could do wrong."""
+"""The model of a history notices what a mirror could do wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> BoxArchive:
 
 @pytest.fixture(scope="module")
 def begun(archive: BoxArchive) -> int:
-    """The version of the snapshot; all that can happen to a row comes behind it."""
+    """Return the version of the snapshot; everything that can happen to a row comes after it."""
     begun = archive.lsn
     archive.commit(put("orders", 3, "new", 0))
     archive.commit(change_("orders", (1,), ("+", "n", 5)), upsert("orders", (3, "x", 9), ("+", 2, 1)))
@@ -67,7 +67,7 @@ def test_every_change_makes_a_state_or_ends_one(states: States, begun: int) -> N
 
 
 def rows_of(states: States) -> list[dict[str, object]]:
-    """As a table has them."""
+    """Return the rows as a table has them."""
     return [
         {
             "_tuple": state.raw,

@@ -1,4 +1,4 @@
-"""Lakes: first loads by executors, tables made, renamed and found again, and the progress of replica sets."""
+"""Lakes: first loads by executors, tables created, renamed and found again, and the progress of replica sets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ USERS = space(("id", "unsigned"), ("email", "string"), name="users", number=513)
 
 
 def frame_of(spark: SparkSession, *rows: tuple[SpaceDefinition, int, bytes]) -> DataFrame:
-    """Space ids, sort keys and tuples, as a snapshot has them."""
+    """Return space ids, sort keys and tuples, as in a snapshot."""
     given = [
         (definition.id, bytearray(key_of(number, definition)), bytearray(each)) for definition, number, each in rows
     ]
@@ -59,7 +59,7 @@ def test_a_first_load_fills_all_tables_in_one_pass(spark: SparkSession, tmp_path
 
 
 class DyingFrame:
-    """PySpark's `collect` takes what has come for all where the JVM dies meanwhile; `toArrow` does not."""
+    """PySpark's `collect` takes partial results for complete if the JVM dies; `toArrow` does not."""
 
     def mapInArrow(self, func: Any, schema: Any) -> Any:  # noqa: N802
         return self
@@ -105,7 +105,7 @@ def test_histories_and_several_sets_are_loaded_too(spark: SparkSession, tmp_path
     rows = DeltaTable(table.path).to_pyarrow_table().sort_by("_key").to_pylist()
     shown = [(row["id"], row["_replicaset_uuid"], row["_from_version"], row["_to_version"]) for row in rows]
     assert shown == [(1, UUID, 9, None), (2, UUID, 9, 11), (2, OTHER_UUID, 7, None)]
-    # A new snapshot of one set ends what that set had, and nothing of the other.
+    # A new snapshot of one set ends the rows of that set, and none of the other.
     lake.load(frame_of(spark, *orders(5)), [ORDERS], UUID, at(30), history=True, moment=moment(30))
     table.refresh()
     assert (sorted(tuples_in(table)), sorted(tuples_in(table, OTHER_UUID))) == ([key_of(5)], [key_of(2)])
@@ -165,7 +165,7 @@ SALES = space(*((each.name, each.type) for each in ORDERS.fields), name="sales")
 
 
 def of_both(lake: Lake) -> list[dict[str, list[bytes]]]:
-    """Of each set, the tuples of each living table in which its space is."""
+    """Return, for each set, the tuples of each living table that has its space."""
     return [
         {name: sorted(tuples_in(each, uuid).values()) for name, each in lake.tables().items() if is_in(each, uuid)}
         for uuid in (UUID, OTHER_UUID)
@@ -187,7 +187,7 @@ def test_each_of_several_sets_renames_its_space_when_it_does(tmp_path: Path, mon
     sales = lake.rename("orders", SALES, UUID, at(3))
     assert (sales.positions, sales.row_count) == ({UUID: at(3)}, 2)
     sales.merge(folded({1: None}), SALES, at(4), UUID)
-    # The other one goes on under the old name, and takes along what it wrote there meanwhile.
+    # The other one continues under the old name, with its rows written there in the meantime.
     orders_table = lake.table("orders")
     assert orders_table is not None
     orders_table.merge(folded({3: packed(3)}), ORDERS, at(20), OTHER_UUID)
@@ -200,7 +200,7 @@ def test_each_of_several_sets_renames_its_space_when_it_does(tmp_path: Path, mon
     assert of_both(lake) == [{"sales": [packed(2)]}, {"sales": sorted([packed(1, "x", 1), packed(2), packed(3)])}]
     orders_table.refresh()
     assert (orders_table.schema.renamed_to, list(lake.tables())) == ("sales", ["sales"])
-    # Back again, one after the other.
+    # Back again, one after another.
     for uuid, position in ((UUID, at(30)), (OTHER_UUID, at(31))):
         lake.rename("sales", ORDERS, uuid, position)
     assert of_both(lake) == [{"orders": [packed(2)]}, {"orders": sorted([packed(1, "x", 1), packed(2), packed(3)])}]

@@ -1,4 +1,4 @@
-"""The tables of a lake without Spark, whether it has one replica set or several."""
+"""The tables of a lake without Spark, with one or several replica sets."""
 
 from __future__ import annotations
 

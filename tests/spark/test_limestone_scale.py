@@ -1,4 +1,4 @@
-"""Source `limestone` on many entries, and under a master that writes: states, compaction, and each epoch once.
+"""Source `limestone` on many entries, and during writes of a master: states, compaction, and each epoch once.
 
 At full scale 2 million entries in 8 files, else some thousands.
 """
@@ -32,7 +32,7 @@ from tests.spark.limestone_directories import WrittenDirectory, clear, snippet
 FILES = 8
 SESSIONS = 25
 ENTRIES = 10_000 if FULL else 100
-"""Of each session."""
+"""Number of entries per session."""
 
 KEYS = FILES * SESSIONS * ENTRIES // 4
 DISK = production().disk
@@ -44,14 +44,14 @@ _REMOVE = np.dtype([("kind", "u1"), ("size", "<u4"), ("storage", "<u8"), ("key",
 
 
 def session(random: np.random.Generator, epoch: int, channel: int) -> bytes:
-    """The entries of a session, of which an eighth are removes."""
+    """Return the entries of a session, an eighth of which are removes."""
     count = ENTRIES
     removes = count // 8
     puts, gone = np.zeros(count - removes, _PUT), np.zeros(removes, _REMOVE)
     for rows in (puts, gone):
         rows["storage"] = random.choice([1, 2, 3, 1 << 33], len(rows))
         rows["key"] = np.char.zfill(random.integers(KEYS, size=len(rows)).astype("S12"), 12)
-        rows["version"][:, 0] = random.integers(max(1, epoch - 1), epoch + 1, len(rows))  # some come late
+        rows["version"][:, 0] = random.integers(max(1, epoch - 1), epoch + 1, len(rows))  # some are late
         rows["version"][:, 1] = random.integers(1 << 63, size=len(rows), dtype=np.uint64) * 2 + channel % 2
     puts["kind"], puts["sizes"], gone["kind"], gone["size"] = 1, (12, 40), 5, 12
     puts["value"] = np.char.zfill(random.integers(1 << 40, size=len(puts)).astype("S40"), 40)
@@ -60,7 +60,7 @@ def session(random: np.random.Generator, epoch: int, channel: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """With clearings, a session that is not durable, and a torn tail."""
+    """Return a directory with clearings, a session that is not durable, and a torn tail."""
     written = WrittenDirectory(tmp_path_factory.mktemp("limestone") / "d")
     random = np.random.default_rng(1)
     for channel in range(FILES):
@@ -101,7 +101,7 @@ def test_compaction_on_spark_equals_the_local_one(spark: SparkSession, directory
     assert Path(here).read_bytes() == Path(there).read_bytes()
 
 
-# --- a master that writes -----------------------------------------------------------------------------------------
+# --- a writing master ---------------------------------------------------------------------------------------------
 
 EPOCHS = 400 if FULL else 60
 RESTARTS = 5
@@ -110,12 +110,12 @@ RESTARTS = 5
 def until(condition: Callable[[], bool], seconds: float) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < ends_at, "it takes too long"
+        assert time.monotonic() < ends_at, "timed out"
         time.sleep(0.05)
 
 
 class Master:
-    """Writes sessions on two channels, epoch after epoch, and compacts now and then, in threads of its own."""
+    """Writes sessions on two channels, epoch after epoch, and compacts occasionally, in threads of its own."""
 
     def __init__(self, path: str) -> None:
         self.store = Datastore(path)
@@ -148,7 +148,7 @@ class Master:
             compaction.join(60)
 
     def let(self, epochs: int) -> None:
-        """Lets it write so many more."""
+        """Let it write this number of further epochs."""
         self.allowed.release(epochs)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ def test_each_durable_epoch_comes_once_under_a_master_that_writes_rotates_and_co
     batches: dict[int, pa.Table] = {}
 
     def keep(frame: DataFrame, number: int) -> None:
-        batches[number] = frame.toArrow()  # a batch that is done again replaces itself
+        batches[number] = frame.toArrow()  # a repeated batch replaces itself
 
     def delivered() -> int:
         return max((pc.max(each["_commit_version"]).as_py() or 0 for each in list(batches.values())), default=0)

@@ -1,7 +1,7 @@
-"""Mistakes and misfortunes, as whoever runs a query sees them: one sentence before Spark's stack, nothing half done.
+"""Errors as users of a query see them: one sentence before Spark's stack, and no partial results.
 
-Over all sources and the writer. At CI scale each way that an error can take to the user (from planning, from a task,
-from the reader of a stream) is tried once or twice; at full scale every mistake with every source.
+For all sources and the writer. At CI scale each path of an error to the user (from planning, from a task, from the
+reader of a stream) is tried once or twice; at full scale every error with every source.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NOT_REPLICATING = (
     "'limited' lacks the role replication: box.schema.user.grant('limited', 'replication')"
 )
 PREAMBLE = 500
-"""Characters of Spark's own that may come before ours: which query, which task."""
+"""Maximum length of Spark's own text before ours: query and task."""
 
 
 def message_of(work: Callable[[], Any], expected: str) -> str:
-    """What somebody sees; the expected sentence must stand in front of all stacks, of Python and of Java."""
+    """Return the user's message; the expected sentence must come before all stacks, of Python and of Java."""
     with pytest.raises(PySparkException) as caught:
         work()
     text = str(caught.value)
@@ -70,7 +70,7 @@ def at_full_scale(*cases: Any) -> list[Any]:
     return list(cases) if FULL else []
 
 
-# --- reading a batch ----------------------------------------------------------------------------------------------
+# --- batch reads --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_batches_of_archives(spark: SparkSession, archive: str, options: dict[st
     [
         *always(
             ("limited:wrong@", {"space": "orders"}, LOGIN),
-            # Only the task that asks for it hears that there is no snapshot for this user.
+            # Only the task that requests it learns that this user gets no snapshot.
             (
                 "limited:pass@",
                 {"space": "orders"},
@@ -166,7 +166,7 @@ def test_streams_of_live_servers(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a few kilobytes; only root may have one."""
+    """Mount a file system of a few kilobytes, which needs root."""
     place = tmp_path / "small"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(place)]
@@ -179,7 +179,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_stream_whose_spool_has_no_room(spark: SparkSession, real_server: str, small_disk: Path) -> None:
-    """The checkpoint of the query lies elsewhere; of the snapshot nothing is left that looks whole."""
+    """The query's checkpoint is elsewhere; no part of the snapshot looks complete."""
     (small_disk / "ballast").write_bytes(b"\x00" * 20 * 1024)
     message_of(
         lambda: stream(spark, small_disk.parent, uri=real_server, spoolLocation=str(small_disk / "spool")),
@@ -221,7 +221,7 @@ def test_writers_before_the_first_row(
 
 
 def test_a_row_that_the_server_refuses(spark: SparkSession, real_server: str) -> None:
-    """By a trigger: nothing that could have been known before."""
+    """By a trigger: the error could not be detected earlier."""
     create(real_server, 770, "guarded", [("id", "unsigned"), ("name", "string"), ("amount", "number")])
     run(
         real_server,
@@ -235,7 +235,7 @@ def test_a_row_that_the_server_refuses(spark: SparkSession, real_server: str) ->
 
 
 def test_a_server_whose_disk_is_full(spark: SparkSession, tmp_path: Path, tarantool: object) -> None:
-    """Its log may not grow: the server refuses rows, and has none of those that it refused."""
+    """Its log cannot grow: the server rejects rows, and has none of the rejected ones."""
     limited = tmp_path / "limited"
     limited.write_text("#!/bin/sh\ntrap '' XFSZ\nulimit -f 40\nexec tarantool \"$@\"\n")
     limited.chmod(0o755)

@@ -1,4 +1,4 @@
-"""`flowstone.spark.register`: what it sets, for which sessions, and what it says where it cannot."""
+"""`flowstone.spark.register`: its settings, the supported sessions, and its errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Context:
 
 
 class Session:
-    """A classic session, as far as it is looked at."""
+    """The part of a classic session that is inspected."""
 
     def __init__(self, conf: Conf | None = None, context: Context | None = None) -> None:
         self.conf = conf or Conf()
@@ -55,11 +55,11 @@ class Session:
 
 
 class ConnectSession(Session):
-    """One of Spark Connect: it has no context."""
+    """A session of Spark Connect: it has no context."""
 
     @property
     def sparkContext(self) -> Context:  # noqa: N802
-        raise AttributeError("not there in Spark Connect")
+        raise AttributeError("not available in Spark Connect")
 
     @sparkContext.setter
     def sparkContext(self, context: Context) -> None:  # noqa: N802

@@ -1,4 +1,4 @@
-"""The session of the commands: it starts, leaves nothing behind, and says what is missing."""
+"""The session of the commands: it starts, leaves no files, and reports missing requirements."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_session_that_runs_is_taken_and_left_running(spark: SparkSession) -> N
 def _fail(batches: Iterator[Any]) -> Iterator[Any]:
     with clear_errors():
         for _ in batches:
-            raise FlowstoneError("the log is gone", hint="make it again")
+            raise FlowstoneError("the log is deleted", hint="make it again")
         yield from ()
 
 

@@ -1,4 +1,4 @@
-"""A driver that is killed at any moment: no reader is left behind, and every change is in exactly one batch."""
+"""A driver that is killed at any moment leaves no reader behind, and every change is in exactly one batch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("tarantool", "java")]
 KILLS = 10 if FULL else 2
 ROWS_BEFORE = 2000
 CHANGES = 21_000 if FULL else 1_500
-"""Of each life of the driver, in transactions of three."""
+"""Number of changes in each life of the driver, in transactions of three."""
 
 BATCH_ROWS = 2000 if FULL else 400
-"""Several batches of each life, and transactions on their borders: it is no multiple of their three rows."""
+"""Several batches per life, with transactions across their borders: it is not a multiple of three."""
 
 SECONDS = 1500 if FULL else 300
 WRITER = """
@@ -63,7 +63,7 @@ class Driver:
         self.jvm = int((directory / "jvm").read_text())
 
     def kill(self, how: str) -> None:
-        """Kills the JVM without a word, or asks the driver to end."""
+        """Kill the JVM, or ask the driver to end."""
         readers = children(self.jvm)
         if how == "kill":
             os.kill(self.jvm, signal.SIGKILL)
@@ -104,7 +104,7 @@ def wait_for_batches(directory: Path, count: int) -> None:
 
 
 def wait_for_rows(directory: Path, count: int) -> None:
-    """Each batch is counted once: whoever counts all of them at every look takes a core from those he waits for."""
+    """Count each batch once: counting all of them at every poll would take a core from the processes under test."""
     counted: dict[int, int] = {}
 
     def are_there() -> bool:
@@ -117,7 +117,7 @@ def wait_for_rows(directory: Path, count: int) -> None:
 
 
 def changes(directory: Path) -> list[tuple[int, str, str]]:
-    """Version, operation and tuple of the changes in all batches, in their order."""
+    """Return version, operation and tuple of the changes in all batches, in order."""
     rows = (row for number in batches(directory) for row in json.loads((directory / f"{number}.json").read_text()))
     return [(version, operation, text) for _, version, operation, text in rows]
 

@@ -1,6 +1,6 @@
-"""Every type of Tarantool: as a batch and as a client sees it, and the way back by the writer.
+"""Every type of Tarantool: as a batch, as a client sees it, and written back.
 
-With the real servers of FLOWSTONE_TARANTOOL, or the one on PATH. Types that an old server does not have are left out.
+With the real servers of FLOWSTONE_TARANTOOL, or the one on PATH. Types that an old server lacks are left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ OLD_ROWS: tuple[tuple[Any, ...], ...] = (
 
 @pytest.fixture(scope="module", params=binaries(), ids=str)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, bool]]:
-    """An address, and whether the server has the newer types."""
+    """Yield an address, and whether the server has the newer types."""
     binary: Binary = request.param
     with server("real", tmp_path_factory.mktemp("values"), binary=binary.path) as address:
         is_new = binary.version >= (2, 11, 0)
@@ -83,7 +83,7 @@ def read(address: str, **options: str) -> pa.Table:
 
 
 def shown(kind: str, value: Any) -> Any:
-    """What a column has for a value that a client was given."""
+    """Return the column value for a value from a client."""
     if value is None:
         return None
     if kind in ("number", "double"):
@@ -136,7 +136,7 @@ def test_numbers_above_2_63_and_texts_that_are_none_are_refused_or_as_asked_for(
 
 
 def test_what_was_read_is_written_back_as_it_was(served: tuple[str, bool]) -> None:
-    """Typed, by the columns; and whatever it is, by the tuples. A decimal's digits and a date's zone are not kept."""
+    """By columns for typed values, by tuples for all values. A decimal's digits and a date's zone are not preserved."""
     address, is_new = served
     types = NEW_TYPES if is_new else OLD_TYPES
     for number, options in ((810, {"unsignedAs": "decimal"}), (811, {"columns": "_tuple_msgpack"})):

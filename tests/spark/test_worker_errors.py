@@ -13,7 +13,7 @@ from flowstone.spark.worker_errors import HIDE_TRACEBACK, clear_errors
 
 
 def reported(error: Exception) -> str:
-    """What a worker of Spark reports."""
+    """Return what a worker of Spark reports."""
     out = io.BytesIO()
     try:
         with clear_errors():

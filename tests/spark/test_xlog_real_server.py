@@ -1,4 +1,4 @@
-"""Source `xlog` over what real servers write: archives with images, and the directory of a server that is running."""
+"""Source `xlog` on files of real servers: archives with images, and the directory of a running server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ end
 
 
 def moment(server: RealServer) -> tuple[list[Any], str]:
-    """The rows of `orders` now, and where that is."""
+    """Return the current rows of `orders` and their position."""
     rows, vclock = server.eval("return moment()")
     return [tuple(row) for row in rows], "{" + ", ".join(f"{key}: {lsn}" for key, lsn in vclock) + "}"
 
@@ -81,7 +81,7 @@ def test_the_directory_of_a_running_server_is_followed(tmp_path: Path, binary: B
             if seed == 3:
                 server.eval("box.snapshot()")
             rows += [row for batch in query.batches() for row in batch]
-        # The last rows are settled with the CONFIRM behind them, which is there when the server has answered.
+        # The CONFIRM after them settles the last rows; it is written when the server has answered.
         settled = query.reader._refreshed().sets
         assert len(settled) == 1
         for known, at in moments:
@@ -93,7 +93,7 @@ def test_the_directory_of_a_running_server_is_followed(tmp_path: Path, binary: B
     assert len(keys) == len(set(keys)) > 500
     versions = [row["_commit_version"] for row in rows]
     assert versions == sorted(versions)
-    # The server is gone, and its log ends as it left it: the same changes, at once.
+    # The server is gone, and its log ends there: the same changes in one batch.
     reader = XlogReader(xlog_options({"path": str(directory), "space": "orders"}))
     again = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     assert [row for row in again if (row["_replica_id"], row["_lsn"]) in set(keys)] == rows

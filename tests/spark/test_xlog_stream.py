@@ -1,4 +1,4 @@
-"""The stream of source `xlog` as Spark drives it, without Spark: offsets, batches read again, gaps, formats."""
+"""The stream of source `xlog` as Spark drives it, without Spark: offsets, repeated batches, gaps, formats."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
 
 
 class Query:
-    """A query over directories: plans batches as Spark does, and keeps what it would keep."""
+    """A query over directories: plans batches and keeps state as Spark does."""
 
     def __init__(self, *paths: str, limit: ReadLimit | None = None, **options: str) -> None:
         self.options = {"path": ",".join(paths), **options}
@@ -56,7 +56,7 @@ class Query:
         self.reader = XlogStreamReader(parsed, types)
 
     def batches(self) -> Iterator[list[Row]]:
-        """What there is to be had now."""
+        """Return the batches available now."""
         if not self.planned:
             assert self.reader.initialOffset() == self.offset == {}
         while True:
@@ -150,7 +150,7 @@ def test_a_gap_ends_a_stream_unless_it_may_go_on_with_the_snapshot_behind_it(arc
         query.lsns()
     assert query.offset[UUID] == {"1": 10}
     query.restart(failOnDataLoss="false")
-    assert query.lsns() == [[], [], [21]]  # passes over, the snapshot, which has no rows of users, and then changes
+    assert query.lsns() == [[], [], [21]]  # skips the snapshot, which has no user rows, and then changes
     query.restart()
     assert [query.read(start, end) for start, end in query.planned][-1][0]["_lsn"] == 21
 
@@ -188,7 +188,7 @@ def test_a_stream_has_one_format_and_goes_on_with_the_next_where_it_stopped(arch
     with pytest.raises(FormatChanged, match=r"changes after \{1: 11\}, but the query has the old columns"):
         query.lsns()
     assert query.offset[UUID] == {"1": 11}
-    # Now the format is a third one: where the query goes on it is not.
+    # Now there is a third format, which the query does not have.
     query.restart()
     with pytest.raises(FormatChanged):
         query.lsns()
@@ -206,7 +206,7 @@ def test_a_space_that_is_made_anew_under_its_name_ends_a_stream_with_the_old_one
     assert len(query.lsns()) == 1
     archive.write(whole(delete(11, 512, 0, space=288)), whole(delete(12, 512, space=280)))
     archive.save()
-    assert query.lsns() == [[]]  # without rows, it goes on
+    assert query.lsns() == [[]]  # without rows, it continues
     archive.write(whole(define(13, 600, "orders", ("id", "unsigned"), ("name", "string"))), whole(define_key(14, 600)))
     archive.write(whole(insert(15, 15, "x", space=600)))
     archive.save()

@@ -71,7 +71,13 @@ def test_foreign_names_are_ignored_leftovers_are_listed_and_vinyls_files_counted
     assert (found.logs, found.snapshots) == (before.logs, before.snapshots)
     assert found.leftovers == (str(chain / "00000000000000000040.snap.inprogress"),)
     assert found.vinyl_count == 3
-    assert set(found.others) == {"notes.txt", "1.xlog", "00000000000000000010.xlog.bak", "x00000000000000000010.xlog", "512"}
+    assert set(found.others) == {
+        "notes.txt",
+        "1.xlog",
+        "00000000000000000010.xlog.bak",
+        "x00000000000000000010.xlog",
+        "512",
+    }
 
 
 def test_an_empty_directory_has_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Watching a ballot: asked for again after each event, by VOTE where there is no such event."""
+"""Watching a ballot: requested again after each event, or by VOTE if there is no such event."""
 
 from __future__ import annotations
 

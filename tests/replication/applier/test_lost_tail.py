@@ -1,4 +1,4 @@
-"""A peer that has lost rows of its own: kept in mind until it was seen with the last of them."""
+"""A peer that has lost rows of its own is remembered until it was seen with the last of them."""
 
 from __future__ import annotations
 

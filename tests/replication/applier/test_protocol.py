@@ -1,4 +1,4 @@
-"""The applier's protocol as transcripts, and what holds however its bytes are cut."""
+"""The applier's protocol as transcripts, and properties for any fragmentation of the bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_applier_does_as_the_transcript_says(path: Path) -> None:
 
 
 def conversation() -> list[tuple[str, list[str]]]:
-    """A whole life: the commands, and what is heard after each."""
+    """Return a whole conversation: the commands, and the input after each."""
     return [
         ("connects", ["greeting 2.6.0", "ballot {1: 10}"]),
         ("goes on", []),

@@ -1,4 +1,4 @@
-"""Rows that no master sends, alone and hidden among many that are in order."""
+"""Rows that no master sends, alone and hidden among many valid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The applier's states: what may follow what, and what each error does."""
+"""The applier's states: the transitions, and the reaction to each error."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def test_a_peer_may_not_know_us_yet_while_it_lacks_rows_that_others_gave_us() ->
     ours = VClock({0: 9, 1: 5, 2: 7})
     assert lacks_rows(VClock({1: 4, 2: 7}), ours, besides=2)
     assert lacks_rows(VClock(), ours, besides=2)
-    assert not lacks_rows(VClock({1: 5}), ours, besides=2)  # rows of our own it may lack for ever
+    assert not lacks_rows(VClock({1: 5}), ours, besides=2)  # it may lack rows of our own forever
     assert not lacks_rows(VClock({1: 6, 3: 1}), ours, besides=2)

@@ -1,4 +1,4 @@
-"""The contract of the actions: who answers what, and in which order."""
+"""The contract of actions: which answers, and in which order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Control rows: bodies byte for byte as real servers wrote them, and errors that say what is wrong."""
+"""Control rows: bodies byte for byte as real servers write them, and clear errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_promote_of_a_snapshot_tells_the_confirmed_vclock_and_may_lack_a_term() 
 
 
 def test_a_rollback_without_an_lsn_is_of_all_that_waits() -> None:
-    """2.6.0 writes it when an asynchronous transaction behind a synchronous one gives up."""
+    """2.6.0 writes it when an asynchronous transaction after a synchronous one times out."""
     assert decode_control(41, msgpack.packb({2: 1, 3: 2**64 - 1})) == Rollback(1, 0)
     with pytest.raises(SynchroError):
         decode_control(40, msgpack.packb({2: 1, 3: 2**64 - 1}))

@@ -1,4 +1,4 @@
-"""The limbo: stories told whole, and what they do not show."""
+"""The limbo: whole stories, and cases that they do not cover."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_local_transaction_waits_in_anybodys_queue() -> None:
 
 
 def overtaken_owner() -> tuple[Limbo[str], list[Action[str]]]:
-    """Instance 1, of which a client waits for `a`, 1:2; then 2 takes over with a PROMOTE, 2:7, that covers it."""
+    """Return instance 1, whose client waits for `a`, 1:2; then 2 takes over with a PROMOTE, 2:7, that covers it."""
     limbo: Limbo[str] = Limbo(instance_id=1, dialect=Dialect.V2_11, quorum=3, timeout=5.0)
     (write,) = limbo.promote(2, 0.0)
     assert isinstance(write, Write)

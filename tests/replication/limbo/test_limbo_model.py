@@ -1,6 +1,6 @@
-"""Random histories of a limbo, beside a naive owner that recounts everything, and a reader of the whole log.
+"""Random histories of a limbo, compared with a naive owner that recounts everything and a reader of the whole log.
 
-A schedule is a list of story lines, so what hypothesis finds can be pasted into a transcript.
+A schedule is a list of story lines, so a hypothesis example can be pasted into a transcript.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Waiting:
 
 @dataclass
 class NaiveOwner:
-    """What an owner of 2.11 does, with a loop for everything. Instance 1, promoted, its PROMOTE is 1:1."""
+    """The behaviour of a 2.11 owner, computed by loops. Instance 1 is promoted; its PROMOTE is 1:1."""
 
     quorum: int
     lsn: int = 1
@@ -197,7 +197,7 @@ MOVES = st.lists(
 
 
 def as_line(move: str, number: int, naive: NaiveOwner) -> str:
-    """The move as a story line: names are given, ACKs counted back from the newest LSN, time from now."""
+    """Return the move as a story line: generated names, ACKs relative to the newest LSN, relative time."""
     word, *rest = move.split()
     match word:
         case "sync" | "async":
@@ -234,12 +234,12 @@ def test_an_owner_does_what_a_naive_owner_does(moves: list[str], quorum: int) ->
 
 
 class Follower:
-    """A limbo that is fed a log row by row, with a journal that writes at once."""
+    """A limbo that gets a log row by row, with a journal that writes immediately."""
 
     def __init__(self) -> None:
         self.limbo: Limbo[str] = Limbo(instance_id=9, dialect=Dialect.V2_11, quorum=2, timeout=5.0)
         self.limbo.restore(Promote(1, 0, 1), promote_terms={1: 1})
-        self.limbo.is_validating = False  # the logs hold what comes too late, which the reader passes over
+        self.limbo.is_validating = False  # the logs contain late rows, which the reader skips
         self.fates: dict[str, bool] = {}
 
     def push(self, told: OnDone) -> None:
@@ -289,7 +289,7 @@ def test_a_follower_decides_as_a_reader_of_the_log(steps: list[tuple[str, int]])
         follower.push(told)
         decisions = tracker.push(told)
         expected.update({each.transaction.name: each.kept for each in decisions if each.transaction.rows[0].type == 2})
-        # The reader lets go in log order: what is rolled back behind one that waits, it tells later.
+        # The reader reports in log order: a rollback after a pending transaction comes later.
         limbo = follower.limbo
         assert expected.items() <= follower.fates.items(), told.name
         assert tracker.is_quiet == (len(limbo) == 0)

@@ -1,4 +1,4 @@
-"""Recorded logs of real servers through a limbo that checks everything: it ends where their next snapshot does."""
+"""Recorded logs of real servers through a validating limbo, which ends in the state of their next snapshot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPANS = [span for span in spans() if "tarantool-2.6" not in str(span[0])]
 
 
 def promote_of(snapshot: Path) -> Promote:
-    """The state of the queue that a snapshot holds; nothing is said before the first promotion."""
+    """Return the state of the queue in a snapshot; none before the first promotion."""
     for row in rows_of(snapshot):
         if row.type == RequestType.RAFT_PROMOTE:
             body = decode_control(row.type, row.body)
@@ -30,7 +30,7 @@ def promote_of(snapshot: Path) -> Promote:
 
 
 class Reader:
-    """Takes a log as a follower takes the rows of its upstream, with a journal that writes at once."""
+    """Processes a log as a replica processes its upstream's rows, with a journal that writes immediately."""
 
     def __init__(self, state: Promote) -> None:
         self.limbo: Limbo[int] = Limbo(instance_id=31, dialect=Dialect.V2_11, quorum=31, timeout=5.0)
@@ -81,7 +81,7 @@ def test_a_log_leads_from_the_state_in_one_snapshot_to_that_in_the_next(
             reader.push(transaction)
     assert reader.limbo.checkpoint().encode() == promote_of(second).encode()
     assert reader.limbo.pending == ()
-    # Each recording has something to decide, once somebody owns the queue; two of them also a rollback.
+    # Each recording has decisions, once the queue has an owner; two of them also have a rollback.
     assert bool(reader.committed) == bool(reader.limbo.owner_id)
     has_rollback = bool({"01-join-subscribe", "06-contested-election"} & set(first.parts))
     assert bool(reader.undone) == (bool(reader.committed) and has_rollback)

@@ -1,4 +1,5 @@
-"""Runs in the limbo: many transactions as one entry fare as they would one by one, wherever verdicts divide them."""
+"""Runs in the limbo: many transactions as one entry have the same outcomes as single ones, wherever verdicts split
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ OWNER, REPLICA, TIMEOUT = 1, 2, 5.0
 
 
 class Labels:
-    """A run of transactions that are nothing but their LSNs."""
+    """A run of transactions that consist of their LSNs."""
 
     def __init__(self, lsns: list[int]) -> None:
         self.lsns = lsns
@@ -36,7 +37,7 @@ class Labels:
 
 
 class Machine:
-    """A limbo that gets transactions in runs or one by one, and what became of each of them, in order."""
+    """A limbo that gets transactions in runs or one by one, and their outcomes in order."""
 
     def __init__(self, *, instance_id: int = OWNER, is_divided: bool) -> None:
         self.limbo: Limbo[Labels] = Limbo(instance_id=instance_id, dialect=Dialect.V2_6, quorum=2, timeout=TIMEOUT)
@@ -47,7 +48,7 @@ class Machine:
         self.entries: list[LimboEntry[Labels]] = []
 
     def put(self, count: int, now: float) -> None:
-        """So many transactions, written at once."""
+        """Write this number of transactions."""
         lsns = list(range(self.lsn + 1, self.lsn + count + 1))
         self.lsn += count
         for run in [[lsn] for lsn in lsns] if self.is_divided else [lsns]:

@@ -1,4 +1,4 @@
-"""The queue inside the limbo, and who has what."""
+"""The queue inside the limbo, and the acknowledged rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flowstone.replication.vclock import VClock
 
 
 def queue_of(*entries: str) -> LimboQueue[str]:
-    """`sync 3` with that LSN, `async` without."""
+    """`sync 3` has that LSN, `async` has none."""
     queue: LimboQueue[str] = LimboQueue()
     for number, text in enumerate(entries):
         kind, _, lsn = text.partition(" ")

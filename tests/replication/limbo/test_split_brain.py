@@ -1,4 +1,4 @@
-"""Every rule by which a row fits our history or not. The stories in limbo_split_brain.txt show them in turn."""
+"""Every rule about rows that fit our history or not. The stories in limbo_split_brain.txt show them in turn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ UNPROVEN = QueueHistory(
         ("demote 2:14 term 9 from 2", OURS, Fate.ACCEPTED),
         ("promote 2:11 term 5 from 1", EMPTY, Fate.ACCEPTED),
         ("promote 0:0 term 6 from 1", UNCLAIMED, Fate.ACCEPTED),
-        # Of a leader that nobody had read when the next was elected, and of one that had not read the last.
+        # Of a leader that no member had read when the next was elected, and of one that had not read the last.
         ("promote 1:5 term 3 from 3", OURS, Fate.NOP),
         ("demote 2:11 term 3 from 1", OURS, Fate.NOP),
         ("promote 1:5 term 5 from 3", UNPROVEN, Fate.ACCEPTED),
@@ -76,7 +76,7 @@ def test_rows_that_show_a_split_brain(words: str, history: QueueHistory, reason:
     with pytest.raises(errors.SplitBrain) as caught:
         filter_request(control(words), history)
     assert caught.value.message == f"Split-Brain discovered: {reason}"
-    # Both histories: who, in which term, up to which LSN.
+    # Both histories: instance, term and LSN.
     request = control(words)
     theirs, ours = (caught.value.hint or "").split("; ")[:2]
     assert f"by replica {request.origin_id} of term " in theirs

@@ -1,4 +1,4 @@
-"""What a limbo shows before anything has happened; how that changes is told in the stories."""
+"""The initial state of a limbo; the stories show its changes."""
 
 from __future__ import annotations
 

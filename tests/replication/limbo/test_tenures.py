@@ -1,4 +1,4 @@
-"""Whose tenure may be ignored, and who keeps what comes late. Whole stories: limbo_unread_promote.txt."""
+"""Tenures that may be ignored, and owners that keep late rows. Whole stories: limbo_unread_promote.txt."""
 
 from __future__ import annotations
 

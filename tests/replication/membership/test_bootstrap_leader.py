@@ -1,4 +1,4 @@
-"""The choice of a bootstrap leader: each rule, its ties, and that the order of asking does not matter."""
+"""The choice of a bootstrap leader: each rule, its ties, and its independence of the order of candidates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def peer(number: int, lsns: dict[int, int] | None = None, **ballot: object) -> C
 
 
 def chosen(rule: Rule, *candidates: Candidate) -> int:
-    """The number of whom the rule chooses, whatever order the candidates are asked in."""
+    """Return the number of the chosen candidate, for every order of the candidates."""
     winners = {winner.uuid.int for order in permutations(candidates) if (winner := rule(order)) is not None}
     assert len(winners) == 1
     return winners.pop()

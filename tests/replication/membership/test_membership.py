@@ -1,4 +1,4 @@
-"""What `_cluster` makes of a peer: members count, others are followed only up to their own first row, or not at all."""
+"""Peers judged by `_cluster`: members count, others are followed up to their first own row, or not at all."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Cluster(dict[int, UUID]):
 
 
 def slab(*rows: tuple[int, int], **other: Any) -> Slab:
-    """Transactions of one row each: the originator and the LSN."""
+    """Return transactions of one row each: originator and LSN."""
     body = pack({Key.SPACE_ID.value: 512, Key.TUPLE.value: (1,)})
     kind, flags = RequestType.REPLACE.value, Flag.COMMIT.value
     packed = (Row(kind, number, 0, lsn, 1.5, lsn, flags, body=body).encode() for number, lsn in rows)

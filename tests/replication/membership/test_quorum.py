@@ -1,4 +1,4 @@
-"""Quorum formulas: what users write, what is refused and in which words, and arithmetic beside Python's own."""
+"""Quorum formulas: accepted and rejected ones, error messages, and arithmetic compared with Python's."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_a_number_is_the_same_for_every_size(value: int | str) -> None:
         ("((N))", 4),
         (".5e1", 5),
         ("0 and 2 or 1", 2),  # 0 is true in Lua
-        ("10 - 4 - 3", 3),  # from the left
-        ("2 ^ 2 ^ 0 + 1", 3),  # from the right
+        ("10 - 4 - 3", 3),  # left-associative
+        ("2 ^ 2 ^ 0 + 1", 3),  # right-associative
         ("-2 ^ 2 + 6", 2),  # ^ binds more strongly than the sign
         ("2 ^ -1 + 1", 1),
         ("N) + (1 - N) + (1", 2),  # real servers put it between parentheses, too
@@ -150,7 +150,7 @@ EXPRESSIONS = st.recursive(
 
 @given(EXPRESSIONS)
 def test_arithmetic_is_that_of_python(expression: str) -> None:
-    """Where Python can compute it: division by zero is a number in Lua."""
+    """If Python can compute it: division by zero is a number in Lua."""
     names = {"math": math, "floor": math.floor, "ceil": math.ceil}
     text = expression.replace("math.abs", "math.fabs")
     try:

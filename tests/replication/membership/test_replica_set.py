@@ -1,4 +1,4 @@
-"""The replica set: members that come and go, upstreams that answer, and when enough have been caught up with."""
+"""The replica set: changing members, identified upstreams, and the sync quorum."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_enough_upstreams_must_follow_before_the_instance_is_no_orphan() -> None
     assert (found.is_synced, found.may_sync, found.connected_count) == (False, True, 3)
     found.follow(found.upstreams[0], ApplierState.OFF, A)
     found.follow(found.upstreams[1], ApplierState.FOLLOW, B)
-    assert not found.is_synced  # who was switched off is not caught up with
+    assert not found.is_synced  # a switched-off upstream does not count as synced
     found.follow(found.upstreams[2], ApplierState.FOLLOW, C)
     assert found.is_synced
 

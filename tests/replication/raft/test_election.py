@@ -1,4 +1,4 @@
-"""Votes and healthy peers counted, and what nobody may say of an election."""
+"""Counts of votes and healthy peers, and invalid RAFT rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_votes_count_by_first_word_and_quorum() -> None:
     assert not votes.is_split(quorum=2, member_count=3)
     assert votes.is_split(quorum=2, member_count=2)
     assert not votes.is_split(quorum=3, member_count=2), "members are missing"
-    assert not votes.is_split(quorum=1, member_count=1), "more voted than there are"
+    assert not votes.is_split(quorum=1, member_count=1), "more votes than members"
     votes.revoke(1)
     assert votes.add(1, 2)
     assert votes.count(2) == 2
@@ -63,6 +63,6 @@ def test_the_quorum_of_elections_is_never_more_than_there_are() -> None:
     assert (peers.quorum, peers.has_healthy_quorum) == (2, False)
     assert not peers.connect(2, upstream=True, downstream=True)
     peers.connect(9, upstream=True, downstream=True)
-    assert peers.healthy_count == 2, "9 is no member"
+    assert peers.healthy_count == 2, "9 is not a member"
     assert peers.connect(2, upstream=False, downstream=True)
     assert peers.replace(2, [1]) == [2]

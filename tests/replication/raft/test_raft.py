@@ -1,4 +1,4 @@
-"""Elections: stories told whole, and single rules that no story shows."""
+"""Elections: whole stories, and single rules that no story shows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def machine(
     term: int = 1,
     vote: int = 0,
 ) -> Raft:
-    """Instance 1 of `members`, at moment 0."""
+    """Return instance 1 of `members` at time 0."""
     raft = Raft(1, vclock=vclock, random=random, now=0.0, term=term, vote=vote)
     raft.set_quorum(members // 2 + 1, range(1, members + 1), 0.0)
     if connected:
@@ -53,7 +53,7 @@ def machine(
 
 
 def settle(raft: Raft, now: float = 0.0) -> list[Ready]:
-    """Writes all that is to be written at once; what was asked for."""
+    """Complete all writes immediately; return the requested actions."""
     done = []
     while ready := raft.ready():
         done.append(ready)
@@ -63,7 +63,7 @@ def settle(raft: Raft, now: float = 0.0) -> list[Ready]:
 
 
 def leader(members: int = 3, config: Config = CANDIDATE) -> Raft:
-    """Instance 1, which leads term 2."""
+    """Return instance 1 as the leader of term 2."""
     raft = machine(config, members=members)
     settle(raft)
     raft.tick(4.0)
@@ -137,7 +137,7 @@ def test_rows_that_reached_the_log_before_the_term_revoke_the_vote() -> None:
     assert raft.ready().write == RaftState(term=2)
     vclocks.append(VClock({1: 11}))
     raft.written(2, 0, 1.0)
-    # A candidate then votes for itself: in this term nobody has its vote.
+    # A candidate then votes for itself: in this term no other candidate has its vote.
     assert raft.ready().write == RaftState(term=2, vote=1)
 
 
@@ -182,7 +182,7 @@ def test_a_vote_is_given_once_and_not_while_a_leader_is_known() -> None:
 
 
 def test_an_old_vote_does_not_count_in_the_term_that_its_report_begins() -> None:
-    """2 voted for us in term 2, which 3 won. That nobody hears 3 any more makes us stand; 2 has not voted for that."""
+    """2 voted for us in term 2, which 3 won. We run because no member sees 3 any more; 2 has not voted in that term."""
     raft = machine(members=5)
     settle(raft)
     raft.tick(4.0)
@@ -228,7 +228,7 @@ def test_heartbeats_of_the_leader_alone_put_its_death_off() -> None:
 
 
 def test_a_report_that_was_lost_with_its_connection_does_not_silence_candidates() -> None:
-    """Whichever direction went first."""
+    """Whichever direction was lost first."""
     for first in ({"upstream": False, "downstream": True}, {"upstream": True, "downstream": False}):
         raft = machine(members=3)
         raft.message(2, leads(2, 2), 1.0)

@@ -1,9 +1,9 @@
-"""Elections under random schedules: whatever is lost, late, doubled or killed, no term has two leaders.
+"""Elections under random schedules: despite losses, delays, duplicates and kills, no term has two leaders.
 
-A schedule is made from its number alone, so a failure names all there is to repeat it. For ten seconds of virtual
-time the network drops, doubles, delays and reorders, members crash and lose what they were writing, restart one by one
-or all at once, are cut off in one or both directions, promoted, told to resign and reconfigured. Then all of that
-stops, and a leader whom everybody follows must be found and stay.
+A schedule is generated from its number alone, so a failure can be repeated by that number. For ten seconds of virtual
+time the network drops, duplicates, delays and reorders; members crash and lose writes in flight, restart one by one or
+together, are isolated in one or both directions, promoted, told to resign and reconfigured. Then all faults stop, and
+the set must find a leader that all members follow, and keep it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODES = (ElectionMode.CANDIDATE,) * 4 + (ElectionMode.MANUAL, ElectionMode.VOTER
 
 
 class World:
-    """Members on a network and disks of a given mood, in virtual time."""
+    """Members on a network and disks with faults, in virtual time."""
 
     def __init__(self, seed: int, size: int) -> None:
         self.random = random.Random(seed)
@@ -79,7 +79,7 @@ class World:
         return (source, target) not in self._cuts and self.members[source].is_up and self.members[target].is_up
 
     def send(self, source: int, target: int, deliver: Callable[[Member], None]) -> None:
-        """What is on its way arrives even if the connection breaks meanwhile; the chaos may lose it, or double it."""
+        """Schedule a delivery, which survives a broken connection; the chaos may lose or duplicate it."""
         if not self.is_open(source, target):
             return
         copies = 1 if self.is_calm else self.random.choice((0, 1, 1, 1, 1, 1, 1, 2))
@@ -114,7 +114,7 @@ class World:
             self.act(member)
 
     def beat(self) -> None:
-        """Heartbeats, ACKs with terms, and rows: a leader writes one, and everybody passes on what it has."""
+        """Send heartbeats, ACKs with terms, and rows: a leader writes one, and all members relay theirs."""
         for member, peer_id in itertools.product(self.members.values(), self.ids):
             if not member.is_up or peer_id == member.id:
                 continue
@@ -134,7 +134,7 @@ class World:
         self.send(member.id, peer_id, hear)
 
     def connect(self) -> None:
-        """Tells all members how they are connected; over a connection that is new a state is shown."""
+        """Tell all members their connections; a new connection shows the current state."""
         for member, peer in itertools.permutations(self.members.values(), 2):
             if not member.is_up:
                 continue
@@ -146,7 +146,7 @@ class World:
                 self._show(peer, member.id, peer.raft.shown)
 
     def reconnect(self) -> None:
-        """As after an outage of everything: what the chaos has lost is not missed."""
+        """Reconnect all, as after a total outage: lost messages do not matter then."""
         self._cuts = set(itertools.permutations(self.ids, 2))
         self.connect()
         self._cuts.clear()
@@ -236,10 +236,10 @@ def play(seed: int, size: int) -> None:
     world.calm_down()
     world.run_until(CHAOS_S + CALM_S)
     terms = {member.raft.term for member in world.members.values()}
-    assert len(terms) == 1, f"they are in the terms {sorted(terms)}"
+    assert len(terms) == 1, f"members are in different terms: {sorted(terms)}"
     (term,) = terms
     leader_id = world.checker.leaders.get(term)
-    assert leader_id is not None, f"nobody leads term {term}"
+    assert leader_id is not None, f"term {term} has no leader"
     world.run_until(world.now + STABLE_S)
     assert {(member.raft.term, member.raft.leader) for member in world.members.values()} == {(term, leader_id)}
 

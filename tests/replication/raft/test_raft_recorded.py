@@ -1,4 +1,4 @@
-"""An election between two real servers of 2.11 and 3.8: our machine in the place of each shows all that it showed.
+"""An election between two real servers of 2.11 and 3.8: our machine in place of each shows the same states.
 
 In `05-election` instance 1 wins term 2, resigns, 2 wins term 3, and 1 is promoted and wins term 4.
 """
@@ -21,14 +21,14 @@ from tests.vectors import recorded
 
 VERSIONS = ("2.11", "3.8")
 STREAMS = {1: "to-a-01", 2: "to-b-03"}
-"""The connection on which each instance tells the other."""
+"""The connection on which each instance sends to the other."""
 
 IN_TERM_2, IN_TERM_3, IN_TERM_4 = VClock({1: 6}), VClock({1: 11}), VClock({1: 11, 2: 3})
-"""Where both were when somebody stood for election."""
+"""The vclock of both at each election."""
 
 
 def told_by(version: str, instance_id: int) -> list[RaftState]:
-    """What the instance said of the election after it was subscribed to."""
+    """Return the election states that the instance sent after SUBSCRIBE."""
     packets = recording.load(version, "05-election", STREAMS[instance_id]).answers
     rows = [decode_row(packet.payload) for packet in packets if packet.type == RequestType.RAFT]
     told = [decode_control(row.type, row.body or b"") for row in rows]
@@ -43,7 +43,7 @@ def without_repetitions(states: Iterable[RaftState]) -> list[RaftState]:
 
 
 class Player:
-    """Our machine in the place of one instance, on a disk that is always done."""
+    """Our machine in place of one instance, with a disk without latency."""
 
     def __init__(self, instance_id: int, mode: ElectionMode) -> None:
         self.vclock = IN_TERM_2
@@ -110,7 +110,7 @@ def test_in_the_place_of_the_second_we_say_what_it_said(version: str) -> None:
 
 
 def written_by(version: str, node: str) -> list[RaftState]:
-    """Term and vote as the instance logged them, in order."""
+    """Return term and vote as the instance logged them, in order."""
     states = []
     for path in recorded.files():
         if f"tarantool-{version}/05-election/files/{node}/" not in path.as_posix() or path.suffix != ".xlog":

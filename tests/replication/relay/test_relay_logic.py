@@ -1,4 +1,4 @@
-"""Who is refused by a master, which rows a replica gets, when heartbeats are due, what an ACK changes."""
+"""Rejections by a master, the rows that a replica gets, heartbeats, and the effect of ACKs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def facts(**changes: Any) -> RelayFacts:
 
 
 def new(**changes: Any) -> RelayFacts:
-    """Of a master of the newer dialect."""
+    """Return facts of a master of the newer dialect."""
     return facts(is_2_6=False, **changes)
 
 
@@ -141,13 +141,13 @@ def test_user_without_rights_learns_nothing_else_about_the_replica_set(
 SERVED: list[tuple[RequestOfReplica, RelayFacts]] = [
     (JOIN, facts()),
     (JOIN, facts(replica_id=2, read_only=READ_ONLY, no_write=NO_WRITE)),
-    (Join(NIL_UUID), facts()),  # 2.6 finds out when it registers it
+    (Join(NIL_UUID), facts()),  # 2.6 finds out at the registration
     (FETCH, facts(read_only=READ_ONLY, no_write=NO_WRITE)),
     (FetchSnapshot(is_checkpoint_join=True), facts()),
     (REGISTER, new()),
     (SUBSCRIBE, facts(replica_id=2, read_only=READ_ONLY)),
     (ANONYMOUS, facts(is_anonymous=True)),
-    (dataclasses.replace(ANONYMOUS, replicaset_uuid=OTHER), facts()),  # a replica of 2.6 looks for itself
+    (dataclasses.replace(ANONYMOUS, replicaset_uuid=OTHER), facts()),  # a replica of 2.6 checks for itself
     (ANONYMOUS, facts(replica_id=2)),
 ]
 
@@ -176,7 +176,7 @@ def test_a_relay_is_never_followed_twice() -> None:
 
 
 def slab(*rows: tuple[int, int]) -> Slab:
-    """Rows of one transaction each: id of the originator and LSN; id 0 is local."""
+    """Return rows of one transaction each: originator and LSN; id 0 is local."""
     made = [Row(RequestType.NOP.value, number, 0 if number else 1, lsn, 1.0, lsn).encode() for number, lsn in rows]
     return slab_of_rows(b"".join(made), "test")
 
@@ -209,23 +209,23 @@ def test_a_filter_says_when_all_rows_of_a_stretch_are_taken() -> None:
     assert rows.takes_all(VClock({1: 5}), VClock({1: 9}))
     assert rows.takes_all(VClock({0: 1, 1: 6}), VClock({0: 9, 1: 9})), "local rows are in no packet"
     assert not rows.takes_all(VClock({1: 4}), VClock({1: 9})), "row 5 is known"
-    assert not rows.takes_all(VClock({1: 5}), VClock({1: 6, 2: 1})), "originator 2 is unwanted"
+    assert not rows.takes_all(VClock({1: 5}), VClock({1: 6, 2: 1})), "originator 2 is excluded"
     assert not rows.takes_all(VClock({3: 50}), VClock({3: 51})), "the replica is ahead of us"
-    assert rows.takes_all(VClock({1: 5, 3: 50}), VClock({1: 6, 3: 50})), "nothing of 3 is in there"
+    assert rows.takes_all(VClock({1: 5, 3: 50}), VClock({1: 6, 3: 50})), "no row of 3 is in there"
     assert rows.takes_all(VClock({4: 5}), VClock({4: 7}))
     assert not rows.takes_all(VClock({4: 5}), VClock({4: 8})), "row 8 came from the replica itself"
 
 
 def test_a_stretch_of_the_log_of_which_a_replica_gets_nothing_is_known_without_a_look_at_its_rows() -> None:
     rows = RowFilter(VClock({1: 5, 3: 100}), left_out=(2,), own_id=4, own_lsn_max=7)
-    assert rows.takes_nothing(VClock({0: 1, 1: 3}), VClock({0: 9, 1: 5})), "local rows, and what is known"
-    assert rows.takes_nothing(VClock({2: 5}), VClock({2: 9})), "originator 2 is unwanted"
-    assert rows.takes_nothing(VClock({4: 7}), VClock({4: 9})), "what came from the replica itself"
-    assert not rows.takes_nothing(VClock({4: 6}), VClock({4: 9})), "row 7 it has lost"
+    assert rows.takes_nothing(VClock({0: 1, 1: 3}), VClock({0: 9, 1: 5})), "local and known rows"
+    assert rows.takes_nothing(VClock({2: 5}), VClock({2: 9})), "originator 2 is excluded"
+    assert rows.takes_nothing(VClock({4: 7}), VClock({4: 9})), "rows of the replica itself"
+    assert not rows.takes_nothing(VClock({4: 6}), VClock({4: 9})), "row 7, which it has lost"
     assert not rows.takes_nothing(VClock({1: 3, 4: 7}), VClock({1: 6, 4: 9})), "row 6 of 1 is among them"
 
 
-# --- signs of life ---
+# --- heartbeats ---
 
 
 def test_a_master_of_2_6_sends_a_heartbeat_when_it_has_sent_nothing() -> None:
@@ -241,7 +241,7 @@ def test_a_newer_master_sends_heartbeats_whatever_else_it_sends() -> None:
     pulse = Pulse(100.0, is_2_6=False)
     pulse.sent(100.7)
     assert pulse.heartbeat_due(1.0) == 101.0
-    assert not pulse.heartbeat(101.0), "rows went before it"
+    assert not pulse.heartbeat(101.0), "rows were sent before it"
     assert pulse.heartbeat(102.0)
 
 

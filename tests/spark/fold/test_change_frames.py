@@ -1,4 +1,4 @@
-"""Changes and snapshots as data frames: what the index plans is what Spark reads, one partition per slice."""
+"""Changes and snapshots as data frames: Spark reads what the index plans, one partition per slice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folding gives what the engine holds: after any statements, from any state on, byte for byte."""
+"""Folding produces the engine's state: after any statements, from any state, byte for byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UPDATE, UPSERT = RequestType.UPDATE, RequestType.UPSERT
 def row(
     version: int, kind: RequestType, *, space: SpaceDefinition = PAIRS, lsn: int = 0, **body: Any
 ) -> dict[str, Any]:
-    """A change; `body` has key, tuple, ops, index_base."""
+    """Return a change; `body` has key, tuple, ops, index_base."""
     made = {Key.SPACE_ID: space.id} | {Key[name.upper()]: value for name, value in body.items()}
     return change(space, version, lsn or version, kind, pack(made))
 
@@ -107,7 +107,7 @@ def check_program(program: list[model.Statement], split: int, shuffled: random.R
     told = {(each["commit_version"], each["sort_key"]): each["tuple"] for each in every.to_pylist()}
     assert len(told) == len(every)
     for version, key, value in lives:
-        # What is left out changed nothing: there was no tuple, and there is none.
+        # A change that is left out changed nothing: there was no tuple, and there is none.
         assert told.get((version, key)) == value
     assert {version for version, _ in told} <= {version for version, _, _ in lives}
 
@@ -219,7 +219,7 @@ def test_an_update_that_does_not_fit_says_which_space() -> None:
 
 
 def test_many_updates_at_once_are_those_one_by_one() -> None:
-    """Compiled where they can be: in between are some that cannot, and keys with several."""
+    """Compiled if possible: some in between cannot be, and some keys have several."""
     operations = [
         (("=", 1, "b"),),
         (("+", 2, 1), ("=", 1, "c")),
@@ -262,5 +262,5 @@ def test_plain_changes_are_folded_by_the_column() -> None:
     started = time.perf_counter()
     folded = fold(PAIRS, changes)
     assert len(folded) == 30_000
-    # A hundredth of that is what one by one takes; 2 M rows/s on an idle core.
+    # One by one takes a hundred times as long; 2 M rows/s on an idle core.
     assert count / (time.perf_counter() - started) > 100_000

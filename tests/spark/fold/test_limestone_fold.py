@@ -1,4 +1,4 @@
-"""Folding of entries: states and batches equal a model, late versions and clearings among them."""
+"""Folding of entries: states and batches equal a model, including late versions and clearings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_spark_folds_the_state(spark: SparkSession, tmp_path: Path) -> None:
 
 
 class Tables:
-    """What tables would hold."""
+    """The expected content of tables."""
 
     def __init__(self, directory: WrittenDirectory) -> None:
         self.index = LimestoneIndex.open(DISK, directory.path)

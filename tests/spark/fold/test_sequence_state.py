@@ -1,4 +1,4 @@
-"""Sequences stand where the inserts of their time have moved them, whatever was set in between."""
+"""Sequences have the value to which the inserts of their time advanced them, whatever was set in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The state of a moment is what the engine held then: of system spaces, of truncated, remade and rekeyed ones, too."""
+"""A past state equals the engine's state at that time, including system spaces, and truncated, recreated and rekeyed
+ones."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def upsert(space: str, values: tuple[Any, ...], *operations: Any) -> Step:
 
 
 def held_in(frame: DataFrame) -> Held:
-    """The tuples of each space in the order of their keys; no key is there twice."""
+    """Return the tuples of each space in key order; no key occurs twice."""
     rows = frame.toArrow()
     assert rows.schema.names == STATE.names
     found: dict[int, dict[bytes, bytes]] = {}
@@ -63,7 +64,7 @@ def held_in(frame: DataFrame) -> Held:
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> BoxArchive:
-    """All that can happen to a space, with a snapshot in the middle."""
+    """Return an archive of everything that can happen to a space, with a snapshot in the middle."""
     made = BoxArchive(tmp_path_factory.mktemp("state") / "archive")
     made.commit(step(ddl.create_space, "plain", format=[("id", "unsigned"), ("name", "string"), ("n", "integer")]))
     made.commit(step(ddl.create_index, "plain", "pk", parts=[1, "unsigned"]))
@@ -74,18 +75,18 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> BoxArchive:
     made.commit(step(ddl.truncate, "words"), put("words", 77, "kept"))
     made.checkpoint()
     made.commit(upsert("plain", (3, "x", 1), ("+", 2, 1)), upsert("plain", (100, "new", 1), ("+", 2, 1)))
-    # Named fields mean what they meant then.
+    # Named fields have their names of that time.
     made.commit(change_("plain", (5,), ("=", "name", "by name")))
     made.commit(step(ddl.format_space, "plain", [("id", "unsigned"), ("title", "string"), ("name", "integer")]))
     made.commit(change_("plain", (5,), ("=", "name", 55)))
-    # Another key, twice; in between keys are of the one that holds.
+    # Another key, twice; keys in between are of the current one.
     made.commit(step(ddl.alter_index, "plain", "pk", parts=[2, "string"]))
     made.commit(change_("plain", ("by name",), ("+", 2, 1)), remove("plain", "n6"), put("plain", 500, "fresh", 9))
     made.commit(step(ddl.alter_index, "plain", "pk", parts=[1, "number", 2, "string"]))
     made.commit(remove("plain", 7, "n7"), change_("plain", (500, "fresh"), ("=", 2, 10)), put("plain", 501, "last", 0))
     made.commit(step(ddl.truncate, "words"))
     made.commit(put("words", 1, "again"), upsert("words", (2, "more"), ("=", 0, 3)))
-    # Dropped and made again with the same id and another key.
+    # Dropped and created again with the same id and another key.
     number = made.box.space("words").id
     made.commit(step(ddl.drop_space, "words"))
     made.commit(
@@ -172,7 +173,7 @@ def test_plans_say_from_where_on_rows_count() -> None:
     assert plans[512].void == (7, 7)
     assert plans[512].rekeyed == ((8, 8),)
     assert [plans[512].space_behind(stage).primary_key.parts[0].type for stage in (0, 1)] == ["unsigned", "string"]  # type: ignore[union-attr]
-    # 513 can hold nothing yet, 514 is not known; system spaces are there.
+    # 513 cannot have tuples yet, 514 is unknown; system spaces are present.
     assert {513, 514}.isdisjoint(plans)
     assert 280 in plans
     assert set(plan_spaces(SchemaTracker(), None, (280, 600))) == {280}

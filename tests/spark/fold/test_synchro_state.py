@@ -1,4 +1,4 @@
-"""Elections and the queue of synchronous transactions, as a snapshot of a moment has them."""
+"""Elections and the synchronous queue, as in a snapshot of a moment."""
 
 from __future__ import annotations
 

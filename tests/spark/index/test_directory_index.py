@@ -1,4 +1,4 @@
-"""Plain directories of logs: the first pass finds what an archive's index says, also while the log is being written."""
+"""Plain directories of logs: the first pass finds the same as an archive's index, even during writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.spark.sources.test_change_batches import scribble
 
 
 def plain(archive: WrittenArchive) -> ArchiveIndex:
-    """The directory as if it were a server's own."""
+    """Return the directory as if it were a server's own."""
     index = ArchiveIndex(archive.disk, DIRECTORY, DirectoryRuns(archive.disk, DIRECTORY))
     index.refresh()
     return index

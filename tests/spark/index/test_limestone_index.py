@@ -1,4 +1,4 @@
-"""What a directory holds by epochs, while it grows, is rotated, compacted, marked and cut."""
+"""The epochs of a directory that grows, is rotated, compacted, marked and truncated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(directory: WrittenDirectory) -> LimestoneIndex:
 
 
 def epochs_read(index: LimestoneIndex, start: int, end: int) -> list[int]:
-    """The epoch of each entry that is read of what was planned."""
+    """Return the epoch of each entry read according to the plan."""
     found: list[int] = []
     for part in index.slices(start, end, size=1000):
         for chunk in chunks_of(index.disk, part):
@@ -61,7 +61,7 @@ def test_a_directory_is_followed_as_it_grows(tmp_path: Path, monkeypatch: pytest
         directory.session(channel, epoch, *entries)
         if channel:
             index.refresh()
-            assert index.durable == epoch - 1, "the session is there and not durable"
+            assert index.durable == epoch - 1, "the session exists but is not durable"
             directory.durable(epoch)
             index.refresh()
             assert index.durable == epoch
@@ -113,7 +113,7 @@ def test_rotation_moves_nothing(tmp_path: Path) -> None:
         for chunk in chunks_of(index.disk, part)
         for epoch in chunk.epochs[counted(chunk, 0, 12)]
     )
-    assert found == expected(directory, 0, 12), "what was planned is found under the new name"
+    assert found == expected(directory, 0, 12), "the planned piece is found under the new name"
     directory.durable(13)
     index.refresh()
     assert epochs_read(index, 0, 13) == expected(directory, 0, 13)
@@ -187,14 +187,14 @@ def test_sessions_that_compaction_copies_count_once(tmp_path: Path) -> None:
     index = opened(directory)
     kept = directory.rotate_as(later)
     index.refresh()
-    assert epochs_read(index, 0, 5) == expected(directory, 0, 5), "both are there, and the catalog does not say so yet"
+    assert epochs_read(index, 0, 5) == expected(directory, 0, 5), "both exist, and the catalog does not list it yet"
     assert index.row_count(0, 5) == len(expected(directory, 0, 5))
     directory.compact(whole, epoch=3)
     for each in (index, opened(directory)):
         each.refresh()
         assert (each.horizon, each.earliest) == (3, 0)
         assert epochs_read(each, 2, 5) == expected(directory, 2, 5)
-    # Again, and then the file of the first time is all later than what is compacted.
+    # Again; now the file of the first time is entirely after the compacted range.
     again = directory.rotate_as(later, 2)
     directory.compact(whole, kept, epoch=3)
     index.refresh()

@@ -1,4 +1,4 @@
-"""A Limestone directory as the log of a mirror: positions, batches that stop at compaction, what is lost."""
+"""A Limestone directory as the log of a mirror: positions, batches that end at compaction, lost data."""
 
 from __future__ import annotations
 

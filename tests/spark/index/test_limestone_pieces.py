@@ -1,4 +1,4 @@
-"""Pieces of a log file: what is kept for good, what is looked at again, what is known of each."""
+"""Pieces of a log file: which are final, which are read again, and their properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storages as spaces and entries as tuples: ids, definitions, keys that order."""
+"""Storages as spaces and entries as tuples: ids, definitions, ordered keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of entries: whatever the window, each entry with its session; where a walk stops, and why."""
+"""Chunks of entries: for any window, each entry with its session, and where and why a walk stops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DATA = b"".join(snippet(epoch, *entries, is_void=epoch % 5 == 0) for _, epoch, e
 def walked(
     data: bytes, *, window: int = 1 << 20, start: int = 0, session: EntrySession = BEFORE
 ) -> list[tuple[int, ...]]:
-    """Offset, type, epoch and state of each entry."""
+    """Return offset, type, epoch and state of each entry."""
     found: list[tuple[int, ...]] = []
     for chunk in walk(lambda at, size: data[at : at + size], start, len(data), session, "pwal", window=window):
         assert chunk.start == (chunk.base + int(chunk.table[AT, 0]) if chunk.table.shape[1] else chunk.end)

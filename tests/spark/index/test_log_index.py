@@ -1,4 +1,4 @@
-"""The plan of batches over an archive: settled ends, slices with what holds before them, gaps, changes of format."""
+"""The plan of batches over an archive: settled ends, slices with their definitions, gaps, changes of format."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_rows_that_are_not_there_are_named(archive: WrittenArchive) -> None:
     assert len(index.slices(VClock({1: 3}), VClock({1: 6}))) == 1
     (behind,) = index.slices(VClock({1: 20}), index.settled)
     assert behind.before.vclock == VClock({1: 20})
-    assert behind.definitions.schema.get("orders") is None  # the snapshot behind the gap has none
+    assert behind.definitions.schema.get("orders") is None  # the snapshot after the gap has none
     name = "00000000000000000000"
     for extension in (".snap", ".xlog", ".blocks.jsonl"):
         archive.disk.unlink(f"{DIRECTORY}/{name}{extension}")
@@ -145,7 +145,7 @@ def test_images_are_asked_for_only_where_they_are(archive: WrittenArchive) -> No
     index.check_images(VClock({1: 4}))
 
 
-# --- an archive that grows ---
+# --- a growing archive ---
 
 
 def test_a_refresh_takes_in_what_was_written_since(archive: WrittenArchive) -> None:
@@ -192,7 +192,7 @@ def test_what_is_collected_at_the_front_is_gone_and_definitions_stay(archive: Wr
 def test_definitions_and_truncations_are_batches_of_their_own(archive: WrittenArchive) -> None:
     archive.write(whole(insert(7, 7, "x")), whole(define(8, 512, "orders", ("id", "unsigned"))), whole(insert(9, 9)))
     archive.write(whole(insert(10, 10)), whole(truncate(11)), whole(insert(12, 1)))
-    archive.write(whole(delete(13, 512, space=330)))  # of a space that is dropped: empties nothing
+    archive.write(whole(delete(13, 512, space=330)))  # of a dropped space: truncates nothing
     archive.save()
     index = opened(archive)
     position, found = VClock(), []
@@ -250,7 +250,7 @@ def test_snapshots_are_read_in_slices_of_whole_blocks(archive: WrittenArchive) -
 
 
 def test_a_snapshot_is_never_later_than_what_comes_behind_it() -> None:
-    """Its own stamp is of another clock, or of when it was written."""
+    """Its own time stamp comes from another clock, or is that of its writing."""
     archive = WrittenArchive(snapshot_at=200.0)
     archive.define_orders()
     archive.save()
@@ -259,7 +259,7 @@ def test_a_snapshot_is_never_later_than_what_comes_behind_it() -> None:
     assert index.snapshot_slices(first)[0].before == StreamPlace(VClock(), 101_000_000)
 
 
-# --- moments of the past ---
+# --- past moments ---
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_time_behind_what_an_archive_knows_is_refused_with_its_end(archive: Wr
     index = opened(archive)
     with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:01:46\+00:00, before .*01:46.500000.*use that time"):
         index.resolve(AsOf(time=106.5))
-    archive.save(known_until=200.25)  # as long as nothing was written behind the last row
+    archive.save(known_until=200.25)  # as long as no row was written after the last one
     index.refresh()
     assert index.resolve(AsOf(time=106.5)) == index.resolve(AsOf(time=200.25)) == VClock({1: 6})
     with pytest.raises(EndsEarlier, match=r"ends at 1970-01-01T00:03:20.250000\+00:00, before"):
@@ -344,7 +344,7 @@ def test_an_archive_without_rows_ends_at_its_snapshot() -> None:
 
 
 def test_of_a_plain_directory_a_time_behind_its_last_row_is_doubtful(archive: WrittenArchive) -> None:
-    assert opened(archive).doubt(AsOf(time=1e9)) is None  # refused instead
+    assert opened(archive).doubt(AsOf(time=1e9)) is None  # rejected instead
     archive.disk.unlink(f"{archive.directory}/manifest.json")
     index = opened(archive)
     assert index.resolve(AsOf(time=1e9)) == VClock({1: 6})
@@ -356,7 +356,7 @@ def test_of_a_plain_directory_a_time_behind_its_last_row_is_doubtful(archive: Wr
 
 def test_definitions_behind_a_gap_are_those_of_its_snapshot_before_a_row_follows(archive: WrittenArchive) -> None:
     index = opened(archive)
-    archive.lose(VClock({1: 20}))  # nothing is defined in the snapshot behind it
+    archive.lose(VClock({1: 20}))  # nothing is defined in the snapshot after it
     archive.save()
     for each in (index, opened(archive)):
         each.refresh()

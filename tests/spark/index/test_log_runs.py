@@ -1,4 +1,4 @@
-"""The runs of an archive: what was appended since the last poll, and nothing twice."""
+"""The runs of an archive: everything appended since the last poll, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions by position: epochs begin behind the transactions that change them, and only with what stands."""
+"""Definitions by position: epochs begin after the transactions that change them, and only with committed ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.change_rows import define, define_key, insert, truncate, whole
 
 @pytest.fixture
 def epochs() -> SchemaEpochs:
-    """Of one log: definitions in LSN 1 and 2, 4, 6; a truncation in 8."""
+    """Return the epochs of a log with definitions in LSN 1 and 2, 4, 6, and a truncation in 8."""
     archive = WrittenArchive()
     archive.write(
         whole(define(1, 512, "orders", ("id", "unsigned")), define_key(2, 512)),

@@ -1,4 +1,4 @@
-"""How slices come to executors: by every way the same rows; who has no token gets nothing."""
+"""Transport of slices to executors: the same rows by every way; nothing without the token."""
 
 from __future__ import annotations
 

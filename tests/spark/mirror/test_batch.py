@@ -1,4 +1,4 @@
-"""What executors make of the changes of a batch, and what the driver reads beside it: mostly without Spark."""
+"""Changes of a batch in executors, and the driver's reads beside it: mostly without Spark."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FIELDS = (("id", "unsigned"), ("name", "string"))
 
 
 class Tuples:
-    """Stands in for a table at a version: tuples by key."""
+    """A replacement for a table at a version: tuples by key."""
 
     def __init__(self, *rows: tuple[Any, ...]) -> None:
         self.rows = {row[0]: pack(row) for row in rows}
@@ -78,7 +78,7 @@ def index_of(*transactions: bytes) -> ArchiveIndex:
 
 
 class Plans:
-    """Stands in for a session: keeps what would go to executors."""
+    """A replacement for a session: records the executor tasks."""
 
     def __init__(self) -> None:
         self.sparkContext = SimpleNamespace(defaultParallelism=2)

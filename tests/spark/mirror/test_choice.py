@@ -1,4 +1,4 @@
-"""Which spaces are mirrored, and what changes of definitions mean for tables."""
+"""The mirrored spaces, and the effect of changed definitions on tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowstone mirror` of a Limestone directory: a table per storage, last version wins, exactly once."""
+"""`flowstone mirror` of a Limestone directory: a table per storage, the last version wins, exactly once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_mirror_follows_storages_late_versions_clearings_and_compaction(
 ) -> None:
     directory = mirrored.directory
     detached: list[str] = []
-    # What compaction has taken the versions of loses against anything, so nothing is late behind it.
+    # A compacted entry has lost its version and loses against any other, so nothing is late after it.
     late = random_sessions(41, 12, is_late=True)
     for channel, epoch, entries in [*late, *(each for each in random_sessions(42, 30) if each[1] > 12)]:
         directory.session(channel, epoch, *entries)
@@ -77,7 +77,7 @@ def test_a_mirror_follows_storages_late_versions_clearings_and_compaction(
             continue
         directory.durable(epoch)
         if epoch == 20:
-            monkeypatch.setattr(limestone_mirror, "DRIVER_ROWS", 0)  # by a job
+            monkeypatch.setattr(limestone_mirror, "DRIVER_ROWS", 0)  # by a Spark job
         if epoch in (3, 10, 12, 20, 30):
             mirrored.run(max_rows=60)
             assert mirrored.epoch == epoch

@@ -1,4 +1,4 @@
-"""`flowstone.spark.Mirror` in a program: several runs on one session, stopping, and arguments that are rejected."""
+"""`flowstone.spark.Mirror` in a program: several runs on one session, stopping, and rejected arguments."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_mirror_runs_resume_where_the_last_one_stopped(
     assert tuples_of(lake, "orders") == [(1, "a"), (2, "b")]
     assert [type(event) for event in told].count(MirrorCaughtUp) == 2
     assert told[-1] == second
-    assert spark.range(1).count() == 1, "the session that was running is left running"
+    assert spark.range(1).count() == 1, "the running session is not stopped"
 
 
 def test_mirror_without_a_block_uses_the_session_of_the_call(

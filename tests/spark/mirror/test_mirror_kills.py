@@ -1,9 +1,9 @@
-"""Line 1 of what the pipeline must show: a mirror that is killed at random moments, of a source that never rests.
+"""A mirror that is killed at random moments while its source keeps changing.
 
 Snapshot, then changes of all kinds (all operations, transactions, definitions, synchronous transactions of which some
-roll back); the mirror is killed with SIGKILL, its JVM and workers too, and started again. In the end each table is what
-its space is, byte by byte and column by column; a history has each settled change once, whatever its operation; and no
-file of any version of any table ever held a row that was rolled back.
+roll back); the mirror is killed with SIGKILL, with its JVM and workers, and restarted. At the end each table equals its
+space, byte by byte and column by column; a history has each settled change once, whatever its operation; and no file of
+any version of any table ever contained a rolled-back row.
 """
 
 from __future__ import annotations
@@ -47,18 +47,17 @@ from tests.web.exposition import checked
 ROWS_BEFORE = 20_000 if FULL else 1_000
 CHANGES = 200_000 if FULL else 7_000
 KILLS = ("opened", "progress") * (5 if FULL else 1)
-"""What a mirror has said when its last seconds begin: that it is open, which is before its first snapshot or batch; or
-that a batch is done."""
+"""The event before the kill: the mirror is open, before its first snapshot or batch; or a batch is complete."""
 
 HISTORY_KILLS = KILLS if FULL else KILLS[1:]
 SECONDS_LEFT_MAX = 4.0 if FULL else 2.0
 CHUNK = 250
 GHOST = "ghost"
-"""In every row that is going to be rolled back, and in no other."""
+"""In every row that will be rolled back, and in no other."""
 
 LATE = 660
 OPTIONS = ["--trigger-seconds=0.2", "--strings-as=binary"]
-"""Strings are cut in the middle of letters by some of the changes."""
+"""Some changes cut strings in the middle of characters."""
 
 STEADY = {PLAIN: "plain", PAIRS: "pairs", HASH: "hash", NUMBERED: "numbered", SURE: "sure"}
 
@@ -66,7 +65,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(10_000 if FULL else 1200)]
 
 
 def ddl() -> list[list[Any]]:
-    """A space is made, filled, given other fields and another name, emptied, dropped, made again and dropped again."""
+    """Create a space, fill it, change its fields and name, truncate it, drop it, create it again and drop it."""
     space, index = "box.schema.space.create", {"parts": [1, "unsigned"]}
     fields = [{"name": "id", "type": "unsigned"}, {"name": "text", "type": "string"}]
     nullable = {"name": "more", "type": "any", "is_nullable": True}
@@ -92,7 +91,7 @@ def ddl() -> list[list[Any]]:
 class Load(Thread):
     """Makes all changes, with definitions and ghosts between them, in as many parts as there are mirrors.
 
-    A part begins when it is released. `problem` is what ended it before its time.
+    A part begins when it is released. `problem` is the error that ended it early.
     """
 
     def __init__(self, member: Member, seed: int, parts: int) -> None:
@@ -122,7 +121,7 @@ class Load(Thread):
             self.problem = error
 
     def withdraw(self, number: int) -> None:
-        """Synchronous transactions that find no quorum, an asynchronous row in the same boat, and what follows them."""
+        """Run synchronous transactions without a quorum, an asynchronous row that depends on them, and later rows."""
         self.member.configure(replication_synchro_quorum=9, replication_synchro_timeout=0.01)
         steps = [["replace", SURE, [number, GHOST, number]], ["replace", PLAIN, [number, GHOST, 0, 0, None]]]
         with self.member.connect() as client:
@@ -144,13 +143,13 @@ def snapshot_first(member: Member) -> None:
 def kill_often(
     arguments: list[str], directory: Path, load: Load, kills: Sequence[str], seed: int
 ) -> list[MirrorProcess]:
-    """Runs mirrors while the load goes on, and kills all but the last; that one is stopped when it has everything."""
+    """Run mirrors during the load, and kill all but the last; that one is stopped when it is in sync."""
     random = Random(seed)
     runs: list[MirrorProcess] = []
     load.start()
     for kill in kills:
         runs.append(MirrorProcess(arguments, directory))
-        # In the first snapshot, in any batch, between two commits: wherever it happens to be.
+        # During the first snapshot, a batch, or between two commits: at any moment.
         runs[-1].wait_for("its beginning", lambda event: event["event"] == "opened")
         load.released.release()
         if kill == "progress":
@@ -171,7 +170,7 @@ def kill_often(
 
 
 def check_metrics(port: int, position: dict[int, int]) -> None:
-    """What a mirror that has everything tells Prometheus."""
+    """Check the Prometheus metrics of a mirror that is in sync."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         found = checked(answer.read().decode())
     for replica_id, lsn in VClock(position).without_zero():
@@ -179,11 +178,11 @@ def check_metrics(port: int, position: dict[int, int]) -> None:
     assert found.value("flowstone_mirror_tables") == len(found.labels("flowstone_mirror_table_changes_total"))
 
 
-# --- what must hold -----------------------------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------------------------
 
 
 def check_same(lake: Path, member: Member, *, history: bool = False) -> None:
-    """Tables are the source's spaces, and no others: tuples as bytes, and columns by what the tuples say."""
+    """Check that tables equal the source's spaces: tuples as bytes, and columns by the tuples."""
     tables = Lake.open(str(lake)).tables()
     spaces = {row[2]: row[0] for row in map(unpack, member.tuples(280)) if row[0] >= FIRST_USER_SPACE_ID}
     keyed = {row[0] for row in map(unpack, member.tuples(288)) if row[1] == 0}
@@ -199,7 +198,7 @@ def check_same(lake: Path, member: Member, *, history: bool = False) -> None:
 
 
 def check_no_ghosts(lake: Path) -> None:
-    """Looks at all files that any version of any table ever had, and at those that none had."""
+    """Check all files of all versions of all tables, and orphaned files."""
     found = 0
     for file in lake.rglob("*.parquet"):
         if "_flowstone" in str(file) or "_delta_log" in str(file):
@@ -211,7 +210,7 @@ def check_no_ghosts(lake: Path) -> None:
 
 
 def check_history(lake: Path, log: Path, begun: int) -> None:
-    """Each settled change behind the snapshot made one state, or ended those it had to: all states, and no others."""
+    """Check that each settled change after the snapshot produced or ended exactly its states."""
     wanted = expected(log, begun, STEADY)
     for number, name in STEADY.items():
         assert not (said := differences(wanted[number], found_in(rows_of(lake, name)))), f"{name}: {said}"

@@ -1,4 +1,4 @@
-"""Mirrors of archives, in the test's own process: tables follow the log, and its definitions, whatever was killed."""
+"""Mirrors of archives in the test's own process: tables follow the log and its definitions despite kills."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def drop_key(lsn: int, space: int) -> Row:
 
 
 def bump(lsn: int, space: int) -> Row:
-    """Counts the third field of key 1 up."""
+    """Increment the third field of key 1."""
     return statement(RequestType.UPDATE, lsn, {0x10: space, 0x20: (1,), 0x15: 1, 0x21: (("+", 3, 1),)})
 
 
@@ -75,7 +75,7 @@ def archive(tmp_path: Path) -> WrittenArchive:
 
 @pytest.fixture
 def by_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver leaves even the smallest batch to a job of Spark."""
+    """Make the driver run even the smallest batch as a Spark job."""
     monkeypatch.setattr("flowstone.spark.mirror.batch.DRIVER_ROWS", 0)
 
 
@@ -127,7 +127,7 @@ def test_tables_follow_definitions(spark: SparkSession, archive: WrittenArchive,
     mirror_once(spark, [archive.directory], lake)
     assert names_in(lake) == ["sales"]
     assert tuples_of(lake, "sales") == [(1, "x", "more"), (2, "b"), (3, "c", "note")]
-    # Dropped, and made again under its former name and id.
+    # Dropped, and created again under its former name and id.
     archive.write(whole(drop_key(9, 512)), whole(drop(10, 512)))
     archive.write(whole(define(11, 512, "orders", ("id", "unsigned"), ("name", "string")), define_key(12, 512)))
     archive.write(whole(insert(13, 7, "g")))
@@ -229,7 +229,7 @@ def test_masked_values_are_nowhere_in_the_lake(spark: SparkSession, archive: Wri
 
 
 def plain_bytes(file: Path) -> bytes:
-    """What is in a file, its columns decoded where it has some."""
+    """Return the bytes of a file, with its columns decoded if it has some."""
     if file.suffix != ".parquet":
         return file.read_bytes()
     return repr(pq.read_table(file).to_pylist()).encode() + file.read_bytes()
@@ -281,7 +281,7 @@ def test_rolled_back_rows_are_never_there(spark: SparkSession, archive: WrittenA
     archive.write(whole(insert(3, 1, "a")), whole(insert(4, 2, "ghost"), flags=SYNC), whole(insert(5, 3, "b")))
     archive.save()
     mirror_once(spark, [archive.directory], lake)
-    assert tuples_of(lake, "orders") == [(1, "a")]  # what waits behind it is not settled either
+    assert tuples_of(lake, "orders") == [(1, "a")]  # later transactions are not settled either
     archive.write(rollback(6, 4), whole(insert(7, 4, "c")))
     archive.save()
     mirror_once(spark, [archive.directory], lake)
@@ -302,7 +302,7 @@ def test_a_second_mirror_is_kept_out(spark: SparkSession, archive: WrittenArchiv
 def test_a_crash_between_two_commits_loses_and_doubles_nothing(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each way to die in a batch is tried once: behind the first table's commit, and before the progress is saved."""
+    """Each way to die in a batch is tried once: after the first table's commit, and before the progress is saved."""
     lake = tmp_path / "lake"
     layout = (("id", "unsigned"), ("name", "string"))
     archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)))
@@ -319,7 +319,7 @@ def test_a_crash_between_two_commits_loses_and_doubles_nothing(
             patched.setattr(Lake, "save", dying_after(0, Lake.save))
             with pytest.raises(Died):
                 mirror_once(spark, [archive.directory], lake)
-    # More comes before it is started again: the batch is another one than that which was half done.
+    # More rows arrive before the restart: the batch differs from the one that was half done.
     archive.write(whole(update(lsn + 1, 1, ("+", 3, 1))), whole(bump(lsn + 2, 600)))
     archive.save()
     mirror_once(spark, [archive.directory], lake)
@@ -328,7 +328,7 @@ def test_a_crash_between_two_commits_loses_and_doubles_nothing(
 
 
 class Died(Exception):
-    """As if the process were gone."""
+    """Simulates the death of the process."""
 
 
 def dying_after(count: int, original: Any) -> Any:
@@ -360,7 +360,7 @@ def test_a_gap_is_an_error_or_a_new_state(spark: SparkSession, archive: WrittenA
 
 
 def snapshot_rows(spaces: dict[int, str], *rows: tuple[int, Any]) -> list[tuple[int, Any]]:
-    """A snapshot with these spaces, and rows of them."""
+    """Return a snapshot with these spaces and rows."""
     layout = [{"name": "id", "type": "unsigned"}, {"name": "name", "type": "string"}]
     return [
         (272, ("version", 2, 11, 1)),
@@ -371,7 +371,7 @@ def snapshot_rows(spaces: dict[int, str], *rows: tuple[int, Any]) -> list[tuple[
 
 
 def test_names_follow_a_gap(spark: SparkSession, archive: WrittenArchive, tmp_path: Path) -> None:
-    """One name is free behind it, another is that of another space."""
+    """One name is free after it, another belongs to another space."""
     lake, layout = tmp_path / "lake", (("id", "unsigned"), ("name", "string"))
     archive.write(whole(define(3, 600, "other", *layout), define_key(4, 600)), whole(insert(5, 1, "o", space=600)))
     archive.save()
@@ -448,7 +448,7 @@ def test_several_replica_sets_share_their_tables(spark: SparkSession, archive: W
 def test_a_mirror_that_was_overtaken_stops_and_changes_nothing(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On object storage no lock keeps a second one out: what it committed does."""
+    """On object storage no lock excludes a second mirror; its commits do."""
     lake = tmp_path / "lake"
     archive.write(whole(insert(3, 1, "n", 0)))
     archive.save()
@@ -471,7 +471,7 @@ def test_a_mirror_that_was_overtaken_stops_and_changes_nothing(
 
 
 def test_the_directory_of_a_real_server_needs_no_archive(spark: SparkSession, tarantool: Any, tmp_path: Path) -> None:
-    """Local rows count in its vclock, and are in no table; the state is that of its snapshot and the log behind it."""
+    """Local rows count in its vclock, but are in no table; the state is that of its snapshot and later log."""
     said = tarantool.run(
         """
         box.cfg{log = 'server.log'}
@@ -498,7 +498,7 @@ def test_the_directory_of_a_real_server_needs_no_archive(spark: SparkSession, ta
 
 
 class Done:
-    """Stands in for the tables of a mirror; what was done to keep house, and when."""
+    """A replacement for the tables of a mirror; records maintenance and its times."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -513,7 +513,7 @@ class Done:
 
 
 def kept_house(monkeypatch: pytest.MonkeyPatch, hours: int, **options: Any) -> Done:
-    """What a mirror does that has a batch in its first minute, and none after it."""
+    """Return the maintenance of a mirror that has a batch in its first minute, and none later."""
     done = Done()
     monkeypatch.setattr("flowstone.spark.mirror.mirror_run.time.monotonic", lambda: done.now)
     job = mirror_run.MirrorRun(cast(SparkSession, None), [], LakePlace("/lake"), mirror_run.MirrorOptions(**options))

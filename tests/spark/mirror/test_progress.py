@@ -1,4 +1,4 @@
-"""Events of a mirror, and the figures in them."""
+"""Events of a mirror, and their figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a mirror takes the log from."""
+"""The sources of a mirror's log."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_spool_that_cannot_begin_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("tarantool")
 def test_a_spool_that_stops_says_nothing_of_it(tmp_path: Path) -> None:
-    """Its mirror does: two who say that they have stopped are one too many."""
+    """Its mirror reports the stop: one message is enough."""
     said: list[str] = []
     with RealServer(tmp_path / "master") as server:
         members = [parse_uri(server.uri)]

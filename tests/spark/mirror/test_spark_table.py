@@ -1,4 +1,4 @@
-"""Merges on Spark: what goes into them, and, at full scale, the tests of tables once more with Delta's jars."""
+"""Merges on Spark: their input, and, at full scale, the tests of tables again with Delta's jars."""
 
 from __future__ import annotations
 

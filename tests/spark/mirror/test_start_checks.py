@@ -1,4 +1,4 @@
-"""What refuses a mirror is found before Spark starts, and before anything is made."""
+"""Reasons to reject a mirror are found before Spark starts, and before anything is created."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_exclude_of_a_space_that_has_a_table_is_refused(archive: WrittenArchive,
 def test_exclude_of_a_dropped_space_is_accepted_for_a_lake_whose_settings_do_not_name_exclusions(
     archive: WrittenArchive, tmp_path: Path
 ) -> None:
-    """A lake that was begun before exclusions were saved: the space may have been dropped since."""
+    """A lake that was created before exclusions were saved: the space may have been dropped since."""
     lake = str(tmp_path / "lake")
     options = MirrorOptions(choice=MirrorChoice.parse([], ["queue"], []))
     settings = {name: value for name, value in options.settings.items() if name != "excluded"}
@@ -189,7 +189,7 @@ def test_exclude_of_a_new_space_is_not_refused_while_a_known_source_is_away(
 
 
 class DeltaSession:
-    """A session with Delta's jars, as far as a start looks at it. Its catalog has the schema `default`."""
+    """The part of a session with Delta's jars that a start inspects. Its catalog has the schema `default`."""
 
     conf: ClassVar = {"spark.sql.extensions": EXTENSION}
 

@@ -1,4 +1,4 @@
-"""How the tables of a mirror follow their spaces, on lakes without Spark."""
+"""The tables of a mirror follow their spaces, on lakes without Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RULES = UpdateRules(fills_gaps=True)
 
 
 def states(*rows: tuple[int, tuple[Any, ...] | None]) -> pa.Table:
-    """States by the LSN of their change; key 1 where there is no tuple."""
+    """Return states by the LSN of their change; key 1 if there is no tuple."""
     tuples = pa.array([None if row is None else pack(row) for _, row in rows], pa.binary())
     whole = pa.array([pack(row or (1, "")) for _, row in rows], pa.binary())
     columns: dict[str, Any] = {
@@ -57,7 +57,7 @@ def folded(*rows: tuple[int, tuple[Any, ...] | None]) -> FoldedTable:
 
 
 class Place:
-    """Tables in a lake, their exact twins beside it, and what was told."""
+    """Tables in a lake, their exact twins, and the events."""
 
     def __init__(self, directory: Path, masking: Masking, *, history: bool = False) -> None:
         self.history = history
@@ -104,12 +104,12 @@ def test_a_history_has_the_states_between_of_the_transaction_that_makes_a_space(
 
 
 def test_what_a_snapshot_does_not_have_is_marked_with_its_twin(tmp_path: Path) -> None:
-    """The same snapshot as when the tables were made, with other spaces chosen, or a later one."""
+    """The same snapshot as at the creation of the tables, with other spaces chosen, or a later one."""
     for number, history in enumerate((False, True)):
         place = Place(tmp_path / str(number), MASKED, history=history)
         place.tables.create([ORDERS, named("shop", 513)], UUID, VClock({1: 2}), {})
         place.tables.leave([], {513: named("shop", 513)}, OTHER_UUID, VClock({1: 2}), 0)
-        assert len(Lake.open(str(place.lake)).tables()) == 2  # nothing there is of that replica set
+        assert len(Lake.open(str(place.lake)).tables()) == 2  # nothing there belongs to that replica set
         place.tables.leave([], {513: named("shop", 513)}, UUID, VClock({1: 2}), 0)
         assert (list(Lake.open(str(place.lake)).tables()), Lake.open(str(place.exact)).tables()) == (["shop"], {})
         place.tables.leave([], {}, UUID, VClock({1: 3}), 0)
@@ -129,7 +129,7 @@ def test_a_twin_that_is_behind_catches_up_and_the_table_takes_nothing_twice(tmp_
     again = place.opened(MASKED)
     target = again.targets({512: ORDERS}, UUID, {}, RULES)[512]
     assert (target.applied, target.shown) == (VClock({1: 2}), VClock({1: 5}))
-    # A smaller batch than the one that was half done: the table must not go back.
+    # A smaller batch than the half-done one: the table must not move backwards.
     again.commit(ORDERS, folded((4, (1, "older"))), UUID, VClock({1: 4}))
     assert table.version == Lake.open(str(place.lake)).table("orders").version  # type: ignore[union-attr]
     assert tuples_of(place.exact, "orders") == [(1, "older")]
@@ -175,7 +175,7 @@ def test_a_name_is_taken_over_in_the_transaction_that_frees_it(tmp_path: Path) -
     place.tables.create([shop, import_], UUID, VClock({1: 2}), {})
     for space, text in ((shop, "old"), (import_, "new")):
         place.tables.commit(space, folded((3, (1, text))), UUID, VClock({1: 3}))
-    # The space with the lesser id comes last: its new name is another's until then.
+    # The space with the lesser id comes last: its new name belongs to another one until then.
     pairs = [(import_, named("shop", 513)), (shop, named("shop_old", 512))]
     for tables in (place.tables, place.opened(Masking())):  # the second one again, as if the first had been killed
         tables.rename(pairs, UUID, VClock({1: 4}))
@@ -214,7 +214,7 @@ def test_all_tables_are_vacuumed_also_those_of_spaces_that_are_gone(tmp_path: Pa
     place.tables = place.opened(MASKED)
     place.tables.commit(ORDERS, folded((6, (2, "more"))), UUID, VClock({1: 6}))
     place.tables.vacuum(0)
-    place.tables.commit(ORDERS, folded((7, (3, "and more"))), UUID, VClock({1: 7}))  # it stands at its newest version
+    place.tables.commit(ORDERS, folded((7, (3, "and more"))), UUID, VClock({1: 7}))  # it is at its newest version
     assert tuples_of(place.exact, "orders") == [(1, "at 4"), (2, "more"), (3, "and more")]
 
 

@@ -1,4 +1,4 @@
-"""What is restored: a snapshot in the order and with the rows of a real one, tables, or nothing at all."""
+"""Restored data: a snapshot in the order and with the rows of a real one, tables, or nothing at all."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _check_snapshot(archive: BoxArchive, path: Path) -> None:
         (request[0x10], pack(request[0x21])) for row in rows if (request := unpack_body(row.body)) and row.type == 2
     ]
     held = dict(archive.held[archive.lsn])
-    # Numbers that inserts took stand in snapshots only.
+    # Only snapshots have numbers that inserts took.
     held[285] = [pack((1, 40))]
     assert tuples == [(space_id, raw) for space_id in sorted(held) for raw in held[space_id]]
     states = [number for number, row in enumerate(rows) if row.type != RequestType.INSERT]
@@ -114,7 +114,7 @@ def _check_snapshot(archive: BoxArchive, path: Path) -> None:
 def test_the_command(
     spark: SparkSession, archive: BoxArchive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lsn = archive.lsn - 1  # behind the truncation and what follows it in one transaction
+    lsn = archive.lsn - 1  # after the truncation and later rows of its transaction
     arguments = ["restore", archive.directory, "--to", str(lsn), "--out", str(tmp_path / "out"), "--json"]
     assert run(arguments) == 0
     told = json.loads(capsys.readouterr().out)
@@ -145,7 +145,7 @@ def test_the_command_takes_the_end_of_a_log(
     has_manifest: bool,
     notes: list[str],
 ) -> None:
-    """A plain directory does not say until when it was written: that is told, as its end is all that there is."""
+    """A plain directory does not say until when it was written: the command reports that its end is used."""
     directory = shutil.copytree(archive.directory, tmp_path / "logs")
     if not has_manifest:
         (directory / "manifest.json").unlink()
@@ -222,7 +222,7 @@ def test_vinyl_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("size", [1, 30, 5000])
 def test_blocks_are_those_of_the_writer(tmp_path: Path, size: int) -> None:
-    """Numbered on, local rows marked, whole over the borders of batches and spaces."""
+    """LSNs continue, local rows are marked, blocks are whole across the borders of batches and spaces."""
     tuples = [(512 + (number > 700), pack((number, "x" * size))) for number in range(1000)]
     columns = ([space for space, _ in tuples], [b"key"] * len(tuples), [raw for _, raw in tuples])
     arrays = [pa.array(column, field.type) for column, field in zip(columns, STATE, strict=True)]

@@ -1,4 +1,4 @@
-"""A real Tarantool starts from what was restored at a settled moment, and has what the server had at that moment."""
+"""A real Tarantool starts from data restored at a settled moment, and has its data of that moment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def archived(server: RealServer, directory: Path) -> ArchiveIndex:
-    """The archive of all that the server does, with snapshots in between."""
+    """Archive everything that the server does, with snapshots in between."""
     told: list[events.ArchiveEvent] = []
     async with Archive(server.uri, directory, snapshot_interval=0.5, on_event=told.append) as archive:
         for number in range(ROUNDS + 1):

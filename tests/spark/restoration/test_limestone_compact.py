@@ -1,4 +1,4 @@
-"""Compaction on Spark: the file that the local one writes, byte for byte."""
+"""Compaction on Spark writes the same file as the local one, byte for byte."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_spark_writes_what_one_process_writes(
         )
     with pytest.raises(LimestoneError, match=r"log files of .* changed during compaction"):
         write(DISK, directory.path, ["pwal_0000"], 60, str(tmp_path / "none"))
-    assert sorted(os.listdir(tmp_path)) == ["d", "here 25", "here 60", "there 25", "there 60"], "nothing is left behind"
+    assert sorted(os.listdir(tmp_path)) == ["d", "here 25", "here 60", "there 25", "there 60"], "no file is left over"
 
 
 def test_a_directory_is_compacted_twice_on_spark(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Changes of an archive as batches: each settled transaction once and whole, the same however the log is divided."""
+"""Changes of an archive as batches: each settled transaction once and whole, however the log is split."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def _any_statement(random: Random, lsn: int, origin: int) -> Row:
 
 
 def scribble(archive: WrittenArchive, seed: int) -> set[int]:
-    """Transactions of all kinds in blocks of any size, of two origins; LSNs of origin 1 that do not stand."""
+    """Write transactions of all kinds in blocks of any size, of two origins; return LSNs of origin 1 that are rolled
+    back."""
     random = Random(seed)
     lsns = {1: 2, 2: 0}
     withdrawn: set[int] = set()

@@ -1,4 +1,4 @@
-"""The change contract: the columns of changes, how operations fill them, and what Spark calls them."""
+"""The change contract: the columns of changes, how operations fill them, and their Spark types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a query goes on, by its checkpoint."""
+"""The position from which a query resumes, by its checkpoint."""
 
 from __future__ import annotations
 

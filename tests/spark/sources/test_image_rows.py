@@ -1,4 +1,4 @@
-"""Images: each change as the tuples before and after it, where an archive kept them."""
+"""Images: each change as the tuples before and after it, if an archive kept them."""
 
 from __future__ import annotations
 

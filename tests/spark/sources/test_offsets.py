@@ -1,4 +1,4 @@
-"""Offsets: the JSON in Spark's checkpoint, there and back, and what a user may write for one."""
+"""Offsets: the JSON in Spark's checkpoint, its round trip, and the forms for users."""
 
 from __future__ import annotations
 

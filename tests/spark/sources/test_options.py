@@ -1,4 +1,4 @@
-"""Options of the sources: what they mean, and the one sentence that each mistake gets."""
+"""Options of the sources: their meaning, and one sentence for each error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes next in a stream: chunks of the snapshot, then changes, each time the same for the same positions."""
+"""The batches of a stream: chunks of the snapshot, then changes, the same for the same positions."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_changes_come_up_to_the_limit_and_the_target(archive: WrittenArchive) ->
 
 
 def test_a_target_that_is_no_place_in_this_log_splits_nothing(archive: WrittenArchive) -> None:
-    # Whoever was asked for the target had the row of replica 2 before the second one of replica 1.
+    # The member that was asked for the target had the row of replica 2 before the second one of replica 1.
     archive.write(whole(insert(3, 3, "x")), whole(insert(4, 4, "x")), whole(insert(1, 5, "x", origin=2)))
     archive.write(whole(insert(5, 6, "x")))
     index = saved(archive)

@@ -1,4 +1,4 @@
-"""Columns of a state: which there are, and tuples to batches."""
+"""Columns of a state, and tuples to batches."""
 
 from __future__ import annotations
 

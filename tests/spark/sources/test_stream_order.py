@@ -1,4 +1,4 @@
-"""Where rows stand in a stream: versions rise by transaction, times never fall, and neither depends on the cuts."""
+"""Positions of rows in a stream: versions rise by transaction, times never decrease, independent of the batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.spark.change_rows import insert, whole
 
 
 def log(sizes: list[tuple[int, int, float]]) -> list[bytes]:
-    """Transactions of so many rows of that origin, stamped with that time."""
+    """Return transactions with this number of rows, origin and time."""
     lsns = {1: 10, 2: 5}
     found = []
     for origin, size, at in sizes:

@@ -1,4 +1,4 @@
-"""Where two sides meet: who waits for whom, who shows only one position, and what is said of one that is late."""
+"""The common position of two sides: waiting for the other side, fixed positions, and late sides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UUID = "aaaaaaaa-0000-4000-8000-000000000000"
 
 
 class Moving:
-    """A side that is at the next of its positions each time it is refreshed; `since` is its oldest snapshot."""
+    """A side that advances by one position per refresh; `since` is its oldest snapshot."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ def test_two_that_stand_at_one_position_meet_there() -> None:
 
 
 def test_nodes_that_are_written_to_meet_where_either_was_in_the_beginning() -> None:
-    """A position that is a prefix of neither log: with several originators each has seen the other's rows later."""
+    """A position that is a prefix of neither log: with several originators each saw the other's rows later."""
     a = Moving("a", {1: 10, 2: 3}, {1: 12, 2: 5}, {1: 14, 2: 7}, since={1: 10, 2: 3})
     b = Moving("b", {1: 8, 2: 6}, {1: 9, 2: 8}, {1: 11, 2: 9}, since={1: 8, 2: 6})
     assert met(a, b).a == VClock({1: 10, 2: 6})
@@ -132,6 +132,6 @@ def test_sides_of_different_replica_sets_are_compared_as_they_are() -> None:
 
 
 def test_a_position_that_nobody_lacks_and_one_cannot_show_is_no_comparison() -> None:
-    """As where an archive has a gap."""
+    """For example if an archive has a gap."""
     with pytest.raises(SideError, match=r"a cannot show {1: 12}: it has no snapshot or version that is old enough"):
         met(Moving("a", {1: 12}, since={1: 13}), Moving("b", {1: 12}, past=False), wait=0.0)

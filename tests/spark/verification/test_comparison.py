@@ -1,4 +1,4 @@
-"""Verify over small archives: what is chosen, what is no difference, several origins, moments of the past."""
+"""Verify over small archives: chosen spaces, allowed differences, several origins, past moments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Archives = Callable[..., LogSide]
 
 @pytest.fixture
 def archived(tmp_path: Path) -> Archives:
-    """An archive of spaces `orders` and `other`, LSN 1 to 4, and then of these transactions."""
+    """Return archives of spaces `orders` and `other`, LSN 1 to 4, followed by these transactions."""
 
     def write(name: str, *transactions: bytes) -> LogSide:
         written = WrittenArchive(production().disk, str(tmp_path / name))
@@ -51,9 +51,9 @@ def raw(lsn: int, space: int, data: bytes) -> bytes:
 
 
 def test_rows_in_another_order_or_written_longer_are_the_same(spark: SparkSession, archived: Archives) -> None:
-    """Each log has the other's rows where they came; rolled back ones are in neither state.
+    """Each log has the other's rows in order of arrival; rolled-back ones are in neither state.
 
-    Numbers and lengths that are written longer are counted, and no difference.
+    Longer encodings of numbers and lengths are counted, but are not differences.
     """
     ours, theirs = whole(insert(5, 1, "a")), whole(insert(1, 2, "b", origin=2))
     withdrawn = whole(insert(6, 9, "never"), flags=SYNC), rollback(7, 6)

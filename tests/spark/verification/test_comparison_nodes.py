@@ -1,4 +1,4 @@
-"""Two live nodes while they are written to: a real server and a Flowstone node that follows it."""
+"""Two live nodes during writes: a real server and a Flowstone node that follows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAIT_SECONDS = 60.0
 
 @contextmanager
 def written_to(port: int) -> Iterator[None]:
-    """Transactions, one after the other, as long as the block lasts."""
+    """Run transactions, one after another, for the duration of the block."""
     ended = threading.Event()
 
     def write() -> None:

@@ -1,6 +1,6 @@
-"""Verify finds each planted difference, in node, archive and lake, on either side, and none where none is.
+"""Verify finds each planted difference, in node, archive and lake, on either side, and no others.
 
-At the scale of CI the plants of one kind are put into one copy and found together; in full each is planted alone.
+At CI scale the plants of one kind are put into one copy and found together; at full scale each is planted alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EVERYTHING = VerifyOptions(wait=0.0, limit=1000)
 
 @dataclass(frozen=True)
 class World:
-    """A real server with its archive, and a lake of that."""
+    """A real server with its archive, and a lake of that archive."""
 
     spark: SparkSession
     source: Source
@@ -76,7 +76,7 @@ def world(spark: SparkSession, tarantool: object, tmp_path_factory: pytest.TempP
 
 
 def mirror(archive: Path, lake: Path, *options: str) -> Path:
-    """The lake of an archive, as the command makes it."""
+    """Create the lake of an archive by the command."""
     assert run(["mirror", "--once", *options, str(archive), str(lake)]) == 0
     return lake
 
@@ -88,7 +88,7 @@ def told(report: VerifyReport) -> set[tuple[str, str, str]]:
 def check_told(
     report: VerifyReport, plants: list[Plant], side: str, more: Collection[tuple[str, str, str]] = ()
 ) -> None:
-    """Each plant is named, with the place in the tuple, and nothing else is."""
+    """Check that each plant is reported with its place in the tuple, and nothing else is."""
     assert not report.is_equal
     expected = {(NAMES[plant.space_id], plant.key, plant.kind_on(side)) for plant in plants}
     if any(plant.name.startswith("what two rows") for plant in plants):
@@ -132,7 +132,7 @@ def test_nothing_is_found_whatever_the_sides(world: World, a: str, b: str) -> No
 
 
 def _log_edit(row: Row) -> Row:
-    """Four rows of the log are others: an operand, an update and a deletion that never came, a double."""
+    """Change four rows of the log: an operand, a missing update, a missing deletion, a double."""
     body = unpack_body(row.body) if row.body else {}
     if body.get(0x10) != ORDERS:
         return row
@@ -158,7 +158,7 @@ LOG_EDITS = {
 
 
 def test_plants_in_an_archive_are_found_in_its_snapshot_and_in_its_log(world: World) -> None:
-    """All LSNs are there, so that positions tell nothing."""
+    """All LSNs are present, so positions reveal nothing."""
     planted = rewrite(world.source.archive, world.copy("planted"), FITTING, log=_log_edit)
     report = world.found(world.archive(), LogSide(str(planted)))
     check_told(report, FITTING, "B", LOG_EDITS)
@@ -182,11 +182,11 @@ def test_one_lsn_late_is_named(world: World) -> None:
 # --- nodes ---
 
 REFUSED_BY_A_NODE = ("an index is unique",)
-"""Names that are there twice are no index's that is unique."""
+"""A unique index cannot have duplicate names."""
 
 
 def test_plants_in_a_live_node_are_found(world: World) -> None:
-    """A Flowstone node that began with other data, against the real server; both are followed."""
+    """A Flowstone node with different initial data, against the real server; both are followed."""
     plants = [plant for plant in FITTING if plant.name not in REFUSED_BY_A_NODE]
     copy = rewrite(world.source.archive, world.copy("node"), plants)
     with served_node.serve(copy, dialect="2.6") as node:
@@ -220,7 +220,7 @@ def test_plants_in_a_lake_are_found(world: World) -> None:
 @pytest.mark.full_scale(reason="each plant alone is for the full scale")
 @pytest.mark.parametrize("number", range(len(PLANTS)))
 def test_each_plant_is_found_alone(world: World, number: int) -> None:
-    """In turns in A and in B, against the live server, the lake and the archive."""
+    """Alternately in A and in B, against the live server, the lake and the archive."""
     plant, side = PLANTS[number], "AB"[number % 2]
     planted = LogSide(str(rewrite(world.source.archive, world.copy(f"alone-{number}"), [plant])))
     others: list[Callable[[], Side]] = [world.node, world.archive]

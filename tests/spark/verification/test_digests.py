@@ -1,4 +1,4 @@
-"""Digests and differing keys over small frames: each kind of difference, and what is none."""
+"""Digests and differing keys over small frames: each kind of difference, and allowed ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_each_kind_of_difference_is_found_and_named(spark: SparkSession) -> None
 
 @pytest.mark.parametrize("times", [2, 3])
 def test_a_row_that_is_there_twice_does_not_cancel_itself(spark: SparkSession, times: int) -> None:
-    """Hashes that are only XORed would let pairs vanish."""
+    """With plain XOR of hashes, pairs would vanish."""
     rows: Rows = [row(512, 1, "a"), row(512, 2, "b")]
     found = compare_digests(frame(spark, rows), frame(spark, [rows[0], *[rows[1]] * times]))
     assert found[0].differing_buckets

@@ -1,4 +1,4 @@
-"""Rows of a lake against their own tuples: which column contradicts, and tuples that are none."""
+"""Rows of a lake against their own tuples: contradicting columns, and invalid tuples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPACE = SpaceDefinition(
 
 
 def stored(schema: LakeSchema, *tuples: Any, uuid: str = SET) -> pa.RecordBatch:
-    """Rows as a mirror writes them."""
+    """Return rows as a mirror writes them."""
     data = pa.array([msgpack.packb(each) for each in tuples], pa.binary())
     keys = prefixed(schema.prefix(uuid), sort_keys(schema.space, data))
     return schema.rows(keys, data).combine_chunks().to_batches()[0]

@@ -1,4 +1,4 @@
-"""Lakes as sides: histories whose states do not follow each other, masks, tables that are ahead of the lake."""
+"""Lakes as sides: histories with inconsistent states, masks, tables that are ahead of the lake."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_masked_fields_are_compared_where_the_masks_can_be_repeated(
 def test_a_table_that_is_ahead_is_read_as_it_was_where_the_lake_is(
     spark: SparkSession, archive: WrittenArchive, tmp_path: Path
 ) -> None:
-    """As a crash leaves it between the commit of a table and that of the progress."""
+    """As after a crash between the commit of a table and that of the progress."""
     lake = mirrored(archive, tmp_path / "lake")
     opened = Lake.open(str(lake), engine="deltalake")
     before = opened.progress[UUID]
@@ -92,7 +92,7 @@ def test_a_table_that_is_ahead_is_read_as_it_was_where_the_lake_is(
 
 
 def _put_back(lake: Path, position: VClock) -> None:
-    """The lake's own table as it was before."""
+    """Restore the lake's own table to an earlier position."""
     table = DeltaTable(str(lake / "_flowstone"))
     version = table.version()
     while Lake.open(str(lake), engine="deltalake").progress[UUID].position != position:

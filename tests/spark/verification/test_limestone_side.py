@@ -1,4 +1,4 @@
-"""`flowstone verify` with Limestone directories: beside a lake, beside another directory, at one durable epoch."""
+"""`flowstone verify` of Limestone directories: with a lake, with another directory, at one durable epoch."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_a_directory_beside_its_lake(spark: SparkSession, tmp_path: Path) -> Non
     directory.session(0, 16, put(1, b"new", b"row", version(16)), remove(2, directory.state(15)[-1][1], version(16)))
     directory.durable(16)
     report = compared(spark, directory.path, lake)
-    assert (report.b.lacks, report.a.position) == (((1, 16, 16),), {1: 15}), "the lake is behind"
-    assert report.difference_count == 0, "compaction takes versions away, and no rows"
+    assert (report.b.lacks, report.a.position) == (((1, 16, 16),), {1: 15}), "the lake lags"
+    assert report.difference_count == 0, "compaction removes versions, but no rows"
     assert sum(space.rows_a for space in report.spaces) == len(directory.state(15))
 
 

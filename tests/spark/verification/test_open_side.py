@@ -1,4 +1,4 @@
-"""Which kind of side a name means, and what is said of names that mean nothing."""
+"""The kind of side that a name means, and errors for invalid names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report says: equal or not, who is late, and its JSON."""
+"""The content of a report: equality, late sides, and its JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sides that are logs: what they reach, which positions they can show, and which of their spaces can be compared."""
+"""Sides that are logs: their ends, the positions that they can show, and their comparable spaces."""
 
 from __future__ import annotations
 

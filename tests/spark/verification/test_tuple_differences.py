@@ -1,4 +1,4 @@
-"""What two tuples differ in: encodings that are no difference, types that are, and places deep inside."""
+"""Differences of two tuples: ignored encodings, significant types, and nested places."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_report_names_the_keys_that_differ(spark: SparkSession, archives: tuple[
 
 
 def test_position_may_be_a_value(spark: SparkSession, archives: tuple[Path, Path]) -> None:
-    report = verify(*archives, at=flowstone.VClock({1: 3}))  # takes the running session
+    report = verify(*archives, at=flowstone.VClock({1: 3}))  # uses the running session
     assert report.is_equal
     assert report.b.position == {1: 3}
 

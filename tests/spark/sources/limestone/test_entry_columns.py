@@ -1,4 +1,4 @@
-"""The columns of source `limestone`: types, values, choice; which entry of a key wins."""
+"""The columns of source `limestone`: types, values, choice; the winning entry of a key."""
 
 from __future__ import annotations
 
@@ -113,9 +113,11 @@ def test_of_equal_keys_the_greatest_version_wins_then_the_last_file_and_offset(t
     column = pa.concat_arrays(places)
     table = pa.table({"key": pa.array(["a"] * 8 + ["b"] * 4), "place": column, "row": pa.array(range(12))})
     assert sorted(newest(table, ["key"])["row"].to_pylist()) == [7, 11]
-    assert newest(table.slice(0, 4), ["key"])["row"].to_pylist() == [3], "what is compacted goes by its offset"
+    assert newest(table.slice(0, 4), ["key"])["row"].to_pylist() == [3], "compacted entries are ordered by offset"
     assert sorted(newest(table, ["row"])["row"].to_pylist()) == list(range(12))
     assert newest(table.slice(0, 0), ["key"]).num_rows == 0
     in_bytes = sorted(range(12), key=lambda row: column[row].as_py())
     numbers = places_of(column)
-    assert in_bytes == sorted(range(12), key=lambda row: tuple(numbers[row].tolist())), "their bytes order as they do"
+    assert in_bytes == sorted(range(12), key=lambda row: tuple(numbers[row].tolist())), (
+        "their bytes are in the same order"
+    )

@@ -1,4 +1,4 @@
-"""What executors take of planned pieces: those that count, those about keys, those that no clearing made void."""
+"""The entries that executors read of planned pieces: those that count, those of keys, those not cleared."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ def test_a_clearing_makes_lesser_versions_of_its_storage_void(tmp_path: Path) ->
     assert left({1: (1, 2)}) == [3, 5, 6]
     assert left({1: (2, 5)}) == [3, 5, 6]
     assert left({1: (2, 6), 2: (9, 0)}) == [6]
-    assert left({1: (0, 1)}, is_compacted=True) == [3], "what is compacted has no version"
+    assert left({1: (0, 1)}, is_compacted=True) == [3], "compacted entries have no version"

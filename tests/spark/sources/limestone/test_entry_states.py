@@ -1,4 +1,4 @@
-"""States at durable epochs: equal to a model of everything, whatever the shares, behind compaction too."""
+"""States at durable epochs equal a model of everything, for any shares, also after compaction."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_state_behind_compaction(tmp_path: Path) -> None:
 
     for epoch in (3, 9, 10, 11, 12):
         assert without_versions(rows_at(directory, epoch)) == without_versions(directory.state(epoch))
-    assert {row[3:5] for row in rows_at(directory, 10)} == {(0, 0)}, "compaction takes versions away"
+    assert {row[3:5] for row in rows_at(directory, 10)} == {(0, 0)}, "compaction removes versions"
     for name in files:
         os.unlink(f"{directory.path}/{name}")
     assert without_versions(rows_at(directory, 12)) == without_versions(directory.state(12))

@@ -1,4 +1,4 @@
-"""Source `limestone` as a batch: changes and states by Spark, options and their errors."""
+"""Source `limestone` as a batch: changes and states through Spark, options and their errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def directory(tmp_path: Path) -> WrittenDirectory:
 
 
 def read(directory: WrittenDirectory, **options: str) -> list[dict[str, Any]]:
-    """As Spark reads, without it."""
+    """Read as Spark does, without Spark."""
     reader = LimestoneReader(limestone_options({"path": directory.path, **options}))
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
@@ -87,7 +87,7 @@ def test_what_compaction_took_away_is_lost_or_passed_over(directory: WrittenDire
     directory.compact(epoch=20)
     directory.session(0, 22, put(1, b"new", b"", version(22)))
     directory.durable(22)
-    assert [row["key"] for row in read(directory)] == [b"new"], "earliest is what there is"
+    assert [row["key"] for row in read(directory)] == [b"new"], "earliest means the first available"
     with pytest.raises(EpochLost, match="start after epoch 20"):
         read(directory, startingOffsets="3")
     assert [row["key"] for row in read(directory, startingOffsets="3", failOnDataLoss="false")] == [b"new"]

@@ -1,4 +1,4 @@
-"""The stream of source `limestone`: offsets are durable epochs, batches are read again as they were."""
+"""The stream of source `limestone`: offsets are durable epochs, and repeated batches are equal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 class Query:
-    """Plans batches as Spark does, and keeps what it would keep."""
+    """Plans batches and keeps state as Spark does."""
 
     def __init__(self, directory: WrittenDirectory, **options: str) -> None:
         self.options = {"path": directory.path, **options}
@@ -34,7 +34,7 @@ class Query:
         self.reader = LimestoneStreamReader(limestone_options(self.options, streaming=True))
 
     def batches(self, limit: ReadLimit | None = None) -> Iterator[list[Row]]:
-        """What there is to be had now."""
+        """Return the batches available now."""
         while True:
             end = self.reader.latestOffset(self.offset, limit or self.reader.getDefaultReadLimit())
             if end == self.offset:
@@ -101,7 +101,7 @@ def test_a_stream_over_a_directory_that_is_written_rotated_and_compacted(tmp_pat
             assert changes(query.read(query.offset, planned)) == written(directory, epoch - 1, epoch)
     found += [row for batch in query.batches() for row in batch]
     assert changes(found) == written(directory, 0, 40)
-    assert changes(query.read({}, {UUID: 40})) == written(directory, 0, 40), "detached files are there still"
+    assert changes(query.read({}, {UUID: 40})) == written(directory, 0, 40), "detached files still exist"
 
 
 def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:

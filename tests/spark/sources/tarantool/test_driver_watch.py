@@ -1,4 +1,4 @@
-"""A reader's process ends with its driver: told to, or left behind."""
+"""A reader's process ends with its driver, on request or when orphaned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of the encoder: what they do is in `test_tuple_encoder`, here that they keep inside of their arrays."""
+"""Bounds of the encoder's kernels; `test_tuple_encoder` tests their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNCOMPILED = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 
 @pytest.mark.skipif(UNCOMPILED, reason="this is that run")
 def test_no_kernel_leaves_its_arrays() -> None:
-    """The same tests, uncompiled: there each read and write outside an array is an error."""
+    """The same tests, uncompiled: each read and write outside an array raises."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--hypothesis-profile=ci"]
     files = [
         "tests/spark/sources/tarantool/test_tuple_encoder.py",

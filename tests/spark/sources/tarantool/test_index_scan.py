@@ -1,4 +1,4 @@
-"""Whole spaces at live servers, page by page: each row once."""
+"""Whole spaces of live servers, page by page: each row once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live servers as their client: members that are away, spaces that are seen, refusals in words."""
+"""Live servers through our client: unreachable members, visible spaces, error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots of live servers as they come: all rows, one table per chunk, clear words where there is none."""
+"""Streaming snapshots of live servers: all rows, one table per chunk, clear errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests in bulk to live servers: bounded, counted, conflicts as asked for, and a refused row told by its key."""
+"""Bulk requests to live servers: bounded, counted, with conflict handling, and rejected rows named by key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ids = iter(range(800, 900))
 
 @pytest.fixture
 def space_id(address: str) -> int:
-    """A space of this test's own, with a second unique index by name."""
+    """Create a space for this test, with a second unique index by name."""
     number = next(_ids)
     create(address, number, f"s{number}", FIELDS, more_indexes=[("by_name", [(1, "string")])])
     return number
@@ -72,7 +72,7 @@ def test_rows_that_are_there_are_replaced_or_skipped(address: str, space_id: int
 
 
 def test_the_same_rows_can_be_inserted_again_and_others_cannot(address: str, space_id: int) -> None:
-    """What was tried before, and got half way, is tried again by Spark."""
+    """Spark repeats a task that failed half way."""
     send(address, space_id, ROWS[:500], "insert")
     sender = send(address, space_id, ROWS, "insert", size=100)
     assert (sender.written, sender.skipped) == (1000, 0)
@@ -85,7 +85,7 @@ def test_the_same_rows_can_be_inserted_again_and_others_cannot(address: str, spa
 
 @pytest.mark.parametrize("how", ["replace", "insert", "skip"])
 def test_a_refused_row_is_told_with_its_key_and_the_reason(address: str, space_id: int, how: OnConflict) -> None:
-    """Another row has the name already: that is no row which is there, whatever shall happen to those."""
+    """Another row has the name already: that is not a duplicate of the row, whatever the option says."""
     insert(address, space_id, [(5, "taken", 1)])
     with pytest.raises(CannotWrite) as caught:
         send(address, space_id, [(1, "free", 1), (2, "taken", 2)], how)

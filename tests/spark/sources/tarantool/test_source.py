@@ -18,7 +18,7 @@ from tests.spark.live_servers import create, insert, run, server
 
 
 def read(address: str, **options: str) -> list[dict[str, Any]]:
-    """As Spark calls it: the reader is pickled on its way to where it reads."""
+    """Read as Spark does: the reader is pickled on its way to the executor."""
     source = TarantoolSource({"uri": address, **options})
     reader = source.reader(StructType())
     parts = reader.partitions()
@@ -66,7 +66,7 @@ def test_hashes_of_passwords_are_not_shown_unless_asked_for(address: str) -> Non
 
 
 def test_several_replica_sets_are_read_together(real_server: str, node_server: str) -> None:
-    """And a member that is not there is passed over."""
+    """An unreachable member is skipped."""
     rows = read(f"{real_server};127.0.0.1:1,{node_server}", space="orders", columns="id,_replicaset_uuid")
     assert [row["id"] for row in rows] == [1, 2, 3, 1, 2, 3]
     assert len({row["_replicaset_uuid"] for row in rows}) == 2
@@ -81,7 +81,7 @@ def test_temporary_spaces_are_read_by_select(address: str) -> None:
 
 
 def test_a_snapshot_is_of_one_moment(real_server: str) -> None:
-    """Numbers move between rows in transactions all the while; their sum never changes."""
+    """Transactions move numbers between rows throughout; their sum never changes."""
     run(
         real_server,
         """

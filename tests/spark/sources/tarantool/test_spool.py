@@ -1,4 +1,5 @@
-"""Spools of real servers: what is settled is there at once, survives their loss, and comes from whoever has it."""
+"""Spools of real servers: settled rows are available immediately, survive a loss of the server, and come from any
+member."""
 
 from __future__ import annotations
 
@@ -37,14 +38,14 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 
 @pytest.fixture(params=parameters("<3.3"))
 def forgetful_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
-    """One that keeps no logs for anonymous replicas."""
+    """Run a server that keeps no logs for anonymous replicas."""
     with RealServer(tmp_path / "master", binary=request.param.path, cfg=CFG) as running:
         yield running
 
 
 @pytest.fixture
 def open_spool(tmp_path: Path) -> Iterator[Open]:
-    """Opens the spool of the test, and closes it at its end."""
+    """Open the spool of the test, and close it at its end."""
     opened: list[Spool] = []
 
     def opening(*servers: RealServer, **how: Any) -> Spool:
@@ -256,7 +257,7 @@ def servers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Re
 
 
 def cut_off(server: RealServer) -> None:
-    """It gets no more rows from others."""
+    """Cut it off from all upstreams."""
     server.eval("box.cfg{replication = {}}")
 
 

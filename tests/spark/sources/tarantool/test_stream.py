@@ -42,7 +42,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 
 
 class Query:
-    """What Spark does with a reader: the offset log, batches in order, commits; `died` forgets the reader."""
+    """The calls of Spark: the offset log, batches in order, commits; `died` forgets the reader."""
 
     def __init__(self, tmp_path: Path, *groups: str, **options: str) -> None:
         self.spool = tmp_path / "spool"
@@ -64,7 +64,7 @@ class Query:
         return self.logged[-1] if self.logged else {}
 
     def plan(self, limit: ReadLimit | None = None) -> bool:
-        """Logs the next batch, if there is one."""
+        """Log the next batch, if there is one."""
         reader = self.reader
         end = reader.latestOffset(self.position, limit or self.limit)
         if end == self.position and self.logged:
@@ -87,7 +87,7 @@ class Query:
         return self.batches[-1]
 
     def rest(self) -> list[Row]:
-        """All up to where the servers are now."""
+        """Return all batches up to the current position of the servers."""
         self.reader.prepareForTriggerAvailableNow()
         found: list[Row] = []
         while (batch := self.batch()) is not None:
@@ -327,7 +327,7 @@ def test_mistakes_are_told_before_anything_is_made(
 
 
 def streamed(spark: SparkSession, server: RealServer, directory: Path, **options: str) -> list[int]:
-    """The ids that come in batches up to now."""
+    """Return the ids of all batches so far."""
     found: list[int] = []
 
     def keep(batch: DataFrame, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Record batches to requests: every type as MessagePack has it, columns by name, mistakes before anything is sent."""
+"""Record batches to requests: every type as MessagePack, columns by name, errors before anything is sent."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def encoded(definition: SpaceDefinition, table: pa.Table) -> list[bytes]:
 
 
 def one(kind: str, column: pa.Array) -> list[Any]:
-    """What a column becomes in a field of the type."""
+    """Return the encoding of a column in a field of the type."""
     return [unpack(raw)[0] for raw in encoded(space(("x", kind, True)), pa.table({"x": column}))]
 
 

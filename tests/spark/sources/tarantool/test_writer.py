@@ -1,4 +1,4 @@
-"""Writer `tarantool`: what is checked before the first row, batches and streams, and that replays do no harm."""
+"""Writer `tarantool`: checks before the first row, batches and streams, and harmless replays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _new_space(address: str) -> int:
 
 
 def write(address: str, space_id: int, table: pa.Table, *, stream: bool = False, **options: str) -> Written:
-    """As Spark calls it: made on the driver, pickled on its way to a task."""
+    """Write as Spark does: created on the driver, pickled on its way to a task."""
     source = TarantoolSource({"uri": address, "space": str(space_id), **options})
     make = source.streamWriter if stream else source.writer
     writer = pickle.loads(pickle.dumps(make(from_arrow_schema(table.schema), False)))
@@ -69,7 +69,7 @@ def test_large_texts_of_arrow_are_texts(address: str, space_id: int) -> None:
 
 
 def test_what_is_read_can_be_written(address: str, space_id: int) -> None:
-    """Tuples as they are: no type and no field is lost."""
+    """Raw tuples: no type and no field is lost."""
     source = TarantoolSource({"uri": address, "space": "orders", "columns": "_tuple_msgpack"})
     reader = source.reader(StructType())
     tuples = pa.Table.from_batches([batch for part in reader.partitions() for batch in reader.read(part)])
@@ -128,7 +128,7 @@ def test_overwriting_is_refused_with_a_way_out(address: str) -> None:
 def test_spark_writes_batches_and_streams(
     spark: SparkSession, real_server: str, node_server: str, tmp_path: Path
 ) -> None:
-    """The stream is run again from its beginning: its rows are there already."""
+    """The stream is run again from its beginning: its rows exist already."""
     register(spark)
     rows: Any = spark.range(1000).selectExpr("id", "concat('n', id) as name").repartition(3)
     batch_space, stream_space = _new_space(real_server), _new_space(node_server)

@@ -1,4 +1,4 @@
-"""The directories of a query: by replica set, from which of them a batch is read, and with which columns."""
+"""The directories of a query: by replica set, the choice for a batch, and the columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OTHER_UUID = "bbbbbbbb-0000-4000-8000-000000000001"
 
 
 def archive(disk: Any, name: str, first: int, last: int, uuid: str = UUID) -> WrittenArchive:
-    """Of LSNs `first` to `last`, with a snapshot before them."""
+    """Return an archive of LSNs `first` to `last`, with a snapshot before them."""
     found = WrittenArchive(disk, name, uuid=uuid)
     if first > 1:
         found.begin_at(VClock({1: first - 1}))
@@ -48,7 +48,7 @@ def one_set(*archives: WrittenArchive) -> ReplicaSetLogs:
 
 
 def without_manifest(made: WrittenArchive) -> ArchiveIndex:
-    """The same files as a plain directory."""
+    """Return the same files as a plain directory."""
     made.disk.unlink(f"{made.directory}/manifest.json")
     return ArchiveIndex.open(made.disk, made.directory)
 

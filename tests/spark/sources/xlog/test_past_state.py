@@ -1,4 +1,4 @@
-"""States of the past: whatever the plan, the tasks together have each tuple of the moment once."""
+"""Past states: for any plan, the tasks together have each tuple once."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def state(archive: WrittenArchive, **options: str) -> list[tuple[int, str]]:
 
 
 class Model:
-    """Writes an archive, and knows the state behind each transaction."""
+    """Writes an archive, and records the state after each transaction."""
 
     def __init__(self, archive: WrittenArchive, seed: int) -> None:
         self.archive = archive

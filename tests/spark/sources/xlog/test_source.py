@@ -1,4 +1,4 @@
-"""Source `xlog` in a real Spark session: batches, streams that go on, a change of format, and how mistakes look."""
+"""Source `xlog` in a real Spark session: batches, resumed streams, a change of format, and error messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def archive(tmp_path: Path, spark: SparkSession) -> WrittenArchive:
 
 
 def stream(spark: SparkSession, archive: WrittenArchive, checkpoint: Path, **options: str) -> list[list[int]]:
-    """LSNs of each batch that there is to be had now."""
+    """Return the LSNs of each batch available now."""
     batches: list[list[int]] = []
 
     def keep(batch: DataFrame, number: int) -> None:
@@ -110,7 +110,7 @@ def test_a_stream_stops_where_the_format_changes_and_goes_on_with_the_new_column
     assert query.lastProgress is not None
     archive.write(whole(define(14, 512, "orders", ("id", "unsigned"))), whole(insert(15, 15)))
     archive.save()
-    # By now the format is a third one; the checkpoint tells which one the query goes on with.
+    # By now there is a third format; the checkpoint names the one with which the query continues.
     with pytest.raises(PySparkException, match=r"changes after \{1: 13\}"):
         stream(spark, archive, checkpoint, columns="_lsn,note", schemaAt=str(checkpoint))
     assert stream(spark, archive, checkpoint, columns="_lsn,id", schemaAt=str(checkpoint)) == [[15]]
