@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import re
@@ -47,6 +48,13 @@ async def test_the_story_ends_with_a_lake_that_equals_the_cluster(tmp_path: Path
     assert re.search(r"equal: \d+ rows of 5 spaces", shown), shown
     assert re.search(r"\d+ orders; 0 of them are missing in the lake, 0 are unexpected there", shown), shown
     assert re.search(r"Osaka +[\d,]+ +[\d,]+\n", shown), shown
+    assert processes_of(tmp_path) == []
+
+
+async def test_story_ends_with_its_timeout_of_caller(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await show_lake(tmp_path, Console(file=io.StringIO()), Scale(seconds=2, customers=500, rate=600))
     assert processes_of(tmp_path) == []
 
 

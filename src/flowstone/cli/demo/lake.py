@@ -295,8 +295,17 @@ async def show_lake(directory: Path, console: Console, scale: Scale) -> int:
     """Run the story and return its exit code; SIGTERM ends it as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    terminated = asyncio.Event()
+
+    def terminate() -> None:
+        terminated.set()
+        task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
         return await Story(directory, console, scale).tell()
     except asyncio.CancelledError as error:
-        raise KeyboardInterrupt from error
+        # Anything else that cancels the task, such as a caller's timeout, must not end the caller's process.
+        if terminated.is_set():
+            raise KeyboardInterrupt from error
+        raise
