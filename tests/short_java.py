@@ -14,6 +14,7 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import pyspark
 
@@ -24,14 +25,13 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SILENT = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 ARCHIVE = Path(sys.prefix) / f"flowstone-tests-spark-{pyspark.__version__}.jsa"
 USE = f"{QUICK} -XX:SharedArchiveFile={ARCHIVE} {SILENT}"
-SECONDS = 300
+SECONDS = 200
 
 PROGRAM = f"""
 import sys
-from flowstone.spark import register, session as sessions
-from flowstone.spark.spark_session import session
+from flowstone.spark import register, session, spark_session
 
-sessions.STOP_SECONDS = {SECONDS}  # it writes the archive when it ends, which may take longer than an end else may
+spark_session.STOP_SECONDS = {SECONDS}  # it writes the archive when it ends, which may take longer than an end else may
 with session("classes", master="local[2]", memory="600m") as spark:
     register(spark)
     numbers = spark.range(0, 1000, 1, 2).selectExpr("id", "id % 7 as rest", "cast(id as string) as text")
@@ -52,18 +52,29 @@ def shorten() -> None:
 
 
 def _make_archive() -> None:
-    """Whoever comes while another makes it goes on: a JVM that does not find it loads its classes as always."""
-    if ARCHIVE.exists():
+    """Make it, or wait for the process that does: a JVM without it takes nearly as long as making it. Where it cannot
+    be written or takes too long, JVMs load their classes as always."""
+    if ARCHIVE.exists() or not os.access(ARCHIVE.parent, os.W_OK):
         return
-    with suppress(OSError, subprocess.SubprocessError), ARCHIVE.with_suffix(".lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if ARCHIVE.exists():
+    with ARCHIVE.with_suffix(".lock").open("wb") as lock:
+        if not _taken(lock):
             return
         with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as directory:
             made = Path(directory) / "classes.jsa"
             options = f"{QUICK} -XX:ArchiveClassesAtExit={made} {SILENT}"
             command = [sys.executable, "-c", PROGRAM, directory]
-            subprocess.run(
-                command, env=os.environ | {VARIABLE: options}, capture_output=True, timeout=SECONDS, check=True
-            )
-            made.rename(ARCHIVE)
+            with suppress(subprocess.TimeoutExpired):
+                subprocess.run(
+                    command, env=os.environ | {VARIABLE: options}, capture_output=True, timeout=SECONDS, check=True
+                )
+                made.rename(ARCHIVE)
+
+
+def _taken(lock: IO[bytes]) -> bool:
+    """Take the lock, or return False when the process that has it is done."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return False
+    return not ARCHIVE.exists()
