@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests import real_tarantool
+from tests.places import SOURCES
 
 FULL = os.environ.get("FLOWSTONE_SCALE") == "full"
 """True in `make test-full`: the same tests, at the counts the project promises."""
@@ -21,6 +22,8 @@ FULL = os.environ.get("FLOWSTONE_SCALE") == "full"
 # forbids to keep what was compiled, nearly half of what such a process takes to start goes into compiling it once more.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Processes import the tree that the tests are of.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCES, os.environ.get("PYTHONPATH")]))
 
 settings.register_profile("ci", deadline=None, max_examples=100)
 settings.register_profile("full", deadline=None, max_examples=2000)

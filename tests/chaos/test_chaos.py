@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -25,7 +24,6 @@ def _run(name: str, seed: int, seconds: float) -> str:
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=seconds + GRACE_SECONDS,

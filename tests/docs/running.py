@@ -31,13 +31,12 @@ from tests.docs import comparison
 from tests.docs.blocks import Block, Page
 from tests.docs.flowstone_command import LISTEN, SPARK, STARTER, ask
 from tests.docs.substitution import Substitution
-from tests.places import ROOT
+from tests.places import ROOT, SOURCES
 from tests.short_java import VARIABLE as SUBMIT_OPTIONS
 from tests.warm_process import WarmProcess, starter_address
 
 BLOCK_SECONDS: Final = 180
 END_SECONDS: Final = 15
-SOURCES: Final = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
 SETUPS: Final = Path(__file__).parent / "setups.sh"
 """What hidden blocks may call."""
 KEPT: Final = ("JAVA_HOME", "FLOWSTONE_KERNEL_CACHE", "TMPDIR", SUBMIT_OPTIONS)
@@ -230,7 +229,7 @@ def interpreter(directory: Path, *, spark: bool = False) -> Iterator[Path]:
     path, log = directory / "interpreter", directory / "interpreter.log"
     command = ["tests.docs.interpreter", str(path), *(["--spark"] if spark else [])]
     with log.open("wb") as output:
-        process = WarmProcess(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": SOURCES}, stdout=output)
+        process = WarmProcess(command, cwd=ROOT, stdout=output)
     try:
         deadline = time.monotonic() + BLOCK_SECONDS
         while not path.exists():

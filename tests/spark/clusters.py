@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pyspark
 
-from tests.places import ROOT
+from tests.places import SOURCES
 from tests.real_tarantool import free_port
 from tests.short_java import USE
 
@@ -85,7 +85,7 @@ def _environment(directory: Path, hidden: Path) -> dict[str, str]:
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": USE,
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": os.pathsep.join([str(site), str(ROOT / "src"), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(site), SOURCES]),
     }
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
 from flowstone.spark.spark_session import session
-from tests.places import ROOT
 from tests.spark.live_servers import server
 
 CORES = 2
@@ -18,11 +16,8 @@ CORES = 2
 @pytest.fixture(scope="session")
 def spark(java: None) -> Iterator[SparkSession]:
     """Commands that run in the test's process use this session, too."""
-    with pytest.MonkeyPatch.context() as patched:
-        # Functions of test modules are pickled by name.
-        patched.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
-        with session("tests", master=f"local[{CORES}]") as started:
-            yield started
+    with session("tests", master=f"local[{CORES}]") as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -54,9 +54,8 @@ class Driver:
     """`stream_program` as a process group of its own."""
 
     def __init__(self, server: RealServer, directory: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
         command = [sys.executable, "-m", "tests.spark.stream_program", server.uri, str(directory), str(BATCH_ROWS)]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self.directory = directory
         assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith("streaming"), "it did not start"
