@@ -1,13 +1,15 @@
 # Every target sets itself up: a fresh Debian or Ubuntu needs python3, make and package registries.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-full soak check bench docs setup
+.PHONY: help demo quick test test-full simulated tests soak check lint types rules bench docs setup
 
 PYTHON_BIN := .venv/bin/python
 CODE := src tests $(wildcard bench)
-# One file stays on one worker, so a server that a module starts is started once; they begin in the order of
-# tests/conftest.py. What `check` has run already is left out.
-PYTEST := $(PYTHON_BIN) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore tests/test_tidy.py
+# More than half of the time of tests is waiting, so two cores have four workers. One file stays on one worker, so a
+# server that a module starts is started once; tests/conftest.py has the order, and the files that are shared out. What
+# `check` has run already is left out.
+PYTEST := $(PYTHON_BIN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/test_tidy.py
+SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2
 
 help: ## show these lines
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | while IFS='|' read -r target text; do printf '  make %-10s %s\n' "$$target" "$$text"; done
@@ -19,20 +21,33 @@ quick: setup ## lint, types and the tests of what has changed (2 minutes at most
 	$(PYTHON_BIN) scripts/quick.py $(BASE)
 
 test: check ## the whole suite at CI scale (some 25 minutes on 2 cores); PYTEST_ARGS passes options on
-	$(PYTHON_BIN) -m tests.simulation --runs 250 --fresh 50
-	$(PYTEST) $(PYTEST_ARGS)
+	$(SIDE_BY_SIDE) RUNS=250 simulated tests
 
 soak: setup ## simulated runs for SECONDS (default 3600): whole replica sets under faults, each from a seed of its own
 	$(PYTHON_BIN) -m tests.simulation --soak $(or $(SECONDS),3600) --first $(or $(FIRST),0)
 
 test-full: check ## the same tests at full scale (under 4 hours)
-	$(PYTHON_BIN) -m tests.simulation --runs 2000 --fresh 50
-	FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200 $(PYTEST_ARGS)
+	$(SIDE_BY_SIDE) RUNS=2000 PYTEST='FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200' simulated tests
+
+# Parts of `test`. Simulated runs live in virtual time and take what the tests leave of the processor.
+simulated:
+	nice $(PYTHON_BIN) -m tests.simulation --runs $(RUNS) --fresh 50
+
+tests:
+	$(PYTEST) $(PYTEST_ARGS)
 
 check: setup ## lint, formatting, types, import rules, and the rules of the house (tests/test_tidy.py)
+	@$(SIDE_BY_SIDE) --output-sync lint types rules
+
+# Parts of `check`.
+lint:
 	$(PYTHON_BIN) -m ruff check $(CODE) examples
 	$(PYTHON_BIN) -m ruff format --check $(CODE) examples
+
+types:
 	$(PYTHON_BIN) -m mypy --strict $(CODE)
+
+rules:
 	.venv/bin/lint-imports
 	$(PYTHON_BIN) -m pytest -q tests/test_tidy.py
 

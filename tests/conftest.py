@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import asynctnt
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests import real_tarantool
 from tests.places import SOURCES
@@ -33,20 +35,57 @@ settings.load_profile("full" if FULL else "ci")
 SLOW_FIRST: Final = (
     "kill",
     "restore_points",
-    "cluster",
+    "spark/test_cluster",
     "chaos",
     "demo",
-    "browser_dashboard",
+    "test_investigation",
+    "test_mutations",
     "/docs/",
+    "browser",
+    "test_limestone_scale",
+    "/verification/",
     "/spark/",
     "/interop/",
+    "/cli/replica_set/",
+    "/web/",
     "/limestone/",
+    "/node/",
+    "/simulation/",
 )
-"""Parts of paths: files begin in this order, so that no worker is left alone with a long one in the end."""
+"""Parts of paths: files begin in this order, so that no worker is left alone with a long one at the end."""
+
+SPREAD: Final = (
+    "test_mirror_kills",
+    "test_chaos",
+    "demo/test_lake",
+    "test_investigation",
+    "test_mutations",
+    "docs/test_pages",
+)
+"""Parts of paths of long modules: the workers share their tests, since no two of these tests share a fixture."""
 
 
 def _turn_of(item: pytest.Item) -> int:
     return next((turn for turn, part in enumerate(SLOW_FIRST) if part in item.path.as_posix()), len(SLOW_FIRST))
+
+
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
+    """A file stays on one worker, which starts its servers once, except for the files of `SPREAD`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return nodeid if any(part in file for part in SPREAD) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_finish() -> None:
+    """Leave the thousands of collected tests out of each later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
