@@ -20,20 +20,21 @@ demo: setup ## show what Flowstone does, with no configuration and no outside se
 quick: setup ## lint, types and the tests of what has changed (2 minutes at most); BASE names a commit to compare with
 	$(PYTHON_BIN) scripts/quick.py $(BASE)
 
-test: check ## the whole suite at CI scale (some 25 minutes on 2 cores); PYTEST_ARGS passes options on
+test: setup ## check, then the whole suite at CI scale (at most 15 minutes on 2 cores); PYTEST_ARGS passes options on
 	$(SIDE_BY_SIDE) RUNS=250 simulated tests
 
 soak: setup ## simulated runs for SECONDS (default 3600): whole replica sets under faults, each from a seed of its own
 	$(PYTHON_BIN) -m tests.simulation --soak $(or $(SECONDS),3600) --first $(or $(FIRST),0)
 
-test-full: check ## the same tests at full scale (under 4 hours)
+test-full: setup ## the same at full scale (under 4 hours)
 	$(SIDE_BY_SIDE) RUNS=2000 PYTEST='FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200' simulated tests
 
-# Parts of `test`. Simulated runs live in virtual time and take what the tests leave of the processor.
+# Parts of `test`. Simulated runs live in virtual time and take what the rest leaves of the processor; they begin first,
+# and compile the kernels.
 simulated:
 	nice $(PYTHON_BIN) -m tests.simulation --runs $(RUNS) --fresh 50
 
-tests:
+tests: lint types rules
 	$(PYTEST) $(PYTEST_ARGS)
 
 check: setup ## lint, formatting, types, import rules, and the rules of the house (tests/test_tidy.py)
