@@ -8,13 +8,13 @@ import pytest
 
 from flowstone.iproto.uri import parse_uri
 from flowstone.observation.findings.conflict import Conflict, find_conflict
-from flowstone.observation.log_section import read_section
+from flowstone.observation.log_section import LogSection, SectionUnread, read_section
 from flowstone.observation.query import Asking
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from tests.interop import workload
 from tests.interop.cluster import Cluster
-from tests.interop.member import SECONDS, Member
+from tests.interop.member import SECONDS, Member, eventually
 from tests.observation.situations import make
 
 PEOPLE = 710
@@ -32,12 +32,21 @@ def _define(member: Member) -> VClock:
     return VClock(member.vclock())
 
 
+def _section(master: Member, after: VClock) -> LogSection | None:
+    """Return the rest of the master's log; None if it was too slow to send all of it."""
+    end = VClock(master.vclock())
+    try:
+        section = asyncio.run(read_section(production(), parse_uri(master.address), after, end, seconds=SECONDS))
+    except SectionUnread:
+        return None
+    return section if section.is_whole else None
+
+
 def _conflict(master: Member, follower: Member, after: VClock, index: str) -> Conflict | None:
+    section = eventually("the section is read", lambda: _section(master, after))
+
     async def look() -> Conflict | None:
-        outside = production()
-        end = VClock(master.vclock())
-        section = await read_section(outside, parse_uri(master.address), after, end, seconds=SECONDS)
-        asking = Asking(outside, parse_uri(follower.address), timeout=SECONDS)
+        asking = Asking(production(), parse_uri(follower.address), timeout=SECONDS)
         try:
             return await find_conflict(asking, section, "people", index)
         finally:
