@@ -10,13 +10,24 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from bench import limestone, logs, replication, serving, spark_mirror, spark_sources, spark_streaming, synchronous
+from bench import (
+    applications,
+    limestone,
+    logs,
+    replication,
+    serving,
+    spark_mirror,
+    spark_sources,
+    spark_streaming,
+    synchronous,
+)
 from bench.measure import Result
 from tests import real_tarantool
 
 PARTS = (
     "logs",
     "serving",
+    "applications",
     "replication",
     "synchronous",
     "limestone",
@@ -61,6 +72,7 @@ def main() -> None:
         runs: dict[str, Callable[[Path], Iterator[Result]]] = {
             "logs": partial(logs.run, rows=options.rows),
             "serving": serving.run,
+            "applications": applications.run,
             "replication": replication.run,
             "synchronous": synchronous.run,
             "limestone": partial(limestone.run, entries=options.rows),

@@ -1,4 +1,4 @@
-"""The load: requests of one size each, encoded beforehand, and a driver that sends and counts at machine speed.
+"""The load: requests encoded beforehand, and a driver that sends them and counts the replies at machine speed.
 
 A run is one thread that holds no interpreter lock: it polls, receives, counts whole replies and sends as many further
 requests as the window allows. So it takes one core at most, and what it measures is the server. Replies are checked as
@@ -26,6 +26,7 @@ SPACE_ID = 512
 FIRST_KEY = 100_000
 """Keys from here to 2^32 take five bytes of MessagePack each, so all requests of a kind have one size."""
 
+AGES = 90
 REPLY_HEADER_SIZE = 28
 BUFFER_SIZE = 1 << 20
 SILENCE_SECONDS = 60
@@ -33,6 +34,7 @@ EVERYTHING = 1 << 40
 """A window that never closes: the server's own limits hold the sender back."""
 
 Keys = NDArray[np.int64]
+Edges = NDArray[np.int64]
 Blob = NDArray[np.uint8]
 
 
@@ -41,12 +43,15 @@ Blob = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Requests:
-    """`count` packets of `size` bytes each, one after the other in `blob`, and the least size of a good answer."""
+    """Packets in `blob`, from `edges[n]` to `edges[n + 1]` each; `answer_size` is the minimum size of a good reply."""
 
     blob: Blob
-    count: int
-    size: int
+    edges: Edges
     answer_size: int
+
+    @property
+    def count(self) -> int:
+        return len(self.edges) - 1
 
 
 def sequential(count: int, start: int = FIRST_KEY) -> Keys:
@@ -59,45 +64,86 @@ def shuffled(count: int, seed: int, start: int = FIRST_KEY) -> Keys:
 
 def person(key: int) -> tuple[Any, ...]:
     """A tuple of the benchmark's space: five fields, and the same size for every key."""
-    return (key, f"name{key:010d}", f"user{key:010d}@example.com", key % 9999991 + 0.25, key % 90)
+    return (key, f"name{key:010d}", f"user{key:010d}@example.com", key % 9999991 + 0.25, key % AGES)
 
 
 def statements(type: RequestType, keys: Keys) -> Requests:
     """INSERT or REPLACE of a `person` for each key."""
-    raw = pack(person(FIRST_KEY))
-    table = _packets(type, b"\x82\x10" + pack(SPACE_ID) + b"\x21" + raw, len(keys))
-    at = table.shape[1] - len(raw)
-    table[:, at + 2 : at + 6] = _bytes(keys, ">u4")
-    digits = keys[:, None] // 10 ** np.arange(9, -1, -1) % 10 + ord("0")
-    for match in re.finditer(rb"%010d" % FIRST_KEY, raw):
-        table[:, at + match.start() : at + match.end()] = digits
-    table[:, -9:-1] = _bytes(keys % 9999991 + 0.25, ">f8")
-    table[:, -1] = keys % 90
-    return Requests(table.reshape(-1), len(keys), table.shape[1], REPLY_HEADER_SIZE + len(raw))
+    return people(type, b"\x82\x10" + pack(SPACE_ID) + b"\x21" + pack(person(FIRST_KEY)), keys, age_at=-1)
 
 
 def selects(keys: Keys) -> Requests:
     """SELECT of one tuple by its primary key, for each key, with all that clients say in one."""
-    key = b"\x91\xce" + bytes(4)
-    body = b"\x86\x10" + pack(SPACE_ID) + b"\x11\x00\x12\xce\xff\xff\xff\xff\x13\x00\x14\x00\x20" + key
-    table = _packets(RequestType.SELECT, body, len(keys))
-    table[:, -4:] = _bytes(keys, ">u4")
-    return Requests(table.reshape(-1), len(keys), table.shape[1], REPLY_HEADER_SIZE + len(pack(person(FIRST_KEY))))
+    body = b"\x86\x10" + pack(SPACE_ID) + b"\x11\x00\x12\xce\xff\xff\xff\xff\x13\x00\x14\x00\x20" + pack((FIRST_KEY,))
+    return people(RequestType.SELECT, body, keys)
 
 
 def pings(count: int) -> Requests:
-    table = _packets(RequestType.PING, b"\x80", count)
-    return Requests(table.reshape(-1), count, table.shape[1], REPLY_HEADER_SIZE)
+    return _requests(_packets(RequestType.PING, b"\x80", count), REPLY_HEADER_SIZE)
 
 
-def _packets(type: RequestType, body: bytes, count: int) -> Blob:
-    """A row per packet, which differ in nothing but their sync."""
-    sync = 0x10000
-    packet = encode_request(type, sync, body)
+def people(
+    type: RequestType,
+    body: bytes,
+    keys: Keys,
+    *,
+    age_at: int | None = None,
+    years: int = 0,
+    tuples: int = 1,
+    streams: Keys | None = None,
+) -> Requests:
+    """One request per key: `body` is the request for FIRST_KEY, whose id, digits and amount are replaced.
+
+    Args:
+        age_at: Offset of the age in `body`, from its end. The age becomes that of the key, plus `years`.
+        tuples: Number of tuples in each reply.
+        streams: The stream of each request.
+    """
+    table = _packets(type, body, len(keys), streams)
+    packet, start = table[0].tobytes(), table.shape[1] - len(body)
+    for match in re.finditer(rb"%010d" % FIRST_KEY, packet):
+        table[:, match.start() : match.end()] = keys[:, None] // 10 ** np.arange(9, -1, -1) % 10 + ord("0")
+    for match in re.finditer(re.escape(pack(FIRST_KEY)), packet[start:]):
+        table[:, start + match.start() + 1 : start + match.end()] = _bytes(keys, ">u4")
+    for match in re.finditer(re.escape(pack(person(FIRST_KEY)[3])), packet[start:]):
+        table[:, start + match.start() + 1 : start + match.end()] = _bytes(keys % 9999991 + 0.25, ">f8")
+    if age_at is not None:
+        table[:, age_at] = (keys + years) % AGES
+    return _requests(table, REPLY_HEADER_SIZE + tuples * len(pack(person(FIRST_KEY))))
+
+
+def interleaved(which: NDArray[np.int64], *kinds: Requests) -> Requests:
+    """The requests of several kinds in one sequence: request n is the next one of kind `which[n]`."""
+    sizes = np.zeros(len(which), np.int64)
+    for number, kind in enumerate(kinds):
+        if (room := int((which == number).sum())) != kind.count:
+            raise ValueError(f"kind {number} has {kind.count} requests for {room} places")
+        sizes[which == number] = np.diff(kind.edges)
+    edges = np.concatenate([[0], np.cumsum(sizes)])
+    blob = np.zeros(edges[-1], np.uint8)
+    for number, kind in enumerate(kinds):
+        places = np.flatnonzero(which == number)
+        table = kind.blob.reshape(kind.count, -1)
+        blob[edges[places][:, None] + np.arange(table.shape[1])] = table
+    return Requests(blob, edges, min(kind.answer_size for kind in kinds))
+
+
+def _packets(type: RequestType, body: bytes, count: int, streams: Keys | None = None) -> Blob:
+    """Return a table with a packet per row. The packets differ in sync and stream only."""
+    sync, stream = 0x10000, 0x10000
+    packet = encode_request(type, sync, body, stream_id=stream if streams is not None else 0)
     table = np.tile(np.frombuffer(packet, np.uint8), (count, 1))
-    at = len(packet) - len(body) - 4
-    table[:, at : at + 4] = _bytes(np.arange(sync, sync + count), ">u4")
+    end = len(packet) - len(body)
+    if streams is not None:
+        table[:, end - 4 : end] = _bytes(stream + streams, ">u4")
+        end -= 6  # the stream follows the sync: its key, the head of its value, the value
+    table[:, end - 4 : end] = _bytes(np.arange(sync, sync + count), ">u4")
     return table
+
+
+def _requests(table: Blob, answer_size: int) -> Requests:
+    edges = np.arange(len(table) + 1, dtype=np.int64) * table.shape[1]
+    return Requests(table.reshape(-1), edges, answer_size)
 
 
 def _bytes(values: NDArray[Any], kind: str) -> Blob:
@@ -145,7 +191,7 @@ def _drive(
     files: NDArray[np.int64],
     shares: NDArray[np.int64],
     blob: Blob,
-    size: int,
+    edges: Edges,
     window: int,
     answer_size: int,
     buffers: Blob,
@@ -159,7 +205,7 @@ def _drive(
     count = len(files)
     polled = np.zeros((count, 4), np.int16)  # struct pollfd: the file in two halves, events, what happened
     fill, answered = np.zeros(count, np.int64), shares[:, 0].copy()
-    sent, heard = shares[:, 0] * size, np.zeros(count, np.int64)
+    sent, heard = edges[shares[:, 0]], np.zeros(count, np.int64)
     place = np.zeros(2, np.int64)
     base, total, seen, waits = blob.ctypes.data, (shares[:, 1] - shares[:, 0]).sum(), 0, 0
     for c in range(count):
@@ -194,7 +240,7 @@ def _drive(
                             pauses[waits] = now - heard[c]
                             waits += 1
                         heard[c] = now
-            limit = min(answered[c] + window, shares[c, 1]) * size
+            limit = edges[min(answered[c] + window, shares[c, 1])]
             if sent[c] < limit:
                 wrote = _send(files[c], base + sent[c], limit - sent[c], MSG_DONTWAIT | MSG_NOSIGNAL)
                 if wrote > 0:
@@ -241,7 +287,7 @@ class Connections:
         files = np.array([each.fileno() for each in self._sockets], np.int64)
         pauses = np.zeros(requests.count if keep_pauses else 0, np.int64)
         how, seen, nanoseconds, wrong = _drive(
-            files, shares, requests.blob, requests.size, window, requests.answer_size, self._buffers, pauses
+            files, shares, requests.blob, requests.edges, window, requests.answer_size, self._buffers, pauses
         )
         if how == WRONG:
             raise LoadError(f"reply {seen} is wrong: {self._reply(wrong >> 32, wrong & 0xFFFFFFFF)}")

@@ -59,16 +59,16 @@ class Sampler:
 
 
 def main() -> None:
-    from bench import serving
+    from bench import contender, serving
     from bench.load import EVERYTHING, pings, selects, sequential, shuffled, statements
     from flowstone.iproto.constants import RequestType
 
-    many, count = serving.IN_FLIGHT, serving.REQUESTS
+    many, count = contender.IN_FLIGHT, serving.REQUESTS
     random_keys = shuffled(count, seed=1)
     replaces, reads = statements(RequestType.REPLACE, sequential(count)), selects(sequential(count))
     random_replaces, random_reads = statements(RequestType.REPLACE, random_keys), selects(random_keys)
     single = statements(RequestType.REPLACE, sequential(20_000))
-    scenarios: dict[str, Callable[[serving.Contender], float]] = {
+    scenarios: dict[str, Callable[[contender.Contender], float]] = {
         "replace-one": lambda node: node.one.run(replaces, EVERYTHING).rate,
         "replace-many": lambda node: node.many.run(random_replaces, many).rate,
         "select-one": lambda node: node.one.run(reads, EVERYTHING).rate,
@@ -82,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="flowstone-profile-") as work:
         samples = Path(work) / "samples.json"
         command = (sys.executable, "-m", "bench.profile", "--sample-into", str(samples))
-        with serving.served(Path(work) / "node", command=command) as node:
+        with contender.served(Path(work) / "node", command=command) as node:
             node.many.run(random_replaces, many)
             for name in wanted:
                 scenarios[name](node)  # warm

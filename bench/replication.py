@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from bench import fan_out
+from bench.contender import peer
 from bench.measure import Result
 from tests.interop.member import Member, NodeMember, RealMember
 
@@ -73,10 +74,10 @@ class Bench:
 
     def real(self, name: str, **options: Any) -> RealMember:
         memory = {"memtx_memory": 1024**3, "checkpoint_count": 10}
-        return self._started(RealMember(*self._named(name), "tarantool", **(memory | options)))
+        return self._started(RealMember(*self._named(name), peer().path, **(memory | options)))
 
     def node(self, name: str, **options: Any) -> NodeMember:
-        return self._started(NodeMember(*self._named(name), dialect="2.6", **options))
+        return self._started(NodeMember(*self._named(name), dialect=peer().dialect, **options))
 
     def _started(self, member: M) -> M:
         self._stack.callback(member.stop)
@@ -156,16 +157,21 @@ def joined(bench: Bench) -> Iterator[Result]:
     master = bench.real("master")
     make_space(master)
     master.eval(FILL_LUA, JOINED_ROWS)
+    yield joined_rows(bench, master, JOINED_ROWS, "initial join of 1 M rows from a real master", 0.5)
+
+
+def joined_rows(bench: Bench, master: RealMember, rows: int, what: str, promise: float) -> Result:
+    """Measure how long a node and a real server take to join `master`, which has `rows` rows."""
     taken = pair()
     for _ in range(ROUNDS):
-        for times, command in zip(taken, ([sys.executable, str(JOINING_NODE)], ["tarantool", "join.lua"]), strict=True):
+        for times, command in zip(taken, ([sys.executable, str(JOINING_NODE)], [peer().path, "join.lua"]), strict=True):
             place = bench.place("joining")
             (place / "join.lua").write_text(JOIN_LUA)
             done = subprocess.run(
                 [*command, master.uri], cwd=place, capture_output=True, text=True, check=True, timeout=SECONDS
             )
             times.append(float(done.stdout.split()[-1]))
-    yield compared("initial join of 1 M rows from a real master", JOINED_ROWS, *taken, 0.5)
+    return compared(what, rows, *taken, promise)
 
 
 def relayed(bench: Bench) -> Iterator[Result]:

@@ -29,13 +29,13 @@ def available() -> bool:
     return shutil.which("tarantool") is not None and shutil.which("tarantoolctl") is not None
 
 
-def run(script: str, directory: Path, *, seconds: float = 600) -> str:
+def run(script: str, directory: Path, *, seconds: float = 600, binary: str = "tarantool") -> str:
     """Runs a Lua script with `directory` as working directory; its standard output, or an error with the log."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "script.lua"
     path.write_text(script)
     done = subprocess.run(
-        ["tarantool", path.name],
+        [binary, path.name],
         cwd=directory,
         capture_output=True,
         text=True,
