@@ -26,13 +26,13 @@ from flowstone.archive.archive_log import ArchiveLog
 from flowstone.archive.manifest import ArchiveManifest, save
 from flowstone.archive.settled_tracker import Verdicts
 from flowstone.box.definitions import FieldDefinition, IndexDefinition, IndexPart, SpaceDefinition
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.iproto.msgpack import pack
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark import register
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.spark_session import session
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.writer import SnapWriter

@@ -164,3 +164,12 @@ def test_any_tuple_is_a_definition_or_a_clean_error(row: tuple[Any, ...], damage
 def test_an_rtree_has_two_dimensions_unless_it_says_otherwise(options: dict[str, Any], dimension: int) -> None:
     row = (512, 1, "place", "RTREE", {"unique": False, **options}, ((1, "array"),))
     assert read_index(row).dimension == dimension
+
+
+def test_shape_is_what_typed_columns_depend_on() -> None:
+    fields = (FieldDefinition("id", "unsigned"), FieldDefinition("name", "string"))
+    indexes = (IndexDefinition(512, 0, "pk", "tree", True, (IndexPart(0, "unsigned"),)),)
+    orders = SpaceDefinition(512, "orders", fields=fields, indexes=indexes)
+    assert orders.shape == SpaceDefinition(512, "bestellungen", is_sync=True, fields=fields, indexes=indexes).shape
+    assert orders.shape != SpaceDefinition(512, "orders", fields=fields).shape
+    assert orders.shape != SpaceDefinition(513, "orders", fields=fields, indexes=indexes).shape

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.tarantool.spool import Spool
 from tests.node.archived_server import SCHEMA, RealServer
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 
+from flowstone.columns.change_contract import FormerFormat
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import DataLoss
 from flowstone.spark.sources import spool_stream
 from flowstone.spark.sources.change_batches import FormatChanged
-from flowstone.spark.sources.change_contract import FormerFormat
 from flowstone.spark.sources.options import WrongOption, xlog_options
 from flowstone.spark.sources.xlog.log_directories import LogDirectories, contracts_of_stream
 from flowstone.spark.sources.xlog.source import XlogReader, XlogStreamReader

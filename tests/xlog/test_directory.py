@@ -61,7 +61,8 @@ def test_files_are_listed_in_the_order_of_their_signatures(chain: Path) -> None:
 
 def test_foreign_names_are_ignored_leftovers_are_listed_and_vinyls_files_counted(chain: Path) -> None:
     before = scan(chain)
-    for name in ("notes.txt", "1.xlog", "00000000000000000010.xlog.bak", "x00000000000000000010.xlog"):
+    foreign = ["notes.txt", "1.xlog", "00000000000000000010.xlog.bak", "x00000000000000000010.xlog"]
+    for name in foreign:
         (chain / name).write_text("whatever")
     for name in ("00000000000000000000.vylog", "00000000000000000002.run", "00000000000000000002.index"):
         (chain / name).write_text("whatever")

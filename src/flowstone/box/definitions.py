@@ -65,6 +65,9 @@ class IndexDefinition(msgspec.Struct, frozen=True):
     """Number of dimensions of the points and boxes in an rtree."""
 
 
+Shape = tuple[int, tuple[FieldDefinition, ...], tuple[IndexPart, ...]]
+
+
 class SpaceDefinition(msgspec.Struct, frozen=True):
     """A space and its indexes, in order of their ids. `field_count` is 0 if tuples may have any number of fields."""
 
@@ -90,6 +93,14 @@ class SpaceDefinition(msgspec.Struct, frozen=True):
     @property
     def field_names(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.fields)
+
+    @property
+    def shape(self) -> Shape:
+        """The parts that typed columns depend on; if they change, a query with one schema must stop.
+
+        The id is one of them: a space that is dropped and created again under the same name is a different space.
+        """
+        return self.id, self.fields, self.primary_key.parts if self.primary_key is not None else ()
 
 
 def read_space(row: tuple[Any, ...]) -> SpaceDefinition:

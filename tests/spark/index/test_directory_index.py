@@ -7,11 +7,11 @@ import pytest
 
 from flowstone.archive.manifest import NotAnArchive
 from flowstone.box.schema import UnknownSpace
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.directory_index import UNKNOWN_REPLICASET, DirectoryRuns, OverlappingLogs
 from flowstone.spark.index.log_index import ArchiveIndex, DataLoss
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.xlog.errors import ForeignFile
 from flowstone.xlog.meta import FileType, Meta
 from flowstone.xlog.writer import LogWriter

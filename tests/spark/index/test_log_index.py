@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from flowstone.archive.manifest import NotAnArchive
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex, DataLoss, EndsEarlier, NoImages, NotSettled
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.options import AsOf
 from flowstone.spark.sources.stream_order import StreamPlace
 from tests.node.archived_rows import SYNC, confirm, new_disk, rollback, slab

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.errors import FlowstoneError
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
@@ -18,7 +19,6 @@ from flowstone.spark.index import slice_bytes
 from flowstone.spark.index.log_index import ArchiveIndex, Slice
 from flowstone.spark.index.slice_bytes import NoBytes, SliceServer, Transport, open_slice, with_transport
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from tests.spark.archives import WrittenArchive
 from tests.spark.change_rows import UUID, insert, whole
 

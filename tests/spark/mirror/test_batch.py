@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from flowstone.columns.change_contract import RAW_COLUMNS, ChangeContract
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
 from flowstone.lake.masks import Masking
@@ -32,7 +33,6 @@ from flowstone.spark.mirror.batch import (
     mask_rows,
 )
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import RAW_COLUMNS, ChangeContract
 from tests.spark.archives import DIRECTORY, WrittenArchive
 from tests.spark.change_rows import (
     INSERT,

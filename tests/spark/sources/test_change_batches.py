@@ -7,11 +7,11 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.iproto.row import Row
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.sources.change_batches import FormatChanged, read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.stream_order import SplitTransaction
 from tests.node.archived_rows import SYNC, confirm, rollback
 from tests.spark.archives import DIRECTORY, WrittenArchive

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
 from flowstone.outside import production
@@ -13,7 +14,6 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex, DataLoss
 from flowstone.spark.sources import spool_stream
 from flowstone.spark.sources.change_batches import FormatChanged, read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.offsets import Position
 from flowstone.spark.sources.spool_stream import BatchLimits, SnapshotLost, next_position, slices_between, snapshot_of
 from flowstone.xlog.meta import FileType, Meta

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from flowstone.box.system import TRUNCATE_ID
+from flowstone.columns.change_contract import RAW_COLUMNS, ChangeContract
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import SLICE_SIZE, ArchiveIndex, Slice
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import SliceServer, Transport, with_transport
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import RAW_COLUMNS, ChangeContract
 from flowstone.spark.worker_errors import clear_errors
 
 if TYPE_CHECKING:

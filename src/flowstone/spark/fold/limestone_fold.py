@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.columns.change_contract import spark_ddl
 from flowstone.limestone.format.entries import EntryType
 from flowstone.limestone.format.entry_table import STORAGE_ID, TYPE
 from flowstone.outside import production
@@ -26,7 +27,6 @@ from flowstone.spark.index.limestone_index import SLICE_SIZE, LimestoneIndex, Pi
 from flowstone.spark.index.limestone_pieces import Version
 from flowstone.spark.index.limestone_spaces import sort_key_column, tuple_column
 from flowstone.spark.index.limestone_walk import EntryChunk
-from flowstone.spark.sources.change_contract import spark_ddl
 from flowstone.spark.sources.limestone.entry_columns import newest, of_storages, place_column
 from flowstone.spark.sources.limestone.entry_reader import chunks_of, counted, points, surviving
 from flowstone.spark.worker_errors import clear_errors

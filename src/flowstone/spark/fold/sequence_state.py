@@ -18,6 +18,7 @@ from flowstone.box.definitions import IndexDefinition, IndexPart, SpaceDefinitio
 from flowstone.box.engine import sequence as box_sequence
 from flowstone.box.engine.key_encoding import encode_integer
 from flowstone.box.system import SEQUENCE_DATA_ID, SPACE_SEQUENCE_ID
+from flowstone.columns.change_contract import spark_ddl
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.iproto.msgpack import unpack
 from flowstone.replication.vclock import VClock
@@ -28,7 +29,6 @@ from flowstone.spark.fold.state_frames import BEFORE_ALL, state_frame
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import Transport
-from flowstone.spark.sources.change_contract import spark_ddl
 from flowstone.spark.worker_errors import clear_errors
 
 if TYPE_CHECKING:

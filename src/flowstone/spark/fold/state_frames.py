@@ -24,6 +24,7 @@ from flowstone.box.schema import SchemaTracker
 from flowstone.box.system import SCHEMA_SPACE_IDS, TRUNCATE_ID
 from flowstone.box.update.update import UpdateRules
 from flowstone.columns.arrow_columns import MOMENT
+from flowstone.columns.change_contract import ChangeContract, spark_ddl
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.iproto.constants import Key
 from flowstone.iproto.row import encode_uint
@@ -33,7 +34,6 @@ from flowstone.spark.fold.key_fold import FoldDefinitions, Place, fold, upsert_r
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import Transport
-from flowstone.spark.sources.change_contract import ChangeContract, spark_ddl
 from flowstone.spark.worker_errors import clear_errors
 from flowstone.xlog.reader import LogFile
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from flowstone.box.system import FIRST_USER_SPACE_ID
+from flowstone.columns.change_contract import spark_ddl
 from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
@@ -26,7 +27,6 @@ from flowstone.spark.fold.change_frames import slice_size
 from flowstone.spark.index.log_index import ArchiveIndex, Slice
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import Transport, open_slice, with_transport
-from flowstone.spark.sources.change_contract import spark_ddl
 from flowstone.spark.sources.stream_order import BatchWindow, rows_between, stamp
 from flowstone.spark.worker_errors import clear_errors
 from flowstone.xlog.reader import LogFile

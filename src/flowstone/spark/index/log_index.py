@@ -29,7 +29,6 @@ from flowstone.spark.index.directory_index import DirectoryRuns
 from flowstone.spark.index.log import NEWEST_VERSION, BatchPlan
 from flowstone.spark.index.log_runs import Added, ArchiveRuns, DirectoryFacts, RunFeed, SnapshotFile, newest_at
 from flowstone.spark.index.schema_epochs import SchemaEpochs, newest
-from flowstone.spark.sources.change_contract import shape_of
 from flowstone.spark.sources.options import AsOf
 from flowstone.spark.sources.stream_order import Range, StreamPlace, Withdrawn, commit_times
 from flowstone.xlog.block import FIXHEADER_SIZE, decode_fixheader
@@ -478,7 +477,7 @@ class ArchiveIndex:
                 now = schema.get(was.name)
             if now is None or not _is_usable(now):
                 continue
-            if shape_of(was) != shape_of(now):
+            if was is None or was.shape != now.shape:
                 found.append(FormatChange(epoch.before, was, now))
             was, space_id = now, now.id
         return found

@@ -20,6 +20,7 @@ from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.system import INDEX_ID, SPACE_ID, TRUNCATE_ID
 from flowstone.box.update.update import UpdateRules
 from flowstone.columns.arrow_columns import MOMENT
+from flowstone.columns.change_contract import ChangeContract, spark_ddl
 from flowstone.iproto.msgpack import unpack
 from flowstone.lake.masks import SpaceMask
 from flowstone.lake.table_files import PinnedTable
@@ -29,7 +30,6 @@ from flowstone.spark.fold.key_fold import fold, keys_needing_old
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import SliceServer, Transport
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import ChangeContract, spark_ddl
 from flowstone.spark.worker_errors import clear_errors
 
 if TYPE_CHECKING:

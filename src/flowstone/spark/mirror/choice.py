@@ -16,7 +16,6 @@ from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema, UnknownSpace
 from flowstone.box.system import FIRST_USER_SPACE_ID
 from flowstone.errors import FlowstoneError
-from flowstone.spark.sources.change_contract import shape_of
 from flowstone.text.row_table import UnknownColumn
 
 Spaces = Mapping[int, SpaceDefinition]
@@ -159,6 +158,6 @@ def changes_between(before: Spaces, after: Spaces) -> TableChanges:
     return TableChanges(
         tuple(before[space_id] for space_id in sorted(before.keys() - after.keys())),
         tuple((was, now) for was, now in both if was.name != now.name),
-        tuple((was, now) for was, now in both if shape_of(was) != shape_of(now)),
+        tuple((was, now) for was, now in both if was.shape != now.shape),
         tuple(after[space_id] for space_id in sorted(after.keys() - before.keys())),
     )

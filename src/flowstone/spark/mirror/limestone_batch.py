@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from flowstone.columns.change_contract import spark_ddl
 from flowstone.replication.vclock import VClock
 from flowstone.spark.fold.limestone_fold import (
     KEYS,
@@ -40,7 +41,6 @@ from flowstone.spark.mirror.batch import (
     Truncation,
     by_space,
 )
-from flowstone.spark.sources.change_contract import spark_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

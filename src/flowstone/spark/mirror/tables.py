@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.update.update import UpdateRules
 from flowstone.columns.arrow_columns import ColumnOptions
-from flowstone.lake.masks import Masking
+from flowstone.lake.masks import Masking, SpaceMask
 from flowstone.lake.table import LakeTable, Merged, Moment
 from flowstone.lake.table_schema import LakeError
 from flowstone.replication.vclock import VClock
@@ -92,14 +92,6 @@ class MirrorTables:
             found = self._open[exact, name] = lake.there(name)
         return found
 
-    def _twin(self, space: SpaceDefinition) -> LakeTable | None:
-        return self._table(space.name, exact=True) if self._masking.of(space) is not None else None
-
-    def _shown(self, space: SpaceDefinition) -> SpaceDefinition:
-        """Return the definition of the table in the lake, with masks applied."""
-        mask = self._masking.of(space)
-        return space if mask is None else mask.definition(space)
-
     # --- definitions ---
 
     def drop(self, spaces: Iterable[SpaceDefinition], uuid: str, position: VClock, time_us: int) -> None:
@@ -116,9 +108,9 @@ class MirrorTables:
     def rename(self, pairs: Iterable[Pair], uuid: str, position: VClock) -> None:
         """Rename tables. `position` is the one before the batch, because the rows of the batch follow."""
         for was, now in in_order(pairs):
-            if (self._masking.of(was) is None) != (self._masking.of(now) is None) or self._masking.of(was) is not None:
+            if self._masking.of(was) is not None or self._masking.of(now) is not None:
                 self._refuse_rename(was, now)
-            self._open[False, now.name] = self._lake.rename(was.name, self._shown(now), uuid, position)
+            self._open[False, now.name] = self._lake.rename(was.name, now, uuid, position)
             self._open.pop((False, was.name), None)
             self._unregister(was.name)
             self._register(now.name)
@@ -165,19 +157,19 @@ class MirrorTables:
         """Create tables for new spaces, with the rows of the same transaction. Return table versions by space."""
         versions: dict[int, int] = {}
         for space in spaces:
-            found = folded.get(space.id)
+            found, mask = folded.get(space.id), self._masking.of(space)
             table = self._lake.create(
-                self._shown(space),
+                _shown(space, mask),
                 uuid,
                 position,
                 history=self._is_history,
                 columns=self._choice.columns_of(space),
                 options=self._types,
-                states=self._shown_states(space, found),
+                states=_shown_states(found, mask),
             )
             self._open[False, space.name] = table
             versions[space.id] = table.version
-            if self._masking.of(space) is not None:
+            if mask is not None:
                 assert self._exact is not None
                 states = last_states(found.states) if found is not None else None
                 twin = self._exact.create(space, uuid, position, columns=(), states=states)
@@ -186,13 +178,6 @@ class MirrorTables:
             self._tell(events.MirrorTable(space.name, "created"))
         return versions
 
-    def _shown_states(self, space: SpaceDefinition, folded: FoldedTable | None) -> pa.Table:
-        """Return the states with the tuples of the table in the lake, masked if the space has masks."""
-        states = folded.states if folded is not None else EMPTY
-        if self._masking.of(space) is not None and folded is not None:
-            states = states.set_column(states.schema.get_field_index("tuple"), "tuple", folded.masked)
-        return states
-
     def load(self, frame: ArrowRows, spaces: Spaces, uuid: str, position: VClock, time_us: int) -> int:
         """Replace the tables with the rows of a frame (space id, sort key, exact tuple). Return the number of rows."""
         masks = {space.id: mask for space in spaces.values() if (mask := self._masking.of(space)) is not None}
@@ -200,7 +185,7 @@ class MirrorTables:
         shown: ArrowRows = frame.mapInArrow(partial(mask_rows, masks), LOADED_DDL) if masks else frame
         done = self._lake.load(
             shown,
-            [self._shown(space) for space in spaces.values()],
+            [_shown(space, self._masking.of(space)) for space in spaces.values()],
             uuid,
             position,
             moment=Moment(position.signature, at(time_us)),
@@ -255,19 +240,19 @@ class MirrorTables:
         new = {space.id for space in created}
         found: dict[int, Target] = {}
         for space_id, space in spaces.items():
-            truncation = truncated.get(space_id)
+            truncation, mask = truncated.get(space_id), self._masking.of(space)
             target = Target(
                 space,
                 VClock(),
                 VClock(),
-                mask=self._masking.of(space),
+                mask=mask,
                 every_state=self._is_history,
                 truncated=None if truncation is None else (truncation.version, truncation.lsn),
                 rules=rules,
             )
             if space_id not in new:
                 table = self._table(space.name)
-                source = self._twin(space) or table
+                source = table if mask is None else self._table(space.name, exact=True)
                 shown, applied = (each.positions.get(uuid, VClock()) for each in (table, source))
                 target = replace(target, applied=applied, shown=shown, old=source.pin(uuid))
             found[space_id] = target
@@ -286,17 +271,17 @@ class MirrorTables:
         """Apply a batch to one table in one commit. Return the new version, or None if there was nothing to commit."""
         if truncation is None and not is_altered and (folded is None or not folded.states.num_rows):
             return None
-        table = self._table(space.name)
-        states = self._shown_states(space, folded)
+        table, mask = self._table(space.name), self._masking.of(space)
+        states = _shown_states(folded, mask)
         shown = table.positions.get(uuid, VClock())
         states = states.filter(behind(shown, states["replica_id"], states["lsn"]))
-        done = self._apply(table, self._shown(space), states, uuid, position, truncation, is_altered)
+        done = self._apply(table, _shown(space, mask), states, uuid, position, truncation, is_altered)
         if truncation is not None:
             self._note(done, space.name, "truncated")
         if is_altered:
             self._note(done, space.name, "altered")
-        twin = self._twin(space)
-        if twin is not None:
+        if mask is not None:
+            twin = self._table(space.name, exact=True)
             exact = last_states(folded.states) if folded is not None else EMPTY
             self._apply(twin, space, exact, uuid, position, truncation, is_altered, is_history=False)
         return table.version
@@ -385,3 +370,16 @@ def last_states(states: pa.Table) -> pa.Table:
 def at(time_us: int) -> datetime:
     """Convert microseconds since 1970 to a datetime."""
     return EPOCH + timedelta(microseconds=time_us)
+
+
+def _shown(space: SpaceDefinition, mask: SpaceMask | None) -> SpaceDefinition:
+    """Return the definition of the table in the lake, with masks applied."""
+    return space if mask is None else mask.definition(space)
+
+
+def _shown_states(folded: FoldedTable | None, mask: SpaceMask | None) -> pa.Table:
+    """Return the states with the tuples of the table in the lake, masked if the space has masks."""
+    states = folded.states if folded is not None else EMPTY
+    if mask is not None and folded is not None:
+        states = states.set_column(states.schema.get_field_index("tuple"), "tuple", folded.masked)
+    return states

@@ -25,6 +25,7 @@ from flowstone.archive.archive_log import version_of
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.dialect import Dialect, from_greeting
 from flowstone.box.system import FIRST_USER_SPACE_ID, SEQUENCE_DATA_ID, SEQUENCE_ID
+from flowstone.columns.change_contract import spark_ddl
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.msgpack import pack, unpack
@@ -37,7 +38,6 @@ from flowstone.spark.fold.state_frames import STATE, Plans, state_frame, state_p
 from flowstone.spark.fold.synchro_state import states_at
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.index.slice_bytes import Transport
-from flowstone.spark.sources.change_contract import spark_ddl
 from flowstone.spark.sources.state_contract import StateContract
 from flowstone.spark.worker_errors import clear_errors
 from flowstone.xlog.block import FIXHEADER_SIZE, FLUSH_THRESHOLD, encode_block, new_compressor

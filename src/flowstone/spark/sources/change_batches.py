@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from flowstone.box.schema import Schema, SchemaTracker
 from flowstone.box.system import TRUNCATE_ID
+from flowstone.columns.change_contract import ChangeContract, Stamps
 from flowstone.errors import FlowstoneError
 from flowstone.history.log_reading import Piece
 from flowstone.history.secrets import hide_secrets
@@ -25,8 +26,7 @@ from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import Slice
 from flowstone.spark.index.schema_epochs import defining
 from flowstone.spark.index.slice_bytes import open_slice
-from flowstone.spark.sources.change_contract import ChangeContract, shape_of
-from flowstone.spark.sources.stream_order import BatchWindow, Stamps, StreamPlace, rows_between, stamp
+from flowstone.spark.sources.stream_order import BatchWindow, StreamPlace, rows_between, stamp
 from flowstone.xlog.meta import Meta
 
 
@@ -115,7 +115,8 @@ def _check_format(contract: ChangeContract, schema: Schema, slab: Slab, rows: Ce
     if space is None or contract.follows_format:
         return
     now = schema.get(space.id)
-    if shape_of(now) != shape_of(space) and (slab.cells[scan.SPACE_ID, rows] == space.id).any():
+    is_same = now is not None and now.shape == space.shape
+    if not is_same and (slab.cells[scan.SPACE_ID, rows] == space.id).any():
         raise FormatChanged(
             f"format of space {space.name!r} changed while the query was running",
             hint="restart the query (source xlog: with schemaAt); it resumes where it stopped, with the new columns",

@@ -14,10 +14,10 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeVar
 
 from flowstone.columns.arrow_columns import ColumnOptions
+from flowstone.columns.image_rows import Images
 from flowstone.errors import FlowstoneError
 from flowstone.iproto.uri import Uri, parse_uri
 from flowstone.replication.vclock import VClock, VClockError
-from flowstone.spark.sources.image_rows import Images
 from flowstone.spark.sources.offsets import Named, parse_offsets
 
 Starting = Named | dict[str | None, VClock]

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flowstone.box.system import TRUNCATE_ID
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.errors import FlowstoneError
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex, DataLoss, Slice
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.index.slice_bytes import INLINE_SLICE_MAX
 from flowstone.spark.sources.change_batches import FormatChanged
-from flowstone.spark.sources.change_contract import ChangeContract, shape_of
 from flowstone.spark.sources.offsets import Position
 from flowstone.spark.sources.stream_order import StreamPlace
 
@@ -156,7 +156,7 @@ def _before_format_change(index: ArchiveIndex, contract: ChangeContract, start: 
     if space is None:
         return end
     for change in index.format_changes(space.id, start, end):
-        if shape_of(change.space) == shape_of(space):
+        if change.space is not None and change.space.shape == space.shape:
             continue
         if change.before == start:
             raise FormatChanged(

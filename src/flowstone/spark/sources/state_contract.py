@@ -17,13 +17,13 @@ import pyarrow as pa
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema
 from flowstone.columns.arrow_columns import Column, ColumnOptions, TypedDecoder, span_column
+from flowstone.columns.change_contract import EXTRA, ColumnClash, spark_ddl
 from flowstone.columns.log_batches import json_of_messagepack
 from flowstone.columns.tuple_slabs import slab_of_tuples
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import scan
 from flowstone.iproto.scan import Cells
 from flowstone.iproto.slab import Slab
-from flowstone.spark.sources.change_contract import EXTRA, ColumnClash, spark_ddl
 from flowstone.text.row_table import UnknownColumn
 
 SPACE: Final = pa.field("_space", pa.string())

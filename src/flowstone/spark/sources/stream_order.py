@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from flowstone.columns.change_contract import Stamps
 from flowstone.errors import FlowstoneError
 from flowstone.history.selection import Mask
 from flowstone.iproto import scan
@@ -26,14 +27,6 @@ Range = tuple[int, int, int]
 
 class SplitTransaction(FlowstoneError):
     """The start or the end of a batch lies inside a transaction."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stamps:
-    """`_commit_version` and `_commit_timestamp` (microseconds since 1970) of each row's transaction."""
-
-    versions: Cells
-    times: Cells
 
 
 @dataclass(frozen=True, slots=True)

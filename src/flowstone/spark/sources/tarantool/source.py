@@ -24,7 +24,6 @@ from flowstone.history.secrets import USER_SPACES, hidden_tuple, without_secrets
 from flowstone.iproto import scan
 from flowstone.iproto.slab import Slab
 from flowstone.iproto.uri import Uri
-from flowstone.spark.sources.change_contract import shape_of
 from flowstone.spark.sources.options import TarantoolOptions, tarantool_options, writer_options
 from flowstone.spark.sources.state_contract import REPLICASET_UUID, FormatDiffers, StateContract
 from flowstone.spark.sources.tarantool.index_scan import can_walk, scan_space
@@ -174,7 +173,8 @@ def _hidden(slab: Slab, space: SpaceDefinition) -> Slab:
 
 
 def _check_shape(space: SpaceDefinition, schema: Schema) -> None:
-    if shape_of(schema.get(space.id)) != shape_of(space):
+    now = schema.get(space.id)
+    if now is None or now.shape != space.shape:
         raise FormatDiffers(
             f"format of space {space.name!r} has changed since the query was planned",
             hint="run the query again to get the new columns",

@@ -30,13 +30,13 @@ from flowstone.archive.definitions_file import DefinitionsFile
 from flowstone.archive.upstream_query import UpstreamFacts
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import SchemaTracker, UnknownSpace
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.iproto.uri import Uri
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import ArchiveIndex
 from flowstone.spark.index.slice_bytes import INLINE_BATCH_MAX, SliceServer, with_transport
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.offsets import INITIAL, Offset, Position
 from flowstone.spark.sources.options import TarantoolOptions, WrongOption
 from flowstone.spark.sources.spool_stream import (

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from flowstone.box.definitions import FieldDefinition, SpaceDefinition
+from flowstone.columns.change_contract import EXTRA
 from flowstone.errors import FlowstoneError, LocalProtocolError
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.extensions import DECIMAL_DIGITS_MAX
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.scan import Bytes, Cells
-from flowstone.spark.sources.change_contract import EXTRA
 from flowstone.spark.sources.state_contract import GENERIC_FIELDS, TUPLE_MSGPACK
 from flowstone.spark.sources.tarantool import encode_kernels as kernels
 

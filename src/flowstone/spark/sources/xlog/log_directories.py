@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import UnknownSpace
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.outside.disk import Disk
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.directory_index import UNKNOWN_REPLICASET
 from flowstone.spark.index.log_index import ArchiveIndex, DataLoss, NotSettled
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.checkpoints import position_of
 from flowstone.spark.sources.offsets import Offset, Position
 from flowstone.spark.sources.options import AsOf, ChangeOptions, SchemaAt, Starting, WrongOption, XlogOptions

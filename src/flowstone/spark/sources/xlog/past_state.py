@@ -23,6 +23,7 @@ from flowstone.box.schema import UnknownSpace
 from flowstone.box.system import SCHEMA_SPACE_IDS, TRUNCATE_ID
 from flowstone.box.update.update import UpdateRules
 from flowstone.columns.arrow_columns import span_column
+from flowstone.columns.change_contract import RAW_COLUMNS, ChangeContract
 from flowstone.columns.sort_keys import sort_keys
 from flowstone.history.secrets import USER_SPACES, hidden_tuple
 from flowstone.iproto import scan
@@ -35,7 +36,6 @@ from flowstone.spark.fold.state_frames import BEFORE_ALL, DEFINING, SpacePlan, p
 from flowstone.spark.index.log_index import ArchiveIndex, Slice
 from flowstone.spark.index.log_runs import SnapshotFile
 from flowstone.spark.sources.change_batches import read_slice
-from flowstone.spark.sources.change_contract import RAW_COLUMNS, ChangeContract
 from flowstone.spark.sources.options import XlogOptions
 from flowstone.spark.sources.state_contract import StateContract
 from flowstone.spark.sources.xlog.log_directories import LogDirectories, check_alike

@@ -21,11 +21,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from flowstone.box.system import TRUNCATE_ID
+from flowstone.columns.change_contract import ChangeContract
 from flowstone.outside import production
 from flowstone.replication.vclock import VClock
 from flowstone.spark.index.log_index import SLICE_SIZE, ArchiveIndex
 from flowstone.spark.sources.change_batches import FormatChanged, read_slice
-from flowstone.spark.sources.change_contract import ChangeContract
 from flowstone.spark.sources.offsets import INITIAL, Offset, Position
 from flowstone.spark.sources.options import WrongOption, XlogOptions, xlog_options
 from flowstone.spark.sources.spool_stream import BatchLimits, StreamSlice, next_position, slices_between

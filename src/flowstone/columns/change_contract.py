@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from flowstone.box.definitions import FieldDefinition, IndexPart, SpaceDefinition
+from flowstone.box.definitions import SpaceDefinition
 from flowstone.box.schema import Schema
 from flowstone.box.system import FIRST_USER_SPACE_ID, TRUNCATE_ID
 from flowstone.columns.arrow_columns import (
@@ -26,6 +26,7 @@ from flowstone.columns.arrow_columns import (
     span_column,
     text_array,
 )
+from flowstone.columns.image_rows import Images, with_images
 from flowstone.columns.log_batches import json_of_messagepack
 from flowstone.errors import FlowstoneError
 from flowstone.history.selection import Mask, truncated_space
@@ -33,8 +34,6 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.scan import Cells
 from flowstone.iproto.slab import Slab
-from flowstone.spark.sources.image_rows import Images, with_images
-from flowstone.spark.sources.stream_order import Stamps
 from flowstone.text.row_table import UnknownColumn
 
 LEADING_FIELDS: Final = (
@@ -101,6 +100,14 @@ class ColumnClash(FlowstoneError):
 
 class FormerFormat(FlowstoneError):
     """Rows of a former format of a space do not fit its current columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """`_commit_version` and `_commit_timestamp` (microseconds since 1970) of each row's transaction."""
+
+    versions: Cells
+    times: Cells
 
 
 @dataclass(frozen=True)
@@ -221,7 +228,7 @@ class ChangeContract:
         assert self.space is not None
         assert self._decoder is not None
         now = schema.get(self.space.id) if self.follows_format else self.space
-        if now is None or shape_of(now) == shape_of(self.space):
+        if now is None or now.shape == self.space.shape:
             decoded = self._decoder.batch(slab, rows)
             return dict(zip(decoded.schema.names, decoded.columns, strict=True))
         wanted = self._decoder.schema.names
@@ -438,19 +445,6 @@ def _decoder(space: SpaceDefinition, columns: ColumnOptions, wanted: Sequence[st
         options=columns,
         wanted=wanted,
     )
-
-
-Shape = tuple[int, tuple[FieldDefinition, ...], tuple[IndexPart, ...]]
-
-
-def shape_of(space: SpaceDefinition | None) -> Shape | None:
-    """Return the parts of a definition that typed columns depend on; if they change, a query with one schema must stop.
-
-    The id is one of them: a space that is dropped and created again under the same name is a different space.
-    """
-    if space is None:
-        return None
-    return space.id, space.fields, space.primary_key.parts if space.primary_key is not None else ()
 
 
 def _truncates(slab: Slab, rows: Cells) -> Mask:

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from flowstone.columns.change_contract import ChangeContract
+from flowstone.columns.image_rows import Images
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.row import Row
 from flowstone.replication.vclock import VClock
-from flowstone.spark.sources.change_contract import ChangeContract
-from flowstone.spark.sources.image_rows import Images
 from flowstone.spark.sources.stream_order import StreamPlace, stamp
 from tests.node.archived_rows import slab
 from tests.spark.change_rows import (

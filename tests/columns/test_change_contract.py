@@ -12,9 +12,9 @@ import pytest
 
 from flowstone.box.definitions import FieldDefinition, SpaceDefinition
 from flowstone.columns.arrow_columns import ColumnOptions
+from flowstone.columns.change_contract import ChangeContract, ColumnClash, FormerFormat, spark_ddl
 from flowstone.iproto.row import Row
 from flowstone.replication.vclock import VClock
-from flowstone.spark.sources.change_contract import ChangeContract, ColumnClash, FormerFormat, shape_of, spark_ddl
 from flowstone.spark.sources.stream_order import StreamPlace, stamp
 from flowstone.text.row_table import UnknownColumn
 from tests.node.archived_rows import confirm, slab
@@ -154,13 +154,6 @@ def test_contracts_travel_to_executors() -> None:
     copy = pickle.loads(pickle.dumps(contract))
     assert copy == contract
     assert copy.schema == contract.schema
-
-
-def test_the_shape_is_what_typed_columns_depend_on() -> None:
-    renamed = SpaceDefinition(512, "bestellungen", is_sync=True, fields=ORDERS.fields, indexes=ORDERS.indexes)
-    assert shape_of(renamed) == shape_of(ORDERS)
-    assert shape_of(SpaceDefinition(512, "orders", fields=ORDERS.fields)) != shape_of(ORDERS)
-    assert shape_of(None) is None
 
 
 def test_rows_of_one_space_only_are_named_without_a_look_at_each() -> None:
