@@ -10,8 +10,9 @@ import numpy as np
 
 from flowstone.iproto.constants import Key, RequestType
 from flowstone.iproto.request_scan import KEY_AT, KEY_END, SPACE_ID, SYNC, TUPLE_AT, TUPLE_END, TYPE
-from flowstone.iproto.scan import Bytes, Cells
-from flowstone.kernels import inlined, kernel
+from flowstone.iproto.row_batches import put_big, put_header, put_uint
+from flowstone.iproto.scan import COMMIT, Bytes, Cells
+from flowstone.kernels import kernel
 from flowstone.kernels.wide import copy, poke
 
 ROW_OVERHEAD = 64
@@ -31,49 +32,22 @@ def replies_bound(count: int, content: int) -> int:
     return count * REPLY_OVERHEAD + content
 
 
-@inlined
-def put_uint(out: Bytes, at: int, value: int) -> int:
-    """MessagePack of an unsigned number, as short as it can be; the offset behind it."""
-    if value < 0x80:
-        return poke(out, at, value)
-    if value < 0x100:
-        return poke(out, poke(out, at, 0xCC), value)
-    if value < 0x10000:
-        return put_big(out, poke(out, at, 0xCD), value, 2)
-    if value < 0x1_0000_0000:
-        return put_big(out, poke(out, at, 0xCE), value, 4)
-    return put_big(out, poke(out, at, 0xCF), value, 8)
-
-
-@inlined
-def put_big(out: Bytes, at: int, value: int, width: int) -> int:
-    """The `width` lowest bytes of `value`, most significant first; the offset behind them."""
-    for i in range(width):
-        poke(out, at + i, (value >> (8 * (width - 1 - i))) & 0xFF)
-    return at + width
-
-
 @kernel
 def build_rows(
     buf: Bytes, cells: Cells, start: int, end: int, out: Bytes, replica_id: int, lsn: int, timestamp: int, flags: int
 ) -> tuple[int, int]:
     """A row for each write among the requests `start` to `end`, each a transaction of its own, LSNs from `lsn`.
 
-    `timestamp` has the bits of a float64; `flags` of 0 are left out. Returns the bytes written and the number of rows.
+    `timestamp` has the bits of a float64; `flags` are those besides COMMIT. Returns the bytes written and the
+    number of rows.
     """
     at = count = 0
     for row in range(start, end):
         kind = int(cells[TYPE, row])
         if kind == RequestType.SELECT:
             continue
-        at = poke(out, at, 0x85 if flags else 0x84)
-        at = poke(out, poke(out, at, 0x00), kind)
-        at = put_uint(out, poke(out, at, 0x02), replica_id)
-        at = put_uint(out, poke(out, at, 0x03), lsn + count)
-        at = poke(out, poke(out, at, 0x04), 0xCB)
-        at = put_big(out, at, timestamp, 8)
-        if flags:
-            at = poke(out, poke(out, at, 0x09), flags)
+        row_lsn = lsn + count
+        at = put_header(out, at, kind, 0, replica_id, 0, row_lsn, timestamp, row_lsn, flags | COMMIT, False)
         at = poke(out, poke(out, at, 0x82), 0x10)
         at = put_uint(out, at, int(cells[SPACE_ID, row]))
         if kind == RequestType.DELETE:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowstone.iproto.batches import put_big
 from flowstone.iproto.constants import GROUP_LOCAL, TYPE_ERROR, VCLOCK_MAX, RequestType
 from flowstone.iproto.scan import (
     BODY_AT,
@@ -153,9 +152,8 @@ def scan_packets(
 
 
 @inlined
-def put_pair(out: Bytes, at: int, key: int, value: int) -> int:
-    """A key and an unsigned number as short as it can be; a negative number is its twin above 2^63."""
-    at = poke(out, at, key)
+def put_uint(out: Bytes, at: int, value: int) -> int:
+    """MessagePack of an unsigned number, as short as it can be; a negative number is its twin above 2^63."""
     if value < 0 or value >= 0x1_0000_0000:
         return put_big(out, poke(out, at, 0xCF), value, 8)
     if value < 0x80:
@@ -165,6 +163,20 @@ def put_pair(out: Bytes, at: int, key: int, value: int) -> int:
     if value < 0x10000:
         return put_big(out, poke(out, at, 0xCD), value, 2)
     return put_big(out, poke(out, at, 0xCE), value, 4)
+
+
+@inlined
+def put_big(out: Bytes, at: int, value: int, width: int) -> int:
+    """The `width` lowest bytes of `value`, most significant first; the offset behind them."""
+    for i in range(width):
+        poke(out, at + i, (value >> (8 * (width - 1 - i))) & 0xFF)
+    return at + width
+
+
+@inlined
+def put_pair(out: Bytes, at: int, key: int, value: int) -> int:
+    """A key and an unsigned number."""
+    return put_uint(out, poke(out, at, key), value)
 
 
 @inlined

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from flowstone.iproto.batches import float_bits, put_big
+from flowstone.iproto.batches import float_bits
 from flowstone.iproto.constants import RequestType
-from flowstone.iproto.row_batches import put_header, rows_bound
+from flowstone.iproto.row_batches import put_big, put_header, rows_bound
 from flowstone.iproto.scan import COMMIT, Bytes, Cells
 from flowstone.kernels import kernel
 from flowstone.kernels.wide import copy, poke

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from flowstone.box.engine.tuple_kernels import read_array, read_integer
-from flowstone.iproto.batches import put_big
+from flowstone.iproto.row_batches import put_big, put_uint
 from flowstone.iproto.scan import Bytes, Cells, value_end
 from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import byte, copy, poke
@@ -54,15 +54,7 @@ def put_array(out: Bytes, at: int, count: int) -> int:
 def put_shortest(out: Bytes, at: int, value: int) -> int:
     """A number in as few bytes as it takes."""
     if value >= 0:
-        if value < 0x80:
-            return poke(out, at, value)
-        if value < 0x100:
-            return put_big(out, poke(out, at, 0xCC), value, 1)
-        if value < 0x10000:
-            return put_big(out, poke(out, at, 0xCD), value, 2)
-        if value < 0x1_0000_0000:
-            return put_big(out, poke(out, at, 0xCE), value, 4)
-        return put_big(out, poke(out, at, 0xCF), value, 8)
+        return put_uint(out, at, value)
     if value >= -0x20:
         return poke(out, at, 0x100 + value)
     if value >= -0x80:

@@ -8,7 +8,6 @@ to the session with nothing done.
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from flowstone.box.access import Privilege
@@ -23,7 +22,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import MessagePackError, unpack
 from flowstone.iproto.replies import encode_data, encode_error
-from flowstone.iproto.row import encode_uint
+from flowstone.iproto.row import encode_lone_header, encode_uint
 from flowstone.node.counters import Counters
 from flowstone.node.wal.commits import Commits, client_error
 from flowstone.node.wal.journal import Journal
@@ -40,7 +39,6 @@ _CONTENT: Final = {SELECT: _KEY, INSERT: _TUPLE, REPLACE: _TUPLE, DELETE: _KEY}
 """The body key of the tuple or key of each statement; clients write it last."""
 
 _WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
-_timestamp: Final = struct.Struct(">d").pack
 
 
 class SingleStatements:
@@ -120,9 +118,8 @@ class SingleStatements:
     def _row(self, kind: int, space_id: int, content: bytes) -> bytes:
         journal = self._journal
         replica_id = journal.replica_id
-        head = b"\x84\x00%c\x02%c\x03%b\x04\xcb" % (kind, replica_id, encode_uint(journal.next_lsn(replica_id)))
-        body = b"\x82\x10%b%c" % (encode_uint(space_id), _CONTENT[kind])
-        return head + _timestamp(self._clock.wall()) + body + content
+        head = encode_lone_header(kind, replica_id, journal.next_lsn(replica_id), self._clock.wall())
+        return head + b"\x82\x10%b%c" % (encode_uint(space_id), _CONTENT[kind]) + content
 
 
 def _uint(packet: bytes, at: int) -> tuple[int, int]:

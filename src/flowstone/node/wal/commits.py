@@ -9,7 +9,6 @@ before their clients are notified. `box/engine/transaction.py` decides what othe
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from flowstone.box.box import Box
@@ -20,7 +19,7 @@ from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
 from flowstone.iproto.errors import TarantoolError
-from flowstone.iproto.row import Row, encode_header, encode_uint
+from flowstone.iproto.row import Row, encode_header, encode_lone_header
 from flowstone.node.synchro.limbo_driver import NOBODY, LimboDriver, OnDone, OutcomeUnknown, Revocable, Waiter
 from flowstone.node.wal.journal import Journal, JournalClosed
 from flowstone.outside import Clock
@@ -264,25 +263,12 @@ class Commits:
         """Return the rows, the number of replicated ones, and the number of local ones. `flags` are the limbo flags."""
         journal = self._journal
         if len(statements) == 1 and not statements[0].is_local:
-            return self._encode_single(statements[0], journal.next_lsn(journal.replica_id), flags), 1, 0
-        return self._encode_many(statements, flags)
-
-    def _encode_single(self, statement: Statement, lsn: int, flags: int) -> bytes:
-        """Encode a row as `encode_header` does, but faster: every autocommit statement comes through here."""
-        return b"".join(
-            (
-                b"\x85\x00" if flags else b"\x84\x00",
-                encode_uint(statement.type),
-                b"\x02",
-                encode_uint(self._journal.replica_id),
-                b"\x03",
-                encode_uint(lsn),
-                b"\x04\xcb",
-                struct.pack(">d", self._clock.wall()),
-                b"\x09%c" % flags if flags else b"",
-                statement.body,
+            statement, replica_id = statements[0], journal.replica_id
+            head = encode_lone_header(
+                statement.type, replica_id, journal.next_lsn(replica_id), self._clock.wall(), flags
             )
-        )
+            return head + statement.body, 1, 0
+        return self._encode_many(statements, flags)
 
     def _encode_many(self, statements: tuple[Statement, ...], flags: int) -> tuple[bytes, int, int]:
         journal, now = self._journal, self._clock.wall()

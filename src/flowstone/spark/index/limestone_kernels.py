@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from flowstone.iproto.batches import put_big, put_uint
+from flowstone.iproto.row_batches import put_big, put_uint
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import byte, copy, little64, number, poke

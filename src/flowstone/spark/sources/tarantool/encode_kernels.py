@@ -12,10 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from flowstone.iproto.batches import put_big, put_uint
 from flowstone.iproto.constants import TYPE_ERROR
 from flowstone.iproto.extensions import DECIMAL_DIGITS_MAX, ExtensionType
-from flowstone.iproto.row_batches import put_pair, read_length
+from flowstone.iproto.row_batches import put_big, put_pair, put_uint, read_length
 from flowstone.iproto.scan import Bytes, Cells, read_map, read_uint, value_end
 from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import byte, copy, poke
