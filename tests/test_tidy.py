@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import pytest
@@ -424,6 +424,7 @@ def test_every_module_has_a_test_module() -> None:
     assert sorted(set(TESTED_ELSEWHERE) - set(sources)) == [], "exemptions of modules that are gone"
 
 
+SOURCE: Final = "src/flowstone/"
 MODULES_MAX: Final = 25
 """More modules than a reader can take in at a glance."""
 
@@ -457,6 +458,27 @@ def repeated_classes(modules: list[Module], same_name: dict[str, str]) -> list[s
 
 def test_a_public_class_name_means_one_thing() -> None:
     found = repeated_classes(MODULES, SAME_NAME)
+    assert not found, "\n" + "\n".join(found)
+
+
+_MODULE_IN_TEXT: Final = re.compile(r"`([\w/]+\.py)`")
+
+
+def unresolved_modules(modules: list[Module]) -> list[str]:
+    """Modules named in backticks that are neither in the same directory nor written with their path."""
+    sources = [module for module in modules if module.path.startswith(SOURCE)]
+    paths = {module.path.removeprefix(SOURCE) for module in sources}
+    return [
+        f"{module.path}:{line}: no {name} here; write the path below {SOURCE}"
+        for module in sources
+        for line, text in enumerate(module.text.splitlines(), 1)
+        for name in _MODULE_IN_TEXT.findall(text)
+        if not {name, (PurePosixPath(module.path).parent / name).as_posix().removeprefix(SOURCE)} & paths
+    ]
+
+
+def test_a_module_named_in_a_text_exists() -> None:
+    found = unresolved_modules(MODULES)
     assert not found, "\n" + "\n".join(found)
 
 
@@ -657,6 +679,14 @@ def test_a_repeated_class_name_is_found() -> None:
     both = [Module(XLOG, "class Place: pass"), Module(BOX, "class Place: pass\nclass _Own: pass")]
     assert repeated_classes([*both, Module(NODE, "class _Own: pass")], {}) == [f"Place: {XLOG}, {BOX}"]
     assert repeated_classes(both, {"Place": "a reason"}) == []
+
+
+def test_a_module_named_in_a_text_that_does_not_exist_is_found() -> None:
+    def named(text: str) -> list[str]:
+        return unresolved_modules([Module(XLOG, f"# in `{text}`"), Module("src/flowstone/box/box.py", "")])
+
+    assert named("box/box.py") == named(PurePosixPath(XLOG).name) == []
+    assert named("box.py") == [f"{XLOG}:1: no box.py here; write the path below src/flowstone/"]
 
 
 def test_a_dead_name_is_found() -> None:

@@ -2,7 +2,7 @@
 
 `Archive` follows one member of a replica set, anonymously unless it registers, and stores the log in files that a real
 server recovers from. This module decides when to take snapshots, how to continue after missing rows, and which errors
-end the archive. `store.py` handles the files, `applier.py` the protocol.
+end the archive. `store.py` handles the files, `node/upstream/applier.py` the protocol.
 """
 
 from __future__ import annotations

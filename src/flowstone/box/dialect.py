@@ -1,6 +1,8 @@
 """The dialect of a node: the server version that it presents in greetings, requests and files.
 
-Chosen when a replica set is bootstrapped. `_schema.version` is the version of the data, which may differ.
+Chosen when a replica set is bootstrapped; a node that joins takes it from the greeting of its upstream
+(`from_greeting`), and a node that starts again from its files (`node/wal/recovery.py`). `_schema.version` is the
+version of the data, which may differ.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pure: tuples in, masked tuples out, many at once. The lake holds only masked tuples, in the typed columns and in
 `_tuple` alike, so nothing in the lake reveals a value. Folding operations needs the exact tuples: the mirror keeps
-those itself (`batch.py`), never in the lake.
+those itself (`spark/mirror/batch.py`), never in the lake.
 """
 
 from __future__ import annotations

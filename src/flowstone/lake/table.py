@@ -1,9 +1,9 @@
 """A table of the lake: the state of one space, or its history, and its position.
 
 `LakeTable` is the interface for a mirror; implementations differ in the engine that commits (delta-rs in
-`embedded_table.py`, Spark in `spark_table.py`). Every change of rows is one commit, which carries the vclock
-of the replica set in Delta's application transactions: replays are skipped, and the later of two concurrent writers
-fails.
+`embedded_table.py`, Spark in `spark/mirror/spark_table.py`). Every change of rows is one commit, which carries the
+vclock of the replica set in Delta's application transactions: replays are skipped, and the later of two concurrent
+writers fails.
 """
 
 from __future__ import annotations

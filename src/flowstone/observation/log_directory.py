@@ -1,7 +1,7 @@
 """Inspection of a directory of log files: which instance wrote it, from where to where it goes, what is readable.
 
 Reads every file once, past damage and gaps, through `history`; changes nothing. The directory's lock, which is acquired
-and released, shows whether a process runs on it. `directory_findings.py` draws the conclusions.
+and released, shows whether a process runs on it. `observation/findings/directory_findings.py` draws the conclusions.
 """
 
 from __future__ import annotations

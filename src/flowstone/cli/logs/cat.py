@@ -1,6 +1,7 @@
 """`flowstone cat`: print rows of log files as YAML, JSON, Lua, a table, CSV or Parquet.
 
-Checks the options and writes the output; `history` reads, selects and formats the rows.
+Checks the options and writes the output. `history/` reads and selects the rows, `text/` formats YAML, JSON, Lua and
+tables; for CSV and Parquet, `columns/` decodes the rows into Arrow batches, which this module writes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The entries of a log file as a table of numbers, made by a compiled loop: offsets and fields, without the bytes.
 
 For readers of millions of entries: recovery, compaction, Spark. A walk is one pass over a buffer; it accepts whole
-entries only and stops at anything else. `entries.decode` tells what it stopped at, and `scan.py` what an entry means in
-its place.
+entries only and stops at anything else. `entries.decode` tells what it stopped at, and `log_scan.py` what an entry
+means in its place.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which entries of a log file count: its snippets against the durable epoch, torn and damaged tails, and their repair.
 
 Pure: takes tokens of `entries.walk` or tables of `entry_table.py`, returns the entries that count, and a verdict with
-the changes that the file needs (`docs/spec/limestone.md#recovery`). Never touches a file: `recovery.py` does.
+the changes that the file needs (`docs/spec/limestone.md#recovery`). Never touches a file: `limestone/store/recovery.py`
+does.
 
 A snippet is a begin marker with what follows it, up to its end marker, the next begin marker or the end of the file. It
 counts if its epoch is durable. Otherwise it is invalidated, so that it does not count when later epochs are durable.

@@ -44,8 +44,8 @@ PREPARE_SECONDS: Final = 600.0
 
 OPENING_MAX: Final = 64
 """Maximum number of log channels that are opened at the same time. A replica limits the connections that have not
-opened a channel yet (`UNOPENED_MAX` in `replica.py`), and its listen queue is finite, so a thousand channels must take
-turns."""
+opened a channel yet (`UNOPENED_MAX` in `limestone/replica/replica.py`), and its listen queue is finite, so a thousand
+channels must take turns."""
 
 CLOSE_SECONDS: Final = 1.0
 READ_SIZE: Final = 1 << 16

@@ -14,7 +14,7 @@ message says which: SESSION_BEGIN opens the control channel, LOG_CHANNEL_CREATE 
    With a shared secret, nothing is written for a peer that has not proved the secret.
 2. HELLO and PREPARE (Flowstone masters only). The replica reports its durable epoch and the master of its data. The
    master then asks it to resume after an epoch, which removes later sessions, or to be seeded: the old data is put
-   aside until the new data is durable, and restored if it never is (`store/seeding.py`).
+   aside until the new data is durable, and restored if it never is (`limestone/store/seeding.py`).
 3. Sessions. A log channel appends the entries of a session to its file, syncs the file at the end of the session, and
    acknowledges.
 4. Epochs. GROUP_COMMIT records an epoch in the epoch file, once all its ended sessions are synced, and acknowledges.
@@ -24,7 +24,7 @@ connection, with the protocol's ERROR if there is one (`docs/spec/limestone.md#r
 
 `compatible`: files and answers are the original's, byte for byte. Otherwise the markers in the log files carry the
 epochs of the sessions, so that the directory can be recovered after a crash at any point, and the session secret offers
-Flowstone masters to identify themselves, resume and seed (`extensions.py`).
+Flowstone masters to identify themselves, resume and seed (`limestone/format/wire_extensions.py`).
 
 Invariants:
 

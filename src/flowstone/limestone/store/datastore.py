@@ -1,9 +1,9 @@
 """The datastore: a directory, its log channels, and the epochs that make their sessions durable.
 
 Asynchronous, on the Outside that is passed in; `blocking.py` is the same for threads. The rules are in `epochs.py`,
-files in `directory.py` and `channel.py`, replicas in `propagation.py`. An error of the disk, or the loss of replicas
-that are required, stops the store: nothing more is written or reported durable, and every call except `shutdown` raises
-the reason.
+files in `directory.py` and `channel.py`, replicas in `limestone/master/propagation.py`. An error of the disk, or the
+loss of replicas that are required, stops the store: nothing more is written or reported durable, and every call except
+`shutdown` raises the reason.
 """
 
 from __future__ import annotations

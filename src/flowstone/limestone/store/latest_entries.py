@@ -1,8 +1,9 @@
 """The state of a directory as columns: for each key the entry with the highest write version, found by compiled loops.
 
-Pure (`docs/spec/limestone.md#winning-entry`). Takes the tables of `entry_table.py`. Of two entries with the same
-version the later one wins, and any entry of a log file wins over one of a compacted file. Values stay in their files: a
-winner takes 64 bytes, which include its location, plus its key, so memory use does not depend on the size of values.
+Pure (`docs/spec/limestone.md#winning-entry`). Takes the tables of `limestone/format/entry_table.py`. Of two entries
+with the same version the later one wins, and any entry of a log file wins over one of a compacted file. Values stay in
+their files: a winner takes 64 bytes, which include its location, plus its key, so memory use does not depend on the
+size of values.
 """
 
 from __future__ import annotations

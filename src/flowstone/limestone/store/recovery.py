@@ -1,6 +1,6 @@
 """Recovery of a data directory: its durable epoch, the files that count, their damage, and its snapshot.
 
-Uses the Disk that is passed in, and blocks. The rules are in `format/log_scan.py` and `latest_entries.py`
+Uses the Disk that is passed in, and blocks. The rules are in `limestone/format/log_scan.py` and `latest_entries.py`
 (`docs/spec/limestone.md#opening-a-directory`). Only `apply` changes a directory: `recover` calls it unless
 `repairs=False`. Never takes the lock: the caller holds it if the directory is changed.
 """

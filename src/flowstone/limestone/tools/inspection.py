@@ -1,8 +1,8 @@
 """Inspection of a data directory, file by file, without changing anything.
 
 Uses the Disk that is passed in, and blocks (`docs/spec/limestone.md#tools`). Like the original, it reads every log
-file, even those that a compaction has replaced. `log_scan.py` returns the verdicts; this module derives one status from
-them.
+file, even those that a compaction has replaced. `limestone/format/log_scan.py` returns the verdicts; this module
+derives one status from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The entries of a data directory as they are in its files, each with the epoch of its session and whether it counts.
 
-Uses the Disk that is passed in, and blocks. For tools that show every entry; `recovery.py` determines the resulting
-rows. A directory that is being written can be read, too: an incomplete entry is then the end of its file.
+Uses the Disk that is passed in, and blocks. For tools that show every entry; `limestone/store/recovery.py` determines
+the resulting rows. A directory that is being written can be read, too: an incomplete entry is then the end of its file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A relay: sends our log to one replica, from SUBSCRIBE until the connection ends.
 
-A relay is either live, and sends the chunks of the shared tail (`tail.py`), or lagging, and reads the log files
-(`log_reader.py`) until the tail includes its position. A replica that reads slowly starts to lag; a silent replica is
-disconnected after a timeout. `replication/relay/relay_logic.py` decides which rows a replica gets, and when heartbeats
-are due.
+A relay is either live, and sends the chunks of the shared tail (`node/wal/log_tail.py`), or lagging, and reads the log
+files (`node/wal/log_reader.py`) until the tail includes its position. A replica that reads slowly starts to lag; a
+silent replica is disconnected after a timeout. `replication/relay/relay_logic.py` decides which rows a replica gets,
+and when heartbeats are due.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """All relays of a node, the requests of replicas, and the logs kept for replicas.
 
 `replication/relay/relay_logic.py` has the rules by which requests are rejected. `join_server.py` sends snapshots and
-registers replicas; each subscription has a relay (`relay_stream.py`). All relays share one tail of the log (`tail.py`).
+registers replicas; each subscription has a relay (`relay_stream.py`). All relays share one tail of the log
+(`node/wal/log_tail.py`).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Rows are applied as whole transactions, in the order of arrival; transactions that the log already has are skipped. One
 step of the event loop compares a slab with the log, applies and submits it, so no latch is needed if two peers send the
 same rows. Plain rows are applied in bulk (`plain_rows.py`), all others as single statements; the rows of a slab are one
-submission. Synchronous transactions, and those after them, enter the queue one by one (`limbo_driver.py`). The queue
-also decides on control rows, and checks that rows match our history.
+submission. Synchronous transactions, and those after them, enter the queue one by one (`node/synchro/limbo_driver.py`).
+The queue also decides on control rows, and checks that rows match our history.
 
 A failed write rolls back everything in flight and is reported to every applier (`on_failure`). Then no more rows are
 accepted, because they would follow a gap, until the appliers are restarted (`start_anew`).

@@ -2,8 +2,9 @@
 
 Rows are numbered and encoded here, in the order of their statements; the journal writes them in a batch with other
 transactions. Synchronous transactions, and those after them, then wait for their verdict in the queue
-(`limbo_driver.py`). Transactions that cannot be written, or that a verdict rejects, are rolled back, newest first,
-before their clients are notified. `box/engine/transaction.py` decides what other clients can see meanwhile.
+(`node/synchro/limbo_driver.py`). Transactions that cannot be written, or that a verdict rejects, are rolled back,
+newest first, before their clients are notified. `box/engine/transaction.py` decides what other clients can see
+meanwhile.
 """
 
 from __future__ import annotations

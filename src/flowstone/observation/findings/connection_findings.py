@@ -1,7 +1,7 @@
 """Findings about missing links, from a comparison of vclocks and `_cluster` with the links between members.
 
-Pure; a part of `explanation.py`, which reports links that exist and fail. This module reports links that are not
-configured at all, so that rows or votes of a member do not reach another one although every link works.
+Pure; a part of `observation/explanation.py`, which reports links that exist and fail. This module reports links that
+are not configured at all, so that rows or votes of a member do not reach another one although every link works.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Findings about directories of log files: about each of them, and about pairs of them.
 
-Relies on what `directory.py` has read. A problem that keeps a server from starting is `stopped`; one that only affects
-followers and restores is a warning.
+Relies on what `observation/log_directory.py` has read. A problem that keeps a server from starting is `stopped`; one
+that only affects followers and restores is a warning.
 """
 
 from __future__ import annotations

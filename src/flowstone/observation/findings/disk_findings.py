@@ -1,7 +1,7 @@
 """Findings about the disk of a node: a log that cannot be written, or too little space for the next one.
 
-Pure; a part of `explanation.py`. Only nodes report their disk; a real server shows nothing until a follower stops,
-which `link_causes.py` explains.
+Pure; a part of `observation/explanation.py`. Only nodes report their disk; a real server shows nothing until a follower
+stops, which `link_causes.py` explains.
 """
 
 from __future__ import annotations

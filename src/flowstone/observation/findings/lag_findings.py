@@ -1,9 +1,10 @@
 """Findings about members that lack rows although no failed or slow link of their own says why.
 
-Pure; the last part of `explanation.py`. Every registered member that lacks rows of the leader is named by a finding
-(docs/reference/findings.md, "What a report promises"), but most findings are about a link, and name its follower. This
-module reports the other members: those whose upstreams lack the rows, too, or are starting or unreachable, and those
-that could not be queried because no server that answered knows their address. Rows in transit are not reported.
+Pure; the last part of `observation/explanation.py`. Every registered member that lacks rows of the leader is named by a
+finding (docs/reference/findings.md, "What a report promises"), but most findings are about a link, and name its
+follower. This module reports the other members: those whose upstreams lack the rows, too, or are starting or
+unreachable, and those that could not be queried because no server that answered knows their address. Rows in transit
+are not reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Findings about write availability: quorums, elections, the queue of synchronous transactions and its owner.
 
-Pure; a part of `explanation.py`. Servers of 2.6 show no queue; for them only the option `replication_synchro_quorum` is
-known.
+Pure; a part of `observation/explanation.py`. Servers of 2.6 show no queue; for them only the option
+`replication_synchro_quorum` is known.
 """
 
 from __future__ import annotations

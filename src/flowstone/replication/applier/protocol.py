@@ -1,7 +1,7 @@
 """The replica's side of the replication protocol, as a pure state machine.
 
 Bytes from the upstream go in; events and bytes to send come out. The module uses no socket, no clock and no box. The
-states, and their theory of operation, are in `applier.py`; `node/upstream/applier.py` runs the machine.
+states, and their theory of operation, are in `states.py`; `node/upstream/applier.py` runs the machine.
 The protocol is in docs/spec/replication.md#connection-sequence, docs/spec/replication.md#join and
 docs/spec/replication.md#subscribe.
 

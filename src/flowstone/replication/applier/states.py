@@ -11,7 +11,8 @@ subscribes at the vclock of the instance, and then receives rows until the conne
 connection and one `ApplierProtocol`; the applier and its state outlive the attempt.
 
 Input is what the upstream sends, the commands of the instance (start, stop, what to request next), and errors. Output
-is the state, which `box.info` shows and the quorum of connected upstreams counts (`replica_set.py`).
+is the state, which `box.info` shows and the quorum of connected upstreams counts
+(`replication/membership/replica_set.py`).
 
     OFF, LOADING, STOPPED, DISCONNECTED -> CONNECT -> CONNECTED -> [AUTH ->] READY
 

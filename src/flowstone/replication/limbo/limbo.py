@@ -11,7 +11,7 @@ A synchronous transaction is applied and logged at once, but commits only when a
 the limbo, decides that. It counts ACKs and writes verdicts: CONFIRM commits its entries up to an LSN; ROLLBACK, after a
 timeout, undoes those from an LSN on. Every instance runs this machine; those that are not the owner apply the verdicts
 they receive. PROMOTE makes its origin the owner, DEMOTE leaves no owner, and either decides all pending entries. In 2.6
-the instance that writes to the empty queue is the owner. The states are those of an entry (`limbo_queue.State`) and of
+the instance that writes to the empty queue is the owner. The states are those of an entry (`queue.State`) and of
 the limbo (`state.py`: owner, frozen, busy).
 
 Input is method calls: transactions, outcomes of the journal, ACKs, control rows of other instances, terms, commands and

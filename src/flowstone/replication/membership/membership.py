@@ -21,7 +21,7 @@ A `Standing` judges the peer at one address, across its connections. For the pee
 NotAMember ends the attempt, and the applier retries: the registration may arrive through another member.
 
 A member may also have lost rows of its own, for example with its disk. `subscribed` compares its vclock with ours: a
-peer that lacks rows which it wrote is not followed until it has them back (`lost_tail.py`).
+peer that lacks rows which it wrote is not followed until it has them back (`replication/applier/lost_tail.py`).
 
 Invariants:
 

@@ -1,9 +1,9 @@
 """Fold changes into states: the last state of each key, or all its states, by applying operations to old tuples.
 
-Pure: tables of changes in (columns of `change_contract.py`, one space, no truncations), tables of states out. INSERT,
-REPLACE and DELETE determine the state by themselves: the last one wins, computed on whole columns. Only keys with a
-later UPDATE or UPSERT go through the engine's own operations (`box/update/update.py`), which produce the same bytes as
-the real server. Rows without a sort key had no effect on the server, and have none here.
+Pure: tables of changes in (columns of `columns/change_contract.py`, one space, no truncations), tables of states out.
+INSERT, REPLACE and DELETE determine the state by themselves: the last one wins, computed on whole columns. Only keys
+with a later UPDATE or UPSERT go through the engine's own operations (`box/update/update.py`), which produce the same
+bytes as the real server. Rows without a sort key had no effect on the server, and have none here.
 """
 
 from __future__ import annotations

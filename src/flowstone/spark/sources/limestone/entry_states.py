@@ -1,8 +1,8 @@
 """The state of a Limestone directory at a durable epoch, for readers that cannot run jobs: each task folds some keys.
 
 Keys are assigned to tasks by a hash; each task reads everything and keeps only its own keys. Jobs that have a session
-shuffle instead (`limestone_fold.py`). For each key the entry with the highest write version wins, unless its storage
-was cleared later (`docs/spec/limestone.md#winning-entry`).
+shuffle instead (`spark/fold/limestone_fold.py`). For each key the entry with the highest write version wins, unless its
+storage was cleared later (`docs/spec/limestone.md#winning-entry`).
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def stream_schema(options: TarantoolOptions) -> str:
 
 
 class TarantoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the settled changes of live replica sets. Offsets are settled positions, see `offsets.py`.
+    """Reads the settled changes of live replica sets. Offsets are settled positions, see `spark/sources/offsets.py`.
 
     Options: `uri` (required; `,` separates members of a replica set, any of which may be followed, `;` separates
     replica sets), `spoolLocation` (required: a directory that outlives the driver, for this query alone), `space`

@@ -3,7 +3,7 @@
 A snapshot has the tuples of a space in the order of its primary key, so a slice of it is a range of keys. A task takes
 the changes of its range from the log and passes unchanged tuples through. If the snapshot is not ordered, or is small
 compared to the changes, keys are divided by a hash and each task reads everything. Jobs that have a session use
-`state_frames.py`, which shuffles instead.
+`spark/fold/state_frames.py`, which shuffles instead.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class StateReader(DataSourceReader):
 
 
 class XlogStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads changes as they are written and settled. Offsets are settled positions, see `offsets.py`."""
+    """Reads changes as they are written and settled. Offsets are settled positions, see `spark/sources/offsets.py`."""
 
     def __init__(self, options: XlogOptions, types: Sequence[tuple[str, str]]) -> None:
         super().__init__(options)
