@@ -14,6 +14,7 @@ from bench import (
     applications,
     limestone,
     logs,
+    own_writers,
     replication,
     serving,
     spark_mirror,
@@ -34,6 +35,7 @@ PARTS = (
     "spark_sources",
     "spark_streaming",
     "spark_mirror",
+    "own_writers",
 )
 SHORT_ROWS, SHORT_SECONDS = 200_000, 20.0
 """Of the parts about Spark with --short: enough to see that they run, not to judge by."""
@@ -65,7 +67,7 @@ def main() -> None:
     )
     parser.add_argument("--no-pages", action="store_true", help="leave the pages alone")
     options = parser.parse_args()
-    if options.only != "limestone" and not real_tarantool.available():
+    if options.only not in ("limestone", "own_writers") and not real_tarantool.available():
         sys.exit("bench: the real Tarantool (Debian package tarantool) is missing, so there is nothing to compare with")
     results = []
     with tempfile.TemporaryDirectory(prefix="flowstone-bench-") as work:
@@ -76,6 +78,7 @@ def main() -> None:
             "replication": replication.run,
             "synchronous": synchronous.run,
             "limestone": partial(limestone.run, entries=options.rows),
+            "own_writers": own_writers.run,
             **spark_parts(options.short),
         }
         for part in [options.only] if options.only else PARTS:
