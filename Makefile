@@ -20,7 +20,7 @@ demo: setup ## show what Flowstone does, with no configuration and no outside se
 quick: setup ## lint, types and the tests of what has changed (2 minutes at most); BASE names a commit to compare with
 	$(PYTHON_BIN) scripts/quick.py $(BASE)
 
-test: setup ## check, then the whole suite at CI scale (at most 15 minutes on 2 cores); PYTEST_ARGS passes options on
+test: setup ## check, then the whole suite at CI scale (some 15 minutes on 2 cores); PYTEST_ARGS passes options on
 	$(SIDE_BY_SIDE) RUNS=250 simulated tests
 
 soak: setup ## simulated runs for SECONDS (default 3600): whole replica sets under faults, each from a seed of its own
