@@ -544,7 +544,7 @@ async def test_rows_of_our_own_that_only_a_peer_has_are_asked_for(is_in_ballot: 
         await until(lambda: it.state is State.SYNC)
         filters = await asked_filters(master, 1)
         assert filters == ([()] if is_in_ballot else [(2,), ()])
-        assert it.own_lsn_seen == 8
+        assert it.standing.own_lsn_seen == 8
         assert (State.DISCONNECTED in states) is not is_in_ballot
         sink.restart_at(VClock({2: 8}))
         master.writers[-1].close()

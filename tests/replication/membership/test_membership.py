@@ -78,7 +78,8 @@ def test_new_member_gets_the_smallest_id_that_nobody_has_or_had_if_there_is_one(
 def test_rows_and_elections_of_a_member_count() -> None:
     standing = followed(Cluster({1: OTHER, 2: PEER}), 2, OURS)
     standing.hear(RAFT)
-    assert not standing.check()
+    standing.check()
+    assert not standing.is_new
     assert standing.heard() is RAFT
     assert standing.heard() is None
     assert standing.member_id == 2
@@ -97,7 +98,8 @@ def test_peer_that_may_bring_its_registration_is_followed_up_to_its_first_own_ro
     cluster = Cluster({1: OTHER})
     standing = followed(cluster, 2, VClock({1: 11, 2: 7}))
     standing.hear(RAFT)
-    assert not standing.check()
+    standing.check()
+    assert not standing.is_new
     assert standing.heard() is None
     assert standing.member_id == 0
     first, rest = standing.split(slab((1, 11), (2, 5), (2, 6), (2, 7)), OURS)
@@ -106,8 +108,8 @@ def test_peer_that_may_bring_its_registration_is_followed_up_to_its_first_own_ro
     with pytest.raises(NotAMember):
         standing.split(rest, OURS)
     cluster[2] = PEER
-    assert standing.check()
-    assert standing.split(rest, OURS) == (rest, None)
+    assert standing.admit(rest, OURS, 1) == (rest, None)
+    assert standing.is_new
     assert standing.heard() is RAFT
     assert standing.member_id == 2
 

@@ -40,7 +40,7 @@ from flowstone.replication.applier.protocol import (
     SnapshotRows,
     Subscribed,
 )
-from flowstone.replication.applier.received_rows import check_name, check_own_rows, goes_on
+from flowstone.replication.applier.received_rows import check_name, goes_on
 from flowstone.replication.applier.states import (
     DOES_NOT_KNOW_US,
     ENDED,
@@ -153,8 +153,6 @@ class Applier:
         self.is_disowned = False
         """True if the peer has all rows of other members that we have, but does not know us: we were expelled."""
         self.remote_vclock_at_subscribe: VClock | None = None
-        self.own_lsn_seen = 0
-        """The highest LSN of our own rows that the peer is known to have. If our own vclock is lower, we lost rows."""
 
     # --- control ---
 
@@ -451,11 +449,11 @@ class Applier:
     def _see_own_rows(self, theirs: VClock) -> None:
         if self._sink.replica_id:
             # Kept across reconnects: even if the peer loses these rows, we know that they existed.
-            self.own_lsn_seen = max(self.own_lsn_seen, theirs.get(self._sink.replica_id))
+            self.standing.own_lsn_seen = max(self.standing.own_lsn_seen, theirs.get(self._sink.replica_id))
 
     def _lacks_own_rows(self) -> bool:
         number = self._sink.replica_id
-        return number != 0 and self.own_lsn_seen > self._sink.vclock.get(number)
+        return number != 0 and self.standing.own_lsn_seen > self._sink.vclock.get(number)
 
     async def _final(self, slab: Slab) -> None:
         """Pass on final rows; those of a registration only if they continue our log without a gap.
@@ -506,7 +504,7 @@ class Applier:
             self._say.info("remote master %s at %s running Tarantool %s", greeting.uuid, self.uri.address, text)
         # Another instance answers at this address; the vclock of the former one does not count.
         if self.uuid != greeting.uuid:
-            self.own_lsn_seen = 0
+            self.standing.own_lsn_seen = 0
         self.uuid, self.version = greeting.uuid, greeting.version
 
     # --- the ballot of a newer peer ---
@@ -533,16 +531,17 @@ class Applier:
         # (docs/spec/replication.md#heartbeats).
         if self.version < BEATS_ALWAYS:
             self._on_alive(self)
-        rest: Slab | None = slab
-        while rest is not None:
-            # Check in each round: rows of the previous round may register the peer, or the originator of the rest.
-            self._check_member()
-            part, rest = self.standing.split(rest, self._sink.vclock)
-            self._check_origin(part)
-            await self._sink.apply(part)
+        self._note_member()
+        await self._sink.apply(slab)
 
     def _check_member(self) -> None:
-        if self.standing.check():
+        self.standing.check()
+        self._note_member()
+
+    def _note_member(self) -> None:
+        """Report that the peer has become a member, and what it has said before."""
+        if self.standing.is_new:
+            self.standing.is_new = False
             self._on_state(self)
         if (row := self.standing.heard()) is not None:
             self._sink.raft(self.peer_id, row)
@@ -551,21 +550,15 @@ class Applier:
         """Record that a member that follows us has written all rows up to `vclock`, perhaps also rows it had lost."""
         self.standing.acknowledged(replica_id, vclock)
 
-    def _check_origin(self, slab: Slab) -> None:
-        """Raise if the slab has rows of our own id, except rows that we lost and the peer is known to have."""
-        number = self._sink.replica_id
-        if number > 0:
-            check_own_rows(slab, number, max(self._sink.vclock.get(number), self.own_lsn_seen))
-
     def _check_own_rows(self, reply: SubscribeReply) -> None:
         """Raise ConnectionLost if the reply is the first sign that we lost rows: the retry subscribes for them, too."""
         did_lack = self._lacks_own_rows()
         self._see_own_rows(reply.vclock)
         number = self._sink.replica_id
         if number in self._sink.id_filter and self._lacks_own_rows() and not did_lack:
-            last = self._sink.vclock.get(number)
+            first, last = self._sink.vclock.get(number) + 1, self.standing.own_lsn_seen
             raise ConnectionLost(
-                f"{self.uri.address} has rows {last + 1}…{self.own_lsn_seen} of this instance, which are missing here",
+                f"{self.uri.address} has rows {first}…{last} of this instance, which are missing here",
                 hint="requesting them",
             )
 
@@ -586,6 +579,7 @@ class Applier:
         self._failures = self._times_unknown = 0
         self.is_disowned = False
         self._acked = None
+        protocol.admit(self.standing, self._sink)
         # From here on `_acknowledge` may send: ACKs are valid only after the reply to SUBSCRIBE.
         self._protocol = protocol
         self._sink.on_written.append(self._request_ack)

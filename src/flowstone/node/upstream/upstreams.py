@@ -468,7 +468,9 @@ class Replication:
     def _lacks_own_rows(self) -> bool:
         """Return True if an upstream has rows of this instance that are missing here."""
         own = self._instance.vclock.get(self._instance.id)
-        return self._instance.id != 0 and any(applier.own_lsn_seen > own for applier in self._appliers.values())
+        return self._instance.id != 0 and any(
+            applier.standing.own_lsn_seen > own for applier in self._appliers.values()
+        )
 
     def begin_orphan(self) -> None:
         """Make the node an orphan if it has upstreams: they may have rows of its own that it has lost."""

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -39,6 +39,7 @@ from flowstone.replication import messages
 from flowstone.replication.applier.ballot_watch import decode_vote
 from flowstone.replication.applier.received_rows import check_rows
 from flowstone.replication.applier.states import TRANSITIONS, ApplierState, UnsupportedPeer, other_replica_set
+from flowstone.replication.membership.membership import Standing
 from flowstone.replication.messages import Ack, Ballot, Heartbeat, Join, Register, Subscribe, SubscribeReply
 from flowstone.replication.row_stream import REPLY_SIZE_MAX, RowStream
 from flowstone.replication.vclock import VClock
@@ -167,6 +168,16 @@ _META: Final = (RequestType.RAFT.value, RequestType.RAFT_PROMOTE.value)
 _MARKERS: Final = (RequestType.JOIN_META.value, RequestType.JOIN_SNAPSHOT.value)
 
 
+class Place(Protocol):
+    """Where the rows go: its id, and the position up to which it has them."""
+
+    @property
+    def replica_id(self) -> int: ...
+
+    @property
+    def vclock(self) -> VClock: ...
+
+
 # --- The protocol ---------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +202,7 @@ class ApplierProtocol:
         self._vclock_sync = 0
         self._unacknowledged: deque[tuple[dict[int, int], float]] = deque()
         self._greeting: Greeting | None = None
+        self._admission: tuple[Standing, Place] | None = None
         self.state = came_from
         self.features: tuple[int, ...] = ()
         self.ballot: Ballot | None = None
@@ -238,12 +250,32 @@ class ApplierProtocol:
         self._due = due
         self._stream.packet_size_max = BLOCK_SIZE_MAX if due in _WITH_ROWS else REPLY_SIZE_MAX
 
+    def admit(self, standing: Standing, place: Place) -> None:
+        """Let `standing` judge the rows of the subscription before they go to `place`; called after `Subscribed`."""
+        self._admission = standing, place
+
     def next_event(self) -> Event | None:
-        """Return the next event; None until more bytes arrive or the next command is given."""
+        """Return the next event; None until more bytes arrive or the next command is given.
+
+        Rows are admitted when they are returned, not when they arrive: rows returned earlier may have registered their
+        originator.
+        """
         while not self._events:
             if not _STEPS[self._due](self):
                 return None
-        return self._events.popleft()
+        event = self._events.popleft()
+        return self._admitted(event) if type(event) is Rows else event
+
+    def _admitted(self, event: Rows) -> Rows:
+        """Return the rows of `event` that may be applied now; the rest becomes the next event."""
+        if self._admission is None:
+            return event
+        standing, place = self._admission
+        part, rest = standing.admit(event.slab, place.vclock, place.replica_id)
+        if rest is None:
+            return event
+        self._events.appendleft(Rows(rest, event.timestamp))
+        return Rows(part, _timestamp(part))
 
     def _enter(self, state: ApplierState) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -373,9 +405,9 @@ class ApplierProtocol:
             return self._was_registered_before()
         if slab is None:
             return False
-        first = 0
-        while first < len(slab):
-            first = self._pass_on(slab, first)
+        first, count = 0, len(slab)
+        while first < count:
+            first = self._pass_on(slab, first, count)
         return True
 
     def _was_registered_before(self) -> bool:
@@ -392,8 +424,8 @@ class ApplierProtocol:
         self._enter(ApplierState.READY)
         return True
 
-    def _pass_on(self, slab: Slab, first: int) -> int:
-        """Create events for the data rows from row `first` on and for the next packet that is not a data row.
+    def _pass_on(self, slab: Slab, first: int, count: int) -> int:
+        """Create events for the data rows from row `first` of `count` on, and for the next packet that is not one.
 
         Return the number of the row after them.
         """
@@ -405,11 +437,11 @@ class ApplierProtocol:
             # Rows of the log have an LSN; heartbeats, RAFT rows and OK do not (docs/spec/replication.md#heartbeats).
             is_other = slab.cells[scan.LSN, first:] == 0
         found = int(is_other.argmax())
-        stop = first + found if is_other[found] else len(slab)
+        stop = first + found if is_other[found] else count
         if stop > first:
-            whole = first == 0 and stop == len(slab)
+            whole = first == 0 and stop == count
             self._data(slab if whole else replace(slab, cells=slab.cells[:, first:stop]))
-        if stop < len(slab):
+        if stop < count:
             at, end = int(slab.cells[scan.ROW_AT, stop]), int(slab.cells[scan.ROW_END, stop])
             self._other(slab.payload[at:end])
             stop += 1
@@ -424,7 +456,7 @@ class ApplierProtocol:
         if self._due is _Due.FINAL_ROWS:
             self._events.append(FinalRows(slab))
         elif self._due is _Due.ROWS:
-            timestamp = float(slab.cells[scan.TIMESTAMP, -1:].view(np.float64)[0])
+            timestamp = _timestamp(slab)
             # ACKs to newer masters carry the timestamp of the newest row that they cover; the master computes its lag
             # from it.
             if not self._is_old:
@@ -566,6 +598,11 @@ class ApplierProtocol:
         if self._stream.take_packet() is not None:
             raise RemoteProtocolError(f"unexpected packet from {self._peer}: no request is pending")
         return False
+
+
+def _timestamp(slab: Slab) -> float:
+    """Return the timestamp of the last row."""
+    return float(slab.cells[scan.TIMESTAMP, -1:].view(np.float64)[0])
 
 
 _STEPS: Final[dict[_Due, Callable[[ApplierProtocol], bool]]] = {

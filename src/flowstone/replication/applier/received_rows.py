@@ -55,9 +55,10 @@ class OwnRowRefused(RowRefused):
 
 def check_rows(slab: Slab) -> None:
     """Raise RowRefused for the first invalid row of these whole transactions."""
-    if len(slab) > _FEW and not _may_be_wrong(slab.cells):
+    cells = slab.cells
+    if cells.shape[1] > _FEW and not _may_be_wrong(cells):
         return
-    what = _first_wrong(slab.cells)
+    what = _first_wrong(cells)
     if what is not None:
         raise RowRefused(f"{slab.path} sent invalid {what}", hint=HINT)
 
@@ -74,7 +75,7 @@ def check_name(peer: str, replica_id: int, own_id: int) -> None:
 def check_own_rows(slab: Slab, own_id: int, known_lsn: int) -> None:
     """Raise OwnRowRefused if there is a row of this instance, `own_id`, after `known_lsn`, its last known row."""
     cells = slab.cells
-    if len(slab) <= _FEW and own_id not in cells[scan.REPLICA_ID].tolist():
+    if cells.shape[1] <= _FEW and own_id not in cells[scan.REPLICA_ID].tolist():
         return
     is_new = (cells[scan.REPLICA_ID] == own_id) & (cells[scan.LSN] > known_lsn)
     if is_new.any():

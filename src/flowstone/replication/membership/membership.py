@@ -45,6 +45,7 @@ from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
 from flowstone.replication.applier.lost_tail import LostTails
+from flowstone.replication.applier.received_rows import check_own_rows
 from flowstone.replication.vclock import VClock
 
 REJOIN: Final = (
@@ -152,6 +153,10 @@ class Standing:
         self._replica_id = 0
         self._was_member = False
         self._raft: Row | None = None
+        self.is_new = False
+        """True if the peer has become a member during this connection, until the applier has reported that."""
+        self.own_lsn_seen = 0
+        """The highest LSN of our own rows that the peer is known to have. If our own vclock is lower, we lost rows."""
         self._lost_tails = LostTails()
         self._losses = 0
 
@@ -162,7 +167,7 @@ class Standing:
     def subscribed(self, uuid: UUID, replica_id: int, theirs: VClock, ours: VClock) -> None:
         """Check the answer to a SUBSCRIBE at vclock `ours`; raise NotAMember, TailLost or VClockLags."""
         self._uuid, self._replica_id = uuid, replica_id
-        self._was_member, self._raft = self.is_member, None
+        self._was_member, self._raft, self.is_new = self.is_member, None, False
         lacks_nothing = all(lsn <= ours.get(number) for number, lsn in theirs if number not in (0, replica_id))
         if not self._was_member and lacks_nothing:
             raise self._not_a_member()
@@ -178,15 +183,27 @@ class Standing:
         """The id of the peer, for elections; 0 while `_cluster` does not have it as a member."""
         return self._replica_id if self.is_member else 0
 
-    def check(self) -> bool:
-        """Check the peer before each message: return True if it has just become a member.
+    def check(self) -> None:
+        """Check the peer before each message: set `is_new` if it has just become a member.
 
         Raise NotAMember if it was expelled.
         """
         before, self._was_member = self._was_member, self.is_member
         if before and not self._was_member:
             raise self._not_a_member()
-        return self._was_member and not before
+        self.is_new = self.is_new or (self._was_member and not before)
+
+    def admit(self, slab: Slab, ours: VClock, own_id: int) -> tuple[Slab, Slab | None]:
+        """Check the peer and its rows; return those that may be applied now, and the rest, as `split` does.
+
+        `own_id` is the id of this instance at vclock `ours`. Raise NotAMember, or OwnRowRefused for a row of our own
+        that we do not know, except rows that we lost and the peer is known to have.
+        """
+        self.check()
+        part, rest = (slab, None) if self._was_member else self.split(slab, ours)
+        if own_id > 0:
+            check_own_rows(part, own_id, max(ours.get(own_id), self.own_lsn_seen))
+        return part, rest
 
     def split(self, slab: Slab, ours: VClock) -> tuple[Slab, Slab | None]:
         """Return the transactions that may be applied now, and the rest, to be split again when those are applied.
