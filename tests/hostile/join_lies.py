@@ -73,7 +73,7 @@ LIES: Final = (
     JoinLie("yes that is PING", (packet(RequestType.PING, b"\x80"),), r"Unknown request type 64", is_answer=True),
     JoinLie("no of a megabyte", (TOO_LONG,), r"… \(900000 characters\)", is_answer=True),
     JoinLie("garbage", (frame(b"\xc0" * 9),), r"sent a packet that is not a row; check that a Tarantool"),
-    JoinLie("length of 64 bits", (b"\xcf" + b"\xff" * 8,), r"sent a packet of 18446744073709551615 bytes"),
+    JoinLie("length of 64 bits", (b"\xcf" + b"\xff" * 8,), r"packet claims 18446744073709551615 bytes"),
     JoinLie("DELETE in a snapshot", (packet(RequestType.DELETE, pack({0x10: SCHEMA, 0x20: (1,)})),), r"request type 5"),
     JoinLie("error in the middle", (snapshot, TOO_LONG), r"… \(900000 characters\)"),
     JoinLie("end in the middle", (snapshot, hang_up), r"closed the connection"),

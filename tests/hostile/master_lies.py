@@ -129,7 +129,7 @@ EARLY: Final = (
     Lie(
         "ballot of a gigabyte",
         greeted(b"\xce" + struct.pack(">I", 1 << 30)),
-        r"a packet of 1073741824 bytes",
+        r"packet claims 1073741824 bytes",
         is_known=False,
     ),
     Lie(
@@ -163,10 +163,10 @@ STACK = {0: [{0: "ClientError", 1: "file", 2: 1, 3: MARK, 4: 0, 5: 7}] * 5000}
 
 BYTES: Final = (
     Lie("garbage", after_subscribe(frame(b"\xc0" * 20)), r"sent a packet that is not a row; check that"),
-    Lie("no length", after_subscribe(b"\xc1abc"), r"invalid packet: it begins with byte 0xc1"),
-    Lie("length of 4 gigabytes", after_subscribe(b"\xce\xff\xff\xff\xff"), r"a packet of 4294967295 bytes"),
-    Lie("length of 64 bits", after_subscribe(b"\xcf" + b"\xff" * 8), r"a packet of 18446744073709551615 bytes"),
-    Lie("length of nothing", after_subscribe(b"\x00"), r"a packet of 0 bytes: sizes from 1 to"),
+    Lie("no length", after_subscribe(b"\xc1abc"), r"invalid packet: packet begins with byte 0xc1"),
+    Lie("length of 4 gigabytes", after_subscribe(b"\xce\xff\xff\xff\xff"), r"packet claims 4294967295 bytes"),
+    Lie("length of 64 bits", after_subscribe(b"\xcf" + b"\xff" * 8), r"packet claims 18446744073709551615 bytes"),
+    Lie("length of nothing", after_subscribe(b"\x00"), r"packet claims 0 bytes: sizes from 1 to"),
     Lie("header without end", after_subscribe(frame(WIDE_HEADER)), r"sent a packet that is not a row"),
     Lie("header of 4 G keys", after_subscribe(frame(b"\xdf\xff\xff\xff\xff\x01\x01")), r"a packet that is not a row"),
     Lie("deep nesting", after_subscribe(row(5, body=DEEP)), f"malformed MessagePack.*{ABOUT}"),

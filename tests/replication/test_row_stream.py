@@ -214,7 +214,7 @@ def test_rows_before_something_wrong_are_taken_and_then_it_is_told_again_and_aga
     stream = fed(framed(transaction(1, 1)) + b"\xc1" + framed(transaction(2, 1)))
     assert len(stream.take() or ()) == 1
     for _ in range(2):
-        with pytest.raises(StreamError, match="sent an invalid packet: it begins with byte 0xc1") as told:
+        with pytest.raises(StreamError, match="sent an invalid packet: packet begins with byte 0xc1") as told:
             stream.take()
         assert told.value.peer == PEER
 

@@ -7,7 +7,7 @@ Rows of a replication stream are packets too; `row.py` reads their headers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
@@ -19,7 +19,8 @@ from flowstone.iproto.limits import PACKET_SIZE_MAX, ROW_HEADER_SIZE_MAX
 from flowstone.iproto.msgpack import MessagePackError, error_stack, unpack_body
 
 EMPTY_BODY = b"\x80"
-_LENGTH_BYTES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+UINT_WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+"""By its first byte: the size of an unsigned number, apart from that byte."""
 
 
 class PacketError(RemoteProtocolError):
@@ -85,25 +86,46 @@ def split(buffer: bytes | bytearray, *, size_max: int = PACKET_SIZE_MAX) -> tupl
     packets: list[bytes] = []
     at = 0
     while at < len(buffer):
-        head = buffer[at]
-        width = 0 if head < 0x80 else _LENGTH_BYTES.get(head)
-        if width is None:
+        try:
+            start, end = span(buffer, at, size_max)
+        except PacketError:
             if packets:
                 break
-            raise PacketError(f"packet begins with byte 0x{head:02x}, which is not a length")
-        start = at + 1 + width
-        if start > len(buffer):
+            raise
+        if end > len(buffer):
             break
-        size = head if width == 0 else int.from_bytes(buffer[at + 1 : start], "big")
-        if not 0 < size <= size_max:
-            if packets:
-                break
-            raise PacketError(f"packet claims {size} bytes: sizes from 1 to {size_max} are accepted")
-        if start + size > len(buffer):
-            break
-        packets.append(bytes(buffer[start : start + size]))
-        at = start + size
+        packets.append(bytes(buffer[start:end]))
+        at = end
     return packets, at
+
+
+def span(buffer: bytes | bytearray, at: int, size_max: int) -> tuple[int, int]:
+    """Return the offsets of the packet at `at`, after its length: its start and its end.
+
+    If the packet is incomplete, the end is after the buffer: as far as is known by now. Raise PacketError if there is
+    no length, or one above `size_max`.
+    """
+    try:
+        size, start = read_uint(buffer, at)
+    except KeyError:
+        raise PacketError(f"packet begins with byte 0x{buffer[at]:02x}, which is not a length") from None
+    if start > len(buffer):
+        return start, start
+    if not 0 < size <= size_max:
+        raise PacketError(f"packet claims {size} bytes: sizes from 1 to {size_max} are accepted")
+    return start, start + size
+
+
+def read_uint(data: bytes | bytearray, at: int) -> tuple[int, int]:
+    """Return the unsigned MessagePack number at `at`, and its end offset; the number is wrong if that is after `data`.
+
+    Raise KeyError if another value is there, and IndexError if `at` is the end of `data`.
+    """
+    head = data[at]
+    if head < 0x80:
+        return head, at + 1
+    end = at + 1 + UINT_WIDTHS[head]
+    return int.from_bytes(data[at + 1 : end], "big"), end
 
 
 def decode_response(packet: bytes) -> Response:

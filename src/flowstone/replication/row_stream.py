@@ -17,7 +17,7 @@ from flowstone.iproto import row_batches
 from flowstone.iproto import scan as rowscan
 from flowstone.iproto.batches import float_bits
 from flowstone.iproto.limits import BLOCK_SIZE_MAX
-from flowstone.iproto.packet import decode_response
+from flowstone.iproto.packet import PacketError, decode_response, span
 from flowstone.iproto.row_batches import AT, NEEDED, ROWS, WHOLE_AT, WHOLE_ROWS
 from flowstone.iproto.scan import Bytes, Cells
 from flowstone.iproto.slab import Slab
@@ -202,20 +202,11 @@ class RowStream:
         unread = self._unread
         if at >= len(unread):
             return None
-        size, start = unread[at], at + 1
-        if size >= 0x80:
-            if not 0xCC <= size <= 0xCF:
-                raise StreamError(self.peer, f"an invalid packet: it begins with byte 0x{size:02x}")
-            start += 1 << (size - 0xCC)
-            if start > len(unread):
-                return None
-            size = int.from_bytes(unread[at + 1 : start], "big")
-        if not 0 < size <= self.packet_size_max:
-            what = f"a packet of {size} bytes: sizes from 1 to {self.packet_size_max} are accepted"
-            raise StreamError(self.peer, what)
-        if start + size > len(unread):
-            return None
-        return bytes(unread[start : start + size]), start + size
+        try:
+            start, end = span(unread, at, self.packet_size_max)
+        except PacketError as error:
+            raise StreamError(self.peer, f"an invalid packet: {error.message}") from None
+        return (bytes(unread[start:end]), end) if end <= len(unread) else None
 
 
 def slab_of_rows(rows: bytes, path: str) -> Slab:

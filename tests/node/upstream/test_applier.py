@@ -574,7 +574,7 @@ async def test_before_rows_are_due_nothing_large_is_taken_in(is_watched: bool) -
     async with peer(master.talk) as uri, applier(uri, member()) as (it, _):
         it.start()
         await until(lambda: it.state is State.STOPPED)
-        assert "a packet of 209715200 bytes" in it.info()["message"]
+        assert "packet claims 209715200 bytes" in it.info()["message"]
 
 
 async def test_an_event_that_is_no_ballot_stops_it_with_a_reason() -> None:

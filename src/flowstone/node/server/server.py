@@ -17,7 +17,7 @@ from flowstone.box.dialect import Dialect
 from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType, type_name
 from flowstone.iproto.greeting import Greeting, encode_greeting
-from flowstone.iproto.packet import frame
+from flowstone.iproto.packet import PacketError, frame, span
 from flowstone.iproto.replies import encode_error
 from flowstone.iproto.requests import Request, decode_request
 from flowstone.node.downstream.relays import Relays
@@ -43,7 +43,6 @@ READ_AHEAD_MAX: Final = 1024 * 1024
 """Unprocessed bytes above which reading from a connection pauses. A larger packet is still read to its end."""
 
 _NO_REPLY: Final = Reply(b"")
-_LENGTH_BYTES: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _MAY_TAKE_LONG: Final = (
     RequestType.JOIN,
     RequestType.SUBSCRIBE,
@@ -368,14 +367,10 @@ def _size_wanted(unread: bytearray, size_max: int) -> int:
     """Return the bytes needed before a turn can make progress: a whole packet, or 0 if the length is invalid."""
     if not unread:
         return 1
-    head = unread[0]
-    width = 0 if head < 0x80 else _LENGTH_BYTES.get(head)
-    if width is None:
+    try:
+        return span(unread, 0, size_max)[1]
+    except PacketError:
         return 0
-    if len(unread) <= width:
-        return width + 1
-    size = head if width == 0 else int.from_bytes(unread[1 : 1 + width], "big")
-    return 1 + width + size if 0 < size <= size_max else 0
 
 
 class Server:

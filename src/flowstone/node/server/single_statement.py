@@ -8,8 +8,6 @@ to the session with nothing done.
 
 from __future__ import annotations
 
-from typing import Final
-
 from flowstone.box.access import Privilege
 from flowstone.box.box import Box
 from flowstone.box.engine.bulk import Lane, lane_of, takes_writes
@@ -17,11 +15,11 @@ from flowstone.box.engine.space import Values
 from flowstone.box.engine.statements import TUPLE_HEAD_SIZE
 from flowstone.box.engine.transaction import ADMIN
 from flowstone.errors import FlowstoneError
-from flowstone.iproto.constants import Key as BodyKey
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import MessagePackError, unpack
 from flowstone.iproto.replies import encode_data, encode_error
+from flowstone.iproto.requests import CONTENT, plain_statement
 from flowstone.iproto.row import encode_lone_header, encode_uint
 from flowstone.node.counters import Counters
 from flowstone.node.wal.commits import Commits, client_error
@@ -31,14 +29,6 @@ from flowstone.outside import Clock
 SELECT, INSERT, REPLACE = RequestType.SELECT.value, RequestType.INSERT.value, RequestType.REPLACE.value
 DELETE = RequestType.DELETE.value
 _READ, _WRITE = Privilege.READ.value, Privilege.WRITE.value
-_SPACE_ID, _LIMIT, _KEY, _TUPLE = (int(key) for key in (BodyKey.SPACE_ID, BodyKey.LIMIT, BodyKey.KEY, BodyKey.TUPLE))
-_ZEROS: Final = frozenset(int(key) for key in (BodyKey.INDEX_ID, BodyKey.OFFSET, BodyKey.ITERATOR))
-"""Optional keys, allowed with their default value 0."""
-
-_CONTENT: Final = {SELECT: _KEY, INSERT: _TUPLE, REPLACE: _TUPLE, DELETE: _KEY}
-"""The body key of the tuple or key of each statement; clients write it last."""
-
-_WIDTHS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 
 
 class SingleStatements:
@@ -57,22 +47,10 @@ class SingleStatements:
     def execute(self, user: int, packet: bytes) -> bytes | None:
         """Return the reply; None, with nothing done, if the session has to execute the request."""
         try:
-            # The header as every client writes it: two keys, type and sync, in either order.
-            if packet[0] != 0x82:
+            statement = plain_statement(packet)
+            if statement is None:
                 return None
-            if packet[1] == 0:
-                kind = packet[2]
-                sync, at = _uint(packet, 4) if packet[3] == 1 else (0, -1)
-            else:
-                sync, at = _uint(packet, 2) if packet[1] == 1 else (0, -1)
-                kind = packet[at + 1] if packet[at] == 0 else 0
-                at += 2
-            content_key = _CONTENT.get(kind)
-            if content_key is None or at < 2:
-                return None
-            space_id, content_at = _content(packet, at, content_key)
-            if content_at < 0:
-                return None
+            kind, sync, space_id, content_at = statement
             space = self._box.spaces.get(space_id)
             lane = lane_of(space) if space is not None else None
             privilege = _READ if kind == SELECT else _WRITE
@@ -119,32 +97,4 @@ class SingleStatements:
         journal = self._journal
         replica_id = journal.replica_id
         head = encode_lone_header(kind, replica_id, journal.next_lsn(replica_id), self._clock.wall())
-        return head + b"\x82\x10%b%c" % (encode_uint(space_id), _CONTENT[kind]) + content
-
-
-def _uint(packet: bytes, at: int) -> tuple[int, int]:
-    """Return the unsigned number at `at`, and its end offset."""
-    head = packet[at]
-    if head < 0x80:
-        return head, at + 1
-    end = at + 1 + _WIDTHS[head]
-    return int.from_bytes(packet[at + 1 : end], "big"), end
-
-
-def _content(packet: bytes, at: int, content_key: int) -> tuple[int, int]:
-    """Return the space id, and the offset of the value of `content_key`; -1 unless it is the last key of the body."""
-    space_id, limit = -1, 1
-    count = packet[at] - 0x80
-    at += 1
-    for left in range(count - 1, -1, -1):
-        key = packet[at]
-        if key == content_key:
-            return space_id, at + 1 if left == 0 and space_id >= 0 and limit else -1
-        value, at = _uint(packet, at + 1)
-        if key == _SPACE_ID:
-            space_id = value
-        elif key == _LIMIT:
-            limit = value
-        elif key not in _ZEROS or value:
-            break
-    return -1, -1
+        return head + b"\x82\x10%b%c" % (encode_uint(space_id), CONTENT[kind]) + content
