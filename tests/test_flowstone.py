@@ -26,7 +26,7 @@ def test_reads_the_settled_rows_of_a_space_into_a_table(directory: str) -> None:
     assert table.to_pylist() == [{"id": 1, "item": "tea"}, {"id": 3, "item": "cup"}]
 
 
-def test_a_space_whose_format_changed_has_the_columns_of_all_formats(tmp_path: Path) -> None:
+def test_altered_space_has_the_columns_of_all_its_formats(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "orders", ("id", "unsigned"))
         log.insert(512, 1)
@@ -42,7 +42,7 @@ def test_a_space_without_rows_is_an_empty_table(tmp_path: Path) -> None:
     assert flowstone.read_log(tmp_path, space="orders").read_all().num_rows == 0
 
 
-def test_what_was_held_back_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_omitted_transactions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "orders", ("id", "unsigned"))
         log.insert(512, 1, flags=SYNC_FLAGS)
@@ -50,7 +50,7 @@ def test_what_was_held_back_is_logged(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "1 row withheld" in caplog.text
 
 
-def test_reads_everything_when_told_so(directory: str) -> None:
+def test_reads_unsettled_rows_on_request(directory: str) -> None:
     rows = sum(batch.num_rows for batch in flowstone.read_log(directory, settled=False, show_system=True))
     assert rows == 6
 
@@ -60,7 +60,7 @@ def test_an_unknown_space_is_an_error(directory: str) -> None:
         flowstone.read_log(directory, space="customers")
 
 
-def test_importing_it_loads_nothing_heavy() -> None:
+def test_import_loads_no_heavy_modules() -> None:
     code = "import sys, flowstone; print({'numpy', 'pyarrow', 'numba'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

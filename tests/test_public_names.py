@@ -135,7 +135,7 @@ def documented() -> Iterator[tuple[str, Any]]:
                 yield name, thing
 
 
-def test_docstrings_have_one_form() -> None:
+def test_docstrings_have_the_same_form() -> None:
     wrong = []
     for name, thing in documented():
         found = sections(thing)

@@ -456,7 +456,7 @@ def repeated_classes(modules: list[Module], same_name: dict[str, str]) -> list[s
     return [f"{name}: {', '.join(found)}" for name, found in homes.items() if len(found) > 1 and name not in same_name]
 
 
-def test_a_public_class_name_means_one_thing() -> None:
+def test_public_class_names_are_unique() -> None:
     found = repeated_classes(MODULES, SAME_NAME)
     assert not found, "\n" + "\n".join(found)
 
@@ -640,7 +640,7 @@ GOOD: Final = (
 )
 
 
-def test_every_rule_has_a_snippet_that_breaks_it() -> None:
+def test_every_rule_has_a_violating_snippet() -> None:
     assert sorted(BAD) == sorted(RULES)
 
 
@@ -648,7 +648,7 @@ def test_every_rule_has_a_snippet_that_breaks_it() -> None:
     ("name", "path", "snippet"),
     [(name, path, snippet) for name, snippets in BAD.items() for path, snippet in snippets],
 )
-def test_a_rule_finds_what_breaks_it(name: str, path: str, snippet: str) -> None:
+def test_rule_finds_its_violation(name: str, path: str, snippet: str) -> None:
     text = snippet if name == "a_docstring_on_the_door" else DOC + snippet
     module = Module(path, text)
     assert RULES[name].applies(module)
@@ -656,7 +656,7 @@ def test_a_rule_finds_what_breaks_it(name: str, path: str, snippet: str) -> None
 
 
 @pytest.mark.parametrize(("path", "snippet"), GOOD)
-def test_no_rule_objects_to_what_is_fine(path: str, snippet: str) -> None:
+def test_rules_accept_valid_code(path: str, snippet: str) -> None:
     module = Module(path, DOC + snippet)
     assert [finding for rule in RULES.values() if rule.applies(module) for finding in rule.check(module)] == []
 

@@ -48,7 +48,7 @@ def errors_in(directory: Path, **files: str) -> dict[str, set[int]]:
     return lines
 
 
-def test_pyright_accepts_right_calls_and_rejects_wrong_ones(tmp_path: Path) -> None:
+def test_pyright_accepts_valid_calls_and_rejects_wrong_ones(tmp_path: Path) -> None:
     text = SURFACE.read_text()
     bare = re.sub(r"  # type: ignore\[[\w-]+\]", "", text)
     wrong = {number for number, line in enumerate(text.splitlines(), 1) if "# type: ignore" in line}

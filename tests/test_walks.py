@@ -79,7 +79,7 @@ def test_a_generator_counts_once(traced: ModuleType) -> None:
     assert labels(lambda: list(traced.numbers())) == ["room/module.py:numbers"]
 
 
-def test_a_suspended_coroutine_counts_when_it_continues_and_its_awaiter_does_not(traced: ModuleType) -> None:
+def test_suspended_coroutine_counts_when_it_continues_and_its_awaiter_does_not(traced: ModuleType) -> None:
     async def operation() -> list[str]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(traced.awaiting(future))
@@ -98,7 +98,7 @@ def test_a_suspended_coroutine_counts_when_it_continues_and_its_awaiter_does_not
     assert found == ["room/module.py:waiting", "room/module.py:done"]
 
 
-def test_calls_after_the_end_of_the_operation_are_left_out(traced: ModuleType) -> None:
+def test_calls_after_the_end_of_the_operation_are_ignored(traced: ModuleType) -> None:
     ended: list[bool] = []
 
     def operation() -> None:
@@ -146,7 +146,7 @@ def test_a_replace_is_traced_from_the_socket_through_box_and_log_to_the_reply() 
     assert "node" in {label.partition("/")[0] for label in walk["main_line"]["path"]}
 
 
-def test_typical_walk_is_the_shortest_repeated_one_with_the_usual_main_line() -> None:
+def test_typical_walk_is_the_shortest_repeated_walk_with_the_usual_main_line() -> None:
     def path(*helpers: str) -> tuple[Step, ...]:
         return (Step("node/turn.py:run"), Step("box/index.py:set", 0), *(Step(f"node/turn.py:{h}", 0) for h in helpers))
 

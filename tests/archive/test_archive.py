@@ -121,7 +121,7 @@ async def test_rows_keep_the_time_of_the_server(server: RealServer, tmp_path: Pa
     assert blocks.runs[-1].last_timestamp <= wrote
 
 
-async def test_it_follows_and_goes_on_when_the_server_is_killed(server: RealServer, tmp_path: Path) -> None:
+async def test_archive_follows_and_resumes_after_the_server_is_killed(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     async with archiving(server, directory, replication_timeout=0.1) as (archive, told):
         for number in range(3):
@@ -137,7 +137,7 @@ async def test_it_follows_and_goes_on_when_the_server_is_killed(server: RealServ
     assert isinstance(told[-1], events.Stopped)
 
 
-async def test_snapshots_by_interval_stand_at_the_beginning_of_a_log(server: RealServer, tmp_path: Path) -> None:
+async def test_interval_snapshot_starts_a_log_file(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     server.eval(
         "local fiber = require('fiber')"
@@ -155,9 +155,7 @@ async def test_snapshots_by_interval_stand_at_the_beginning_of_a_log(server: Rea
     assert_equal(server, directory, tmp_path)
 
 
-async def test_rows_that_the_server_has_collected_are_a_gap_with_a_name(
-    forgetful_server: RealServer, tmp_path: Path
-) -> None:
+async def test_rows_collected_by_the_server_are_reported_as_a_gap(forgetful_server: RealServer, tmp_path: Path) -> None:
     server = forgetful_server
     directory = tmp_path / "archive"
     server.eval("fill(1, 100)")
@@ -178,7 +176,7 @@ async def test_rows_that_the_server_has_collected_are_a_gap_with_a_name(
     assert_equal(server, directory, tmp_path)
 
 
-async def test_a_gap_that_opens_while_the_connection_is_away(forgetful_server: RealServer, tmp_path: Path) -> None:
+async def test_gap_that_opens_during_a_disconnect_is_reported(forgetful_server: RealServer, tmp_path: Path) -> None:
     server = forgetful_server
     directory = tmp_path / "archive"
     async with archiving(server, directory, replication_timeout=0.1) as (archive, told):
@@ -195,7 +193,7 @@ async def test_a_gap_that_opens_while_the_connection_is_away(forgetful_server: R
     assert_equal(server, directory, tmp_path)
 
 
-async def test_a_server_that_lost_its_tail_is_refused_with_the_rows(server: RealServer, tmp_path: Path) -> None:
+async def test_server_that_lost_its_tail_is_rejected_with_the_lost_rows(server: RealServer, tmp_path: Path) -> None:
     directory, backup = tmp_path / "archive", tmp_path / "backup"
     server.eval("fill(1, 100)")
     server.stop()
@@ -232,7 +230,7 @@ async def test_synchronous_transactions_are_settled_by_their_verdict(server: Rea
     assert_equal(server, directory, tmp_path)
 
 
-async def test_what_waits_for_a_verdict_is_not_settled(server: RealServer, tmp_path: Path) -> None:
+async def test_pending_transaction_is_not_settled(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     server.eval("claim() box.schema.space.create('sync', {is_sync=true}):create_index('pk')")
     settled = server.vclock()
@@ -248,7 +246,7 @@ async def test_what_waits_for_a_verdict_is_not_settled(server: RealServer, tmp_p
     assert manifest.pending_transactions == 1
 
 
-async def test_registered_it_has_an_id_and_the_server_keeps_its_logs(server: RealServer, tmp_path: Path) -> None:
+async def test_registered_archive_has_an_id_and_the_server_keeps_its_logs(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     server.eval("fill(1, 100)")
     told = await archived_once(server, directory, register=True)
@@ -279,7 +277,7 @@ async def test_an_anonymous_archive_may_register_later(server: RealServer, tmp_p
     assert_equal(server, directory, tmp_path)
 
 
-async def test_a_registration_whose_row_never_came_is_found_again(server: RealServer, tmp_path: Path) -> None:
+async def test_registration_is_found_again_when_its_row_was_not_received(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     await archived_once(server, directory)
     server.eval("box.space._cluster:insert{2, ...}", manifest_of(directory).replica_uuid)
@@ -295,7 +293,9 @@ async def test_a_registration_whose_row_never_came_is_found_again(server: RealSe
         ("nobody:secret", "denied", "box.schema.user.grant"),
     ],
 )
-async def test_who_may_not_is_told_why(server: RealServer, tmp_path: Path, user: str, message: str, hint: str) -> None:
+async def test_missing_rights_are_explained(
+    server: RealServer, tmp_path: Path, user: str, message: str, hint: str
+) -> None:
     with pytest.raises(ArchiveRefused, match=message) as caught:
         await Archive(f"{user}@{server.address}", tmp_path / "archive").run()
     assert caught.value.hint is not None
@@ -303,7 +303,7 @@ async def test_who_may_not_is_told_why(server: RealServer, tmp_path: Path, user:
     assert server.address in caught.value.message
 
 
-async def test_a_server_of_another_replica_set_is_refused(server: RealServer, tmp_path: Path) -> None:
+async def test_server_of_another_replica_set_is_rejected(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     await archived_once(server, directory)
     with RealServer(tmp_path / "other", binary=server.binary) as other:
@@ -312,7 +312,7 @@ async def test_a_server_of_another_replica_set_is_refused(server: RealServer, tm
         assert str(manifest_of(directory).replicaset_uuid) in caught.value.message
 
 
-async def test_a_server_that_is_away_is_waited_for_unless_once(server: RealServer, tmp_path: Path) -> None:
+async def test_unreachable_server_is_retried_unless_once(server: RealServer, tmp_path: Path) -> None:
     directory = tmp_path / "archive"
     server.stop()
     with pytest.raises(FlowstoneError, match=f"cannot connect to {server.address}"):
@@ -323,7 +323,7 @@ async def test_a_server_that_is_away_is_waited_for_unless_once(server: RealServe
         await until(lambda: any(isinstance(event, events.Connected) for event in told))
 
 
-async def test_one_member_too_many_is_told(server: RealServer, tmp_path: Path) -> None:
+async def test_registration_beyond_the_member_limit_is_rejected(server: RealServer, tmp_path: Path) -> None:
     server.eval("for i = 2, 31 do box.space._cluster:insert{i, require('uuid').str()} end")
     with pytest.raises(ArchiveRefused, match="Replica count limit") as caught:
         await archived_once(server, tmp_path / "archive", register=True)
@@ -331,7 +331,7 @@ async def test_one_member_too_many_is_told(server: RealServer, tmp_path: Path) -
     assert "without registering" in caught.value.hint
 
 
-async def test_a_server_that_falls_silent_in_a_snapshot_is_given_up(
+async def test_silent_server_times_out_during_a_snapshot(
     server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_module, "STALL_SECONDS", 0.3)
@@ -356,7 +356,7 @@ async def test_a_server_that_falls_silent_in_a_snapshot_is_given_up(
     assert list((tmp_path / "archive").glob("*.snap*")) == []
 
 
-async def test_a_directory_that_is_no_archive_is_left_alone(server: RealServer, tmp_path: Path) -> None:
+async def test_directory_without_an_archive_is_not_changed(server: RealServer, tmp_path: Path) -> None:
     await archived_once(server, tmp_path / "archive")
     shutil.copytree(tmp_path / "archive", tmp_path / "other")
     (tmp_path / "other" / "manifest.json").unlink()
@@ -417,7 +417,7 @@ async def test_it_knows_until_when_nothing_was_written(
     assert known_until() == ended
 
 
-async def test_a_full_disk_is_the_end_wherever_it_is_met(server: RealServer) -> None:
+async def test_full_disk_stops_the_archive_at_every_step(server: RealServer) -> None:
     disk = FaultDisk()
     disk.room = 10  # the manifest does not fit: no connection is lost by that, and none is made again
     with pytest.raises(ArchiveRefused, match=r"manifest.*No space left") as caught:
@@ -433,7 +433,7 @@ async def test_a_full_disk_is_the_end_wherever_it_is_met(server: RealServer) -> 
     assert caught.value.hint == "free space and start the archive again"
 
 
-async def test_a_new_archive_is_told_when_the_server_has_let_it_in(server: RealServer, tmp_path: Path) -> None:
+async def test_new_archive_reports_its_registration(server: RealServer, tmp_path: Path) -> None:
     told = await archived_once(server, tmp_path / "anonymous")
     assert told[0] == events.Opened(str(tmp_path / "anonymous"), {}, {})
     told = await archived_once(server, tmp_path / "registered", register=True)

@@ -75,9 +75,7 @@ class Archive:
 @pytest.mark.usefixtures("tarantool")
 @pytest.mark.parametrize("binary", parameters(ANY))
 @pytest.mark.parametrize("options", [("--snapshot-interval=0.2",), ("--register",)], ids=["anonymous", "registered"])
-def test_whatever_is_killed_the_archive_is_what_the_server_has(
-    tmp_path: Path, options: tuple[str, ...], binary: Binary
-) -> None:
+def test_archive_equals_the_server_after_kills(tmp_path: Path, options: tuple[str, ...], binary: Binary) -> None:
     rng = random.Random(len(options[0]))
     directory = tmp_path / "archive"
     real = RealServer(tmp_path / "master", setup=SCHEMA + WRITER, cfg="checkpoint_count=100", binary=binary.path)

@@ -79,7 +79,7 @@ def names(disk: Any) -> list[str]:
     return [name.lstrip("0") for name in disk.list_directory("dir")]
 
 
-def test_rows_are_written_as_they_are_and_durable() -> None:
+def test_rows_are_written_unchanged_and_durable() -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6) + alone(7))
@@ -90,7 +90,7 @@ def test_rows_are_written_as_they_are_and_durable() -> None:
     assert log.row_count == 4
 
 
-def test_the_time_of_the_rows_is_that_of_the_upstream() -> None:
+def test_rows_keep_the_timestamp_of_the_upstream() -> None:
     disk = new_disk()
     begun(disk).write(alone(6, at=12.5))
     with LogFile.open(disk, "dir/00000000000000000005.xlog") as log:
@@ -129,7 +129,7 @@ def test_a_full_file_is_followed_by_the_next() -> None:
     assert rows_of(disk) == [(1, lsn) for lsn in range(6, 30)]
 
 
-def test_going_on_in_the_same_file_after_a_clean_end() -> None:
+def test_log_continues_in_the_same_file_after_a_clean_shutdown() -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6))
@@ -153,7 +153,7 @@ def test_a_torn_tail_is_cut_off() -> None:
     assert rows_of(disk) == [(1, 6), (1, 7)]
 
 
-def test_the_index_is_made_again_where_it_is_gone() -> None:
+def test_missing_index_is_rebuilt() -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6) + define_space(7, 600) + alone(8, flags=SYNC))
@@ -172,7 +172,7 @@ def test_the_index_is_made_again_where_it_is_gone() -> None:
     assert again.vclock == VClock({1: 10})
 
 
-def test_what_waited_at_the_end_waits_after_a_restart() -> None:
+def test_pending_transaction_is_still_pending_after_a_restart() -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6) + alone(7, SYNC_SPACE, flags=SYNC))
@@ -223,7 +223,7 @@ def test_a_snapshot_of_now_ends_the_file_at_once() -> None:
     assert [listed.signature for listed in scan_directory(disk, "dir").logs] == [5, 6]
 
 
-def test_a_snapshot_that_the_log_has_passed_cannot_be_cut_at() -> None:
+def test_log_cannot_rotate_at_a_snapshot_before_its_end() -> None:
     log = begun(new_disk())
     log.write(alone(6) + alone(7))
     log.cut(VClock({1: 6}))
@@ -245,7 +245,7 @@ def test_rows_of_an_upgraded_server_begin_a_file() -> None:
     assert versions == ["2.11.9", "3.8.0"]
 
 
-def test_a_full_disk_is_an_error_and_leaves_what_was_acknowledged() -> None:
+def test_full_disk_raises_and_keeps_acknowledged_rows() -> None:
     disk = new_disk()
     log = begun(disk)
     log.write(alone(6))
@@ -259,7 +259,7 @@ def test_a_full_disk_is_an_error_and_leaves_what_was_acknowledged() -> None:
 
 @pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize("operation", ["create", "unlink"])
-def test_a_file_whose_index_could_not_be_made_is_gone_on_with(
+def test_log_file_without_an_index_is_continued(
     monkeypatch: pytest.MonkeyPatch, operation: str, is_closed: bool
 ) -> None:
     disk = new_disk()
@@ -285,7 +285,7 @@ def test_a_file_whose_index_could_not_be_made_is_gone_on_with(
     assert resumed(disk).vclock == VClock({1: 7})
 
 
-def test_rows_that_do_not_follow_are_refused() -> None:
+def test_rows_out_of_order_are_rejected() -> None:
     log = begun(new_disk())
     log.write(alone(6))
     for rows in (alone(6), alone(8) + alone(7), alone(3)):
@@ -305,7 +305,7 @@ def test_a_missing_file_is_a_gap() -> None:
         resumed(disk)
 
 
-def test_whatever_kills_it_what_was_written_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_rows_survive_a_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_blocks, "RUN_SIZE", 150)
     for seed in range(60):
         rng = Random(seed)
@@ -355,7 +355,7 @@ def test_versions_of_headers(text: str, version: tuple[int, ...]) -> None:
     assert version_of(text) == version
 
 
-def test_a_log_that_is_abandoned_has_no_file_open() -> None:
+def test_abandoned_log_keeps_no_file_open() -> None:
     machine, disk = fresh()
     log = begun(disk)
     log.write(alone(6))
@@ -365,7 +365,7 @@ def test_a_log_that_is_abandoned_has_no_file_open() -> None:
     assert rows_of(disk) == [(1, 6)]
 
 
-def test_a_file_that_cannot_be_ended_is_not_left_open() -> None:
+def test_file_that_cannot_be_finished_is_closed() -> None:
     machine, disk = fresh()
     log = begun(disk, wal_max_size=1)
     log.write(alone(6))
@@ -375,7 +375,7 @@ def test_a_file_that_cannot_be_ended_is_not_left_open() -> None:
     assert not machine.opened
 
 
-def test_rows_whose_sync_failed_do_not_come_back_as_if_they_were_there() -> None:
+def test_rows_with_a_failed_sync_are_not_recovered() -> None:
     """A kernel shows pages that it could not write, and never tries again: a loss of power takes them."""
     machine, disk = fresh()
     log = begun(disk)

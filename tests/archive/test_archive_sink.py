@@ -58,7 +58,7 @@ async def test_the_vclock_moves_when_rows_are_durable() -> None:
     assert told[-1] == intake.vclock == VClock({1: 7})
 
 
-async def test_what_comes_while_a_write_goes_on_is_one_write() -> None:
+async def test_rows_received_during_a_write_are_written_together() -> None:
     disk = new_disk()
     intake = await begun(disk)
     for lsn in range(6, 50):
@@ -69,7 +69,7 @@ async def test_what_comes_while_a_write_goes_on_is_one_write() -> None:
     assert intake.vclock == VClock({1: 49})
 
 
-async def test_known_rows_are_left_out() -> None:
+async def test_known_rows_are_skipped() -> None:
     intake = await begun(new_disk())
     await intake.take(rows(4, 5, 6))
     await intake.take(rows(5, 6))
@@ -116,7 +116,7 @@ async def test_a_failed_write_is_the_end() -> None:
     assert intake.vclock == VClock({1: 5})
 
 
-async def test_rows_wait_while_it_is_not_known_where_a_snapshot_stands() -> None:
+async def test_rows_are_buffered_until_the_snapshot_position_is_known() -> None:
     intake = await begun(new_disk())
     intake.is_free.clear()
     waiting = asyncio.get_running_loop().create_task(intake.take(rows(6)))
@@ -128,7 +128,7 @@ async def test_rows_wait_while_it_is_not_known_where_a_snapshot_stands() -> None
     assert intake.vclock == VClock({1: 6})
 
 
-async def test_a_snapshot_that_is_not_whole_leaves_nothing() -> None:
+async def test_incomplete_snapshot_leaves_no_files() -> None:
     disk = new_disk()
     intake = new_intake(disk)
     sink = SnapshotSink(intake, NOBODY, lambda: UUID(INSTANCE))
@@ -171,7 +171,7 @@ async def test_an_anonymous_one_has_no_id_and_takes_no_local_rows() -> None:
     assert sink.id_filter == (0,)
 
 
-async def test_the_highest_term_heard_is_told_again() -> None:
+async def test_highest_received_term_is_sent_again() -> None:
     sink = LogSink(await begun(new_disk()), is_anonymous=True, on_registered=lambda: None)
     for term in (3, 2):
         sink.raft(1, Row(RequestType.RAFT, body=pack({int(RaftKey.TERM): term})))

@@ -39,7 +39,7 @@ def indexed(disk: Any, *blocks: list[bytes]) -> tuple[BlockRun, ...]:
     return read.runs
 
 
-def test_a_run_says_what_its_rows_are() -> None:
+def test_run_describes_its_rows() -> None:
     runs = indexed(new_disk(), [alone(6), alone(7, 600), alone(1, origin=2, at=50.0)], [define_space(8, 700)])
     assert runs[0] == BlockRun(200, 300, 3, {1: 7, 2: 1}, {1: 7, 2: 1}, 50.0, 107.0, (512, 600))
     assert runs[0].is_plain
@@ -47,7 +47,7 @@ def test_a_run_says_what_its_rows_are() -> None:
     assert not runs[1].is_plain
 
 
-def test_verdicts_stand_where_they_are_given() -> None:
+def test_verdicts_keep_their_positions() -> None:
     runs = indexed(
         new_disk(),
         [alone(6, SYNC_SPACE, flags=SYNC)],
@@ -108,7 +108,7 @@ def test_flush_writes_runs_again_after_a_failed_append(is_cut_refused: bool) -> 
 
 
 @pytest.mark.parametrize("damage", [b"\x00\x00", b'{"offset": 1}\n', b"nonsense\n", b'{"offset":300,"end":3'])
-def test_what_cannot_be_used_of_an_index_is_left_out(damage: bytes) -> None:
+def test_unusable_parts_of_an_index_are_ignored(damage: bytes) -> None:
     disk = new_disk()
     runs = indexed(disk, [alone(6)])
     disk.names[path_of(LOG)].data += damage
@@ -125,14 +125,14 @@ def test_what_cannot_be_used_of_an_index_is_left_out(damage: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{}\n", b"nonsense\n"])
-def test_an_index_that_is_none_is_as_none(text: bytes) -> None:
+def test_invalid_index_is_ignored(text: bytes) -> None:
     disk = new_disk()
     disk.create(path_of(LOG)).append(text)
     assert read_blocks(disk, LOG) is None
     assert read_blocks(new_disk(), LOG) is None
 
 
-def test_the_index_of_another_log_is_as_none() -> None:
+def test_index_of_another_log_is_ignored() -> None:
     disk = new_disk()
     indexed(disk, [alone(6)])
     disk.rename(path_of(LOG), path_of("dir/00000000000000000006.xlog"))

@@ -27,7 +27,7 @@ def definitions(lsn: int = 500) -> DefinitionsFile:
     return DefinitionsFile({1: lsn}, INSTANCE, "2.6.0", ((280, SPACE), (288, INDEX)), (1, 400, 2))
 
 
-def test_what_was_written_is_read_and_applied() -> None:
+def test_definitions_round_trip() -> None:
     disk = new_disk()
     disk.make_directory("dir")
     path = write_definitions(disk, "dir", definitions())
@@ -42,7 +42,7 @@ def test_what_was_written_is_read_and_applied() -> None:
     assert orders.primary_key is not None
 
 
-def test_the_rows_of_a_tracker_make_another_one() -> None:
+def test_rows_of_a_tracker_rebuild_an_equal_tracker() -> None:
     tracker, other = SchemaTracker(), SchemaTracker()
     definitions().apply_to(tracker)
     DefinitionsFile({}, INSTANCE, "2.6.0", rows_of(tracker)).apply_to(other)
@@ -58,7 +58,7 @@ def test_files_are_found_in_the_order_of_their_positions() -> None:
     assert [file.signature for file in definition_files(disk, "dir")] == [5, 900]
 
 
-def test_a_file_that_is_not_whole_is_an_error() -> None:
+def test_truncated_file_is_an_error() -> None:
     disk = new_disk()
     disk.make_directory("dir")
     path = write_definitions(disk, "dir", definitions())
@@ -68,7 +68,7 @@ def test_a_file_that_is_not_whole_is_an_error() -> None:
         read_definitions(disk, path)
 
 
-def test_only_rows_that_define_can_be_given() -> None:
+def test_only_definition_rows_are_accepted() -> None:
     assert check_rows([(280, SPACE)]) == ((280, SPACE),)
     with pytest.raises(FlowstoneError, match="space 512 is not a schema space; pass rows of _space or _index"):
         check_rows([(512, SPACE)])

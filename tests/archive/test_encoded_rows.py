@@ -41,7 +41,7 @@ def test_snapshot_rows_are_numbered_and_stamped() -> None:
     assert data == b"".join(encode_header(each) + each.body for each in wanted)
 
 
-def test_many_snapshot_rows_come_in_pieces() -> None:
+def test_many_snapshot_rows_are_yielded_in_pieces() -> None:
     rows = [Row(RequestType.INSERT, body=row(number).body) for number in range(2500)]
     pieces = list(snapshot_rows(stream(*rows), 100, 2500, 7, 1.0))
     assert [count for _, count in pieces] == [archive_rows.SNAPSHOT_BLOCK_ROWS] * 2 + [400]

@@ -44,7 +44,7 @@ def test_an_event_is_a_sentence_and_an_object(event: ArchiveEvent, kind: str, te
     assert json.loads(msgspec.json.encode(event))["event"] == kind
 
 
-def test_who_registers_is_told_the_price() -> None:
+def test_registration_event_states_its_consequences() -> None:
     text = str(events.Registered(3))
     assert "replica 3" in text
     assert "quorum" in text

@@ -79,7 +79,7 @@ def _change(each: Row) -> Change:
     return each.type, body.get(Key.OLD_TUPLE), new
 
 
-def test_every_kind_of_row_gets_what_it_lacks() -> None:
+def test_each_row_type_gets_its_missing_images() -> None:
     images = new_images()
     update = {Key.KEY: [1], Key.TUPLE: [["=", 1, "c"]]}
     upsert = {Key.TUPLE: [1, "z"], Key.OPS: [["=", 1, "d"]]}
@@ -100,14 +100,14 @@ def test_every_kind_of_row_gets_what_it_lacks() -> None:
     ]
 
 
-def test_many_rows_at_once_are_as_one_by_one() -> None:
+def test_bulk_images_equal_images_row_by_row() -> None:
     rng = Random(5)
     rows = [whole(put(lsn, rng.randrange(9), lsn)) for lsn in range(1, 200)]
     one_by_one = new_images()
     assert new_images().add(b"".join(rows)) == b"".join(one_by_one.add(each) for each in rows)
 
 
-def test_headers_and_bodies_stay_as_they_are() -> None:
+def test_headers_and_bodies_are_unchanged() -> None:
     plain = whole(put(1, 1, "a"), put(2, 1, "b"))
     first, second = slab_of_rows(new_images().add(plain), "").rows()
     assert first.raw == next(iter(slab_of_rows(plain, "").rows())).raw
@@ -116,7 +116,7 @@ def test_headers_and_bodies_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("version", [(2, 6, 0), (2, 11, 9)])
-def test_what_is_rolled_back_is_replaced_by_nobody(version: tuple[int, ...]) -> None:
+def test_rolled_back_row_is_not_replaced(version: tuple[int, ...]) -> None:
     images = new_images(version)
     flags = 0 if version < (2, 8, 1) else SYNC
     images.add(whole(put(1, 1, "kept", space=SYNC_SPACE), flags=flags) + confirm(2, 1))
@@ -125,7 +125,7 @@ def test_what_is_rolled_back_is_replaced_by_nobody(version: tuple[int, ...]) -> 
     assert change == (RequestType.REPLACE, (1, "kept"), (1, "new"))
 
 
-def test_a_row_that_does_not_fit_is_named() -> None:
+def test_error_names_the_row_that_does_not_fit() -> None:
     with pytest.raises(CannotImage, match="LSN 1 of replica 1"):
         new_images().add(whole(put(1, "no number")))
 

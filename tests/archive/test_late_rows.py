@@ -25,17 +25,17 @@ def types(data: bytes) -> list[int]:
     return [each.type for each in slab(data).rows()]
 
 
-def test_rows_of_the_owner_stay_as_they_are() -> None:
+def test_rows_of_the_owner_are_unchanged() -> None:
     rows = slab(alone(1, flags=SYNC), confirm(2, 1), alone(3, flags=QUEUED), alone(1, origin=3))
     assert overtaken_rows([rows], Tenure(1, 4)) == log_rows(rows, 0, len(rows))
 
 
-def test_a_log_without_promotions_stays_as_it_is() -> None:
+def test_log_without_promotions_is_unchanged() -> None:
     rows = slab(alone(1, flags=SYNC), alone(1, origin=2, flags=SYNC), confirm(2, 1))
     assert overtaken_rows([rows], Tenure()) == log_rows(rows, 0, len(rows))
 
 
-def test_synchronous_transactions_behind_the_promote_that_took_their_queue_are_nops() -> None:
+def test_synchronous_transactions_after_the_promote_that_claimed_their_queue_are_nops() -> None:
     two = transaction([row(4), row(5)], SYNC)
     data = overtaken_rows([slab(alone(2, flags=SYNC), PROMOTE, alone(3, flags=SYNC), two)], Tenure(1, 4))
     replace, promoted, *others = types(data)
@@ -54,7 +54,7 @@ def test_what_waited_behind_them_goes_with_them_and_so_do_verdicts_about_them() 
     assert types(overtaken_rows([rows], tenure)) == [NOP, NOP, RequestType.REPLACE]
 
 
-def test_what_waited_behind_one_that_stands_is_archived_and_waits_no_more() -> None:
+def test_transaction_queued_behind_a_confirmed_one_is_archived_and_no_longer_pending() -> None:
     (kept,) = slab(overtaken_rows([slab(alone(4, flags=QUEUED))], Tenure(2, 5))).rows()
     assert (kept.type, kept.lsn, kept.flags) == (RequestType.REPLACE, 4, COMMIT)
 
@@ -65,14 +65,14 @@ def test_a_promote_of_an_old_term_and_verdicts_of_its_writer_are_nops() -> None:
     assert types(overtaken_rows([rows], Tenure(2, 5))) == [NOP, NOP, RequestType.REPLACE]
 
 
-def test_nops_with_flags_of_the_limbo_lose_them() -> None:
+def test_nops_lose_limbo_flags() -> None:
     nop = row(3)
     nop.type, nop.body = NOP, b""
     (kept,) = slab(overtaken_rows([slab(transaction([nop], SYNC))], Tenure(2, 5))).rows()
     assert (kept.type, kept.lsn, kept.flags) == (NOP, 3, COMMIT)
 
 
-def test_an_old_owner_that_is_promoted_again_is_believed() -> None:
+def test_former_owner_is_accepted_after_another_promotion() -> None:
     tenure = Tenure(2, 5)
     overtaken_rows([slab(alone(3, flags=SYNC))], tenure)
     again = promote(4, 1, term=6, origin=1, owner=2)
@@ -83,7 +83,7 @@ def test_an_old_owner_that_is_promoted_again_is_believed() -> None:
     ]
 
 
-def test_rows_and_verdicts_of_the_owner_are_not_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_verdicts_of_the_owner_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading them one by one takes hundreds of times as long: archives of synchronous sets have little else."""
     monkeypatch.setattr(archive_overtaken, "group", lambda rows: pytest.fail("read row by row"))
     rows = slab(alone(1, flags=SYNC), confirm(2, 1), alone(3, flags=QUEUED), rollback(4, 3), alone(1, origin=3))
@@ -114,9 +114,7 @@ def random_transaction(random: Random, lsns: dict[int, int]) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_slabs_that_are_left_as_they_are_would_be_unchanged_row_by_row(
-    monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_skipped_slabs_would_be_unchanged_row_by_row(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     random, lsns = Random(seed), dict[int, int]()
     tenure = Tenure(*random.choice(((0, 0), (0, 3), (1, 3), (2, 3))))
     exact = tenure.copy()

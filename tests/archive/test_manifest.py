@@ -36,7 +36,7 @@ def a_manifest() -> ArchiveManifest:
     )
 
 
-def test_what_is_saved_is_loaded() -> None:
+def test_manifest_round_trips() -> None:
     disk = new_disk()
     save(disk, "dir", a_manifest())
     assert load(disk, "dir") == a_manifest()
@@ -53,11 +53,11 @@ def test_vclocks_are_objects_in_json_and_the_format_is_named() -> None:
     assert read["gaps"][0]["missing"] == [[1, 11, 20], [2, 1, 5]]
 
 
-def test_a_directory_without_one_is_no_archive() -> None:
+def test_directory_without_a_manifest_is_not_an_archive() -> None:
     assert load(new_disk(), "dir") is None
 
 
-def test_a_crash_leaves_the_old_one_or_the_new_one() -> None:
+def test_crash_during_a_save_keeps_the_old_or_the_new_manifest() -> None:
     changed = a_manifest()
     changed.position = {1: 31}
     for life in range(0, 1200, 100):
@@ -73,14 +73,14 @@ def test_a_crash_leaves_the_old_one_or_the_new_one() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"replica_uuid": 1}', b'{"replica_uuid":"x","format":"else"}'])
-def test_a_manifest_that_is_none_is_refused_by_name(text: bytes) -> None:
+def test_error_names_an_invalid_manifest(text: bytes) -> None:
     disk = new_disk()
     disk.create(f"dir/{NAME}").append(text)
     with pytest.raises(NotAnArchive, match=NAME):
         load(disk, "dir")
 
 
-def test_a_manifest_of_a_later_release_is_refused() -> None:
+def test_manifest_of_a_later_release_is_rejected() -> None:
     disk = new_disk()
     manifest = a_manifest()
     manifest.version = 2

@@ -37,7 +37,7 @@ def tuple_row(space: int, values: list[object]) -> Row:
     return Row(RequestType.INSERT, body=b"\x82\x10\xce" + space.to_bytes(4, "big") + b"\x21" + pack(values))
 
 
-def test_a_snapshot_appears_when_it_is_whole() -> None:
+def test_snapshot_appears_only_when_complete() -> None:
     disk = new_disk()
     snapshot = incoming(disk)
     snapshot.add(stream(tuple_row(272, ["version", 2, 11]), tuple_row(272, ["cluster", str(SET)])))
@@ -53,7 +53,7 @@ def test_the_uuid_of_newer_sets_is_found_too() -> None:
     assert snapshot.replicaset_uuid == SET
 
 
-def test_states_stand_between_system_spaces_and_those_of_users() -> None:
+def test_states_are_between_system_and_user_spaces() -> None:
     disk = new_disk()
     snapshot = incoming(disk)
     snapshot.meta(Row(RequestType.RAFT, body=pack({int(RaftKey.TERM): 3})))
@@ -69,7 +69,7 @@ def test_states_stand_between_system_spaces_and_those_of_users() -> None:
     assert [each.group_id for each in rows] == [0, 1, 0, 0, 0, 0]
 
 
-def test_a_snapshot_without_user_spaces_has_its_states() -> None:
+def test_snapshot_without_user_spaces_contains_states() -> None:
     disk = new_disk()
     snapshot = incoming(disk)
     snapshot.meta(Row(RequestType.RAFT, body=pack({int(RaftKey.TERM): 3})))
@@ -79,7 +79,7 @@ def test_a_snapshot_without_user_spaces_has_its_states() -> None:
         assert [each.type for each in log.rows()] == [2, 30]
 
 
-def test_an_abandoned_one_leaves_nothing() -> None:
+def test_abandoned_snapshot_leaves_no_files() -> None:
     disk = new_disk()
     snapshot = incoming(disk)
     snapshot.add(stream(tuple_row(512, [1])))
@@ -87,7 +87,7 @@ def test_an_abandoned_one_leaves_nothing() -> None:
     assert disk.list_directory("dir") == []
 
 
-def test_of_one_position_there_is_one_snapshot() -> None:
+def test_each_position_has_at_most_one_snapshot() -> None:
     disk = new_disk()
     incoming(disk).finish()
     again = incoming(disk)
@@ -97,6 +97,6 @@ def test_of_one_position_there_is_one_snapshot() -> None:
     assert disk.list_directory("dir") == ["00000000000000000007.snap"]
 
 
-def test_rows_that_no_snapshot_has_are_refused() -> None:
+def test_rows_that_cannot_be_in_a_snapshot_are_rejected() -> None:
     with pytest.raises(RemoteProtocolError, match="row is not an INSERT"):
         incoming(new_disk()).add(stream(Row(RequestType.DELETE, body=tuple_row(512, [1]).body)))

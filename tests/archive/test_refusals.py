@@ -30,7 +30,7 @@ URI = "replicator@127.0.0.1:3301"
         (errors.UnknownReplica("Replica x is not registered"), "another directory"),
     ],
 )
-def test_what_the_server_said_is_passed_on_with_advice(error: errors.TarantoolError, hint: str) -> None:
+def test_server_error_is_passed_on_with_advice(error: errors.TarantoolError, hint: str) -> None:
     told = explained(error, URI, None)
     assert isinstance(told, ArchiveRefused)
     assert told.message == f"cannot archive {URI}: {error.message}"
@@ -38,25 +38,25 @@ def test_what_the_server_said_is_passed_on_with_advice(error: errors.TarantoolEr
     assert hint in told.hint
 
 
-def test_who_gave_no_user_is_told_to_and_not_to_let_guests_replicate() -> None:
+def test_hint_without_credentials_asks_for_a_user_and_not_for_guest_rights() -> None:
     told = explained(errors.AccessDenied("Read access to universe '' is denied"), "127.0.0.1:3301", None)
     assert told.hint is not None
     assert told.hint.startswith("no user was given: set TT_CLI_USERNAME")
     assert "guest" not in str(told)
 
 
-def test_another_replica_set_is_told_by_name() -> None:
+def test_replica_set_mismatch_names_both_sets() -> None:
     told = explained(errors.ReplicasetUuidMismatch("Replica set UUID mismatch: expected a, got b"), URI, "our-uuid")
     assert "another replica set than this archive (our-uuid)" in told.message
 
 
-def test_errors_of_ours_stay_as_they_are() -> None:
+def test_own_errors_are_unchanged() -> None:
     error = ConnectionLost("cannot connect")
     assert explained(error, URI, None) is error
 
 
 @pytest.mark.parametrize(("number", "hint"), [(errno.ENOSPC, "free space"), (errno.EIO, "repair the disk")])
-def test_a_disk_that_takes_no_more_is_for_the_operator(number: int, hint: str) -> None:
+def test_disk_error_is_passed_to_the_operator(number: int, hint: str) -> None:
     told = explained(WriteFailed("dir/1.xlog", 7, OSError(number, "no"), is_usable=True), URI, None)
     assert str(told) == f"cannot archive: dir/1.xlog: cannot write at byte 7: no; {hint} and start the archive again"
 

@@ -133,7 +133,7 @@ async def test_archive_takes_the_snapshot_after_a_gap_once_its_disk_has_room(sim
 
 
 @simulated()
-async def test_archive_waits_for_an_upstream_that_is_catching_up(sim: Simulation) -> None:
+async def test_archive_retries_an_upstream_that_is_catching_up(sim: Simulation) -> None:
     uris = [sim.uri("a"), sim.uri("b")]
     await sim.start("a", replication=uris[:1])
     await sim.start("b", replication=uris[:1], read_only=True)
@@ -215,16 +215,14 @@ def lost(theirs: int) -> UpstreamLostTail:
     ],
 )
 @simulated()
-async def test_which_errors_are_waited_for(
-    sim: Simulation, error: Any, how: dict[str, bool], is_waited_for: bool
-) -> None:
+async def test_retryable_errors(sim: Simulation, error: Any, how: dict[str, bool], is_waited_for: bool) -> None:
     patience = Patience(sim.outside)
     how = {"has_begun": True, "is_once": False} | how
     assert await patience.outlasts(error, NOBODY, **how) is is_waited_for
 
 
 @simulated()
-async def test_an_upstream_that_gets_rows_is_waited_for_again(sim: Simulation) -> None:
+async def test_upstream_that_makes_progress_is_retried_again(sim: Simulation) -> None:
     patience = Patience(sim.outside)
 
     async def is_waited_for(theirs: int) -> bool:
@@ -241,7 +239,7 @@ async def test_an_upstream_that_gets_rows_is_waited_for_again(sim: Simulation) -
 
 
 @simulated()
-async def test_archive_says_what_to_do_about_its_disk_when_it_fails_as_the_upstream_leaves(sim: Simulation) -> None:
+async def test_archive_hints_at_its_full_disk_when_the_upstream_disconnects(sim: Simulation) -> None:
     """Found by seed 1000093: the failed write came to light only while the archive prepared to follow again."""
     await sim.start("a")
     await make_space(sim, "a")

@@ -40,7 +40,7 @@ def test_plain_rows_are_settled_at_once() -> None:
     assert verdicts.settled == VClock({1: 2, 2: 1})
 
 
-def test_nothing_behind_a_waiting_transaction_is_settled() -> None:
+def test_rows_after_a_pending_transaction_are_not_settled() -> None:
     verdicts = started()
     judged = verdicts.push(slab(alone(1), alone(2, flags=SYNC), alone(3, flags=QUEUED)), 0, 3)
     assert judged.has_synchronous
@@ -50,7 +50,7 @@ def test_nothing_behind_a_waiting_transaction_is_settled() -> None:
     assert verdicts.settled == VClock({1: 4})
 
 
-def test_what_is_rolled_back_is_named() -> None:
+def test_rolled_back_rows_are_listed() -> None:
     verdicts = started()
     two = transaction([row(2), row(3)], SYNC)
     pushed(verdicts, alone(1), two, alone(4, flags=QUEUED))
@@ -58,7 +58,7 @@ def test_what_is_rolled_back_is_named() -> None:
     assert verdicts.settled == VClock({1: 5})
 
 
-def test_a_nop_in_place_of_what_an_old_leader_wrote_waits_for_nothing() -> None:
+def test_nop_in_place_of_a_row_of_a_former_leader_is_settled_at_once() -> None:
     """Whoever knew of the new leader when the rows came has written it, with the flags that they had."""
     verdicts = started()
     pushed(verdicts, alone(1, flags=SYNC), promote(1, 0, term=2, origin=2))
@@ -68,7 +68,7 @@ def test_a_nop_in_place_of_what_an_old_leader_wrote_waits_for_nothing() -> None:
     assert verdicts.settled == VClock({1: 2, 2: 2})
 
 
-def test_what_a_new_leader_does_not_keep_is_named() -> None:
+def test_rows_discarded_by_a_new_leader_are_listed() -> None:
     verdicts = started()
     pushed(verdicts, alone(1, flags=SYNC), alone(2, flags=SYNC), alone(3, flags=QUEUED))
     assert verdicts.settled == VClock({1: 0})
@@ -76,7 +76,7 @@ def test_what_a_new_leader_does_not_keep_is_named() -> None:
     assert verdicts.settled == VClock({1: 3, 2: 1})
 
 
-def test_before_2_8_1_the_definition_says_what_waits() -> None:
+def test_synchronous_spaces_are_pending_by_definition_before_2_8_1() -> None:
     verdicts = started((2, 6, 0))
     judged = verdicts.push(slab(define_space(1, SYNC_SPACE, is_sync=True), alone(2, SYNC_SPACE), alone(3)), 0, 3)
     assert judged.has_definitions
@@ -86,7 +86,7 @@ def test_before_2_8_1_the_definition_says_what_waits() -> None:
     assert verdicts.settled == VClock({1: 4})
 
 
-def test_a_definition_that_is_rolled_back_no_longer_counts() -> None:
+def test_rolled_back_definition_no_longer_counts() -> None:
     verdicts = started((2, 6, 0))
     pushed(verdicts, define_space(1, SYNC_SPACE, is_sync=True), alone(2, SYNC_SPACE))
     pushed(verdicts, define_space(3, 600, is_sync=True), rollback(4, 2))

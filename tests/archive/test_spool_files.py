@@ -61,7 +61,7 @@ def spaces(disk: Any, number: int = -1) -> set[str]:
     return {space.name for space in tracker.schema if space.id >= 512}
 
 
-def test_it_begins_in_the_middle_of_the_log_and_goes_on_after_a_restart() -> None:
+def test_spool_starts_mid_log_and_continues_after_a_restart() -> None:
     disk = new_disk()
     store = begun_at(disk)
     assert store.vclock == store.settled == store.earliest == VClock({1: 100})
@@ -76,7 +76,7 @@ def test_it_begins_in_the_middle_of_the_log_and_goes_on_after_a_restart() -> Non
     assert spaces(disk) == {"given"}
 
 
-def test_what_is_written_is_in_the_index_at_once() -> None:
+def test_written_rows_are_indexed_at_once() -> None:
     disk = new_disk()
     store = begun_at(disk)
     store.write([slab(alone(101))])
@@ -86,7 +86,7 @@ def test_what_is_written_is_in_the_index_at_once() -> None:
     assert [run.settled for run in blocks.runs] == [{1: 101}]
 
 
-def test_each_file_of_the_log_has_what_is_defined_before_it() -> None:
+def test_each_log_file_starts_with_the_earlier_definitions() -> None:
     disk = new_disk()
     store = begun_at(disk, wal_max_size=1)
     store.write([slab(define_space(101, 600))])
@@ -96,7 +96,7 @@ def test_each_file_of_the_log_has_what_is_defined_before_it() -> None:
     assert spaces(disk, 1) == {"given", "s600"}
 
 
-def test_collecting_drops_what_lies_behind_and_keeps_what_is_defined() -> None:
+def test_collection_drops_read_files_and_keeps_definitions() -> None:
     disk = new_disk()
     store = begun_from_snapshot(disk, wal_max_size=1)
     for lsn in range(6, 10):
@@ -115,14 +115,14 @@ def test_collecting_drops_what_lies_behind_and_keeps_what_is_defined() -> None:
     assert opened(disk).vclock == VClock({1: 10})
 
 
-def test_collecting_keeps_the_snapshot_until_it_was_read() -> None:
+def test_collection_keeps_the_snapshot_until_it_is_read() -> None:
     disk = new_disk()
     store = begun_from_snapshot(disk)
     store.collect(VClock({1: 4}))
     assert names(disk, ".snap") == [5]
 
 
-def test_a_log_that_begins_while_something_waits_for_a_verdict_cannot_stand_alone() -> None:
+def test_log_that_starts_with_a_pending_transaction_needs_the_previous_log() -> None:
     disk = new_disk()
     store = begun_at(disk, wal_max_size=1)
     store.write([slab(alone(101))])
@@ -136,7 +136,7 @@ def test_a_log_that_begins_while_something_waits_for_a_verdict_cannot_stand_alon
 
 
 @pytest.mark.parametrize("is_in_one_run", [True, False])
-def test_taking_back_gives_up_the_rows_that_nobody_was_promised(is_in_one_run: bool) -> None:
+def test_rollback_drops_unacknowledged_rows(is_in_one_run: bool) -> None:
     disk = new_disk()
     store = begun_at(disk)
     rows = [alone(101), alone(102), alone(103, flags=SYNC), alone(104, flags=SYNC)]
@@ -153,7 +153,7 @@ def test_taking_back_gives_up_the_rows_that_nobody_was_promised(is_in_one_run: b
     assert store.settled == VClock({1: 103, 2: 1})
 
 
-def test_taking_back_goes_over_several_files() -> None:
+def test_rollback_spans_several_files() -> None:
     disk = new_disk()
     store = begun_at(disk, wal_max_size=1)
     store.write([slab(alone(101))])
@@ -165,7 +165,7 @@ def test_taking_back_goes_over_several_files() -> None:
     assert lsns(disk) == [101, 102]
 
 
-def test_beginning_anew_drops_what_was_there() -> None:
+def test_reset_drops_all_files() -> None:
     disk = new_disk()
     store = begun_from_snapshot(disk)
     store.write([slab(alone(6))])
@@ -178,7 +178,7 @@ def test_beginning_anew_drops_what_was_there() -> None:
     assert store.vclock == VClock({1: 101})
 
 
-def test_it_is_found_whole_after_any_death() -> None:
+def test_spool_is_consistent_after_any_crash() -> None:
     """Whatever call dies, the next start has a prefix of what was written, and what was told to be durable."""
     for life in range(0, 6000, 37):
         disk = new_disk()

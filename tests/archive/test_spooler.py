@@ -46,7 +46,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_who_cannot_be_reached_is_passed_over(server: RealServer, tmp_path: Path) -> None:
+async def test_unreachable_member_is_skipped(server: RealServer, tmp_path: Path) -> None:
     for begin in ("snapshot", "latest"):
         async with spooling(tmp_path / begin, NOBODY, server.uri, begin=begin) as (spool, told):
             await until(lambda spool=spool: spool.is_begun)  # type: ignore[misc]
@@ -55,7 +55,7 @@ async def test_who_cannot_be_reached_is_passed_over(server: RealServer, tmp_path
         assert [event.address for event in told if isinstance(event, events.Connected)] == [server.address]
 
 
-async def test_nobody_at_all_is_the_end_of_a_new_one(tmp_path: Path) -> None:
+async def test_new_spool_fails_when_no_member_is_reachable(tmp_path: Path) -> None:
     told: list[ArchiveEvent] = []
     members = [parse_uri(NOBODY), parse_uri("127.0.0.1:2")]
     spool = Spooling(members, str(tmp_path / "spool"), begin="latest", replication_timeout=0.05, on_event=told.append)
@@ -64,9 +64,7 @@ async def test_nobody_at_all_is_the_end_of_a_new_one(tmp_path: Path) -> None:
     assert {event.address for event in told if isinstance(event, events.Disconnected)} == {NOBODY, "127.0.0.1:2"}
 
 
-async def test_it_takes_no_snapshots_by_itself_and_tells_when_rows_are_durable(
-    server: RealServer, tmp_path: Path
-) -> None:
+async def test_spooler_takes_no_snapshots_and_reports_durable_rows(server: RealServer, tmp_path: Path) -> None:
     durable: list[VClock] = []
     holder: list[Spooling] = []
     how = {"on_durable": lambda: durable.append(holder[0].settled) if holder else None}
@@ -79,7 +77,7 @@ async def test_it_takes_no_snapshots_by_itself_and_tells_when_rows_are_durable(
     assert sum(isinstance(event, events.Snapshotted) for event in told) == 1
 
 
-async def test_another_replica_set_is_refused(server: RealServer, tmp_path: Path) -> None:
+async def test_another_replica_set_is_rejected(server: RealServer, tmp_path: Path) -> None:
     async with spooling(tmp_path / "spool", server.uri) as (spool, _):
         await until(lambda: spool.is_begun)
         position = spool.settled

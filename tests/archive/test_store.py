@@ -42,7 +42,7 @@ def begun(disk: Any) -> ArchiveStore:
     return store
 
 
-def test_a_new_archive_leaves_nothing_before_its_first_snapshot_comes() -> None:
+def test_new_archive_has_no_files_before_its_first_snapshot() -> None:
     disk = new_disk()
     store = opened(disk)
     assert store.log is None
@@ -56,7 +56,7 @@ def test_a_new_archive_leaves_nothing_before_its_first_snapshot_comes() -> None:
     assert "manifest.json" in disk.list_directory("dir")
 
 
-def test_it_begins_with_a_snapshot_and_goes_on_after_a_restart() -> None:
+def test_archive_starts_with_a_snapshot_and_continues_after_a_restart() -> None:
     disk = new_disk()
     store = begun(disk)
     write(store, 6, 7)
@@ -95,7 +95,7 @@ def test_a_snapshot_by_interval_is_published_where_the_log_was_cut() -> None:
     assert [each.reason for each in again.manifest.snapshots] == ["first", "interval"]
 
 
-def test_a_snapshot_that_the_log_has_passed_is_given_up() -> None:
+def test_snapshot_before_the_end_of_the_log_is_discarded() -> None:
     disk = new_disk()
     store = begun(disk)
     write(store, 6, 7)
@@ -124,7 +124,7 @@ def test_log_files_without_a_manifest_are_no_archive() -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "00000000000000000000.snap.inprogress", ".hidden"])
-def test_a_directory_of_something_else_is_refused_and_left_alone(name: str) -> None:
+def test_foreign_directory_is_rejected_and_unchanged(name: str) -> None:
     disk = new_disk()
     disk.create(f"dir/{name}")
     with pytest.raises(NotAnArchive, match=f"such as {name}"):
@@ -134,21 +134,21 @@ def test_a_directory_of_something_else_is_refused_and_left_alone(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["lost+found", "manifest.json.new"])
-def test_a_new_file_system_and_what_a_killed_start_left_are_no_reason_to_refuse(name: str) -> None:
+def test_new_file_system_and_leftovers_of_a_killed_start_are_accepted(name: str) -> None:
     disk = new_disk()
     disk.create(f"dir/{name}")
     begun(disk).close()
     assert opened(disk).vclock == VClock({1: 5})
 
 
-def test_a_directory_in_use_is_refused() -> None:
+def test_directory_in_use_is_rejected() -> None:
     disk = new_disk()
     opened(disk)
     with pytest.raises(AlreadyLocked, match="another archive or a server is using it"):
         opened(disk)
 
 
-def test_after_any_death_the_archive_is_whole_and_nothing_acknowledged_is_gone() -> None:
+def test_archive_is_consistent_and_keeps_acknowledged_rows_after_any_crash() -> None:
     for seed in range(120):
         rng = Random(seed)
         disk = new_disk()

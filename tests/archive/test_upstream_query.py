@@ -29,9 +29,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 
 @pytest.mark.real
 @pytest.mark.usefixtures("tarantool")
-async def test_a_real_server_tells_who_it_is_and_what_is_defined(
-    server: RealServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_real_server_reports_its_identity_and_schema(server: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_upstream, "PAGE_SIZE", 10)
     facts = await ask_facts(production(), parse_uri(server.uri))
     (uuids,) = server.eval("return {box.info.uuid, box.info.cluster and box.info.cluster.uuid}")
@@ -44,7 +42,7 @@ async def test_a_real_server_tells_who_it_is_and_what_is_defined(
     assert (await ask_ballot(production(), parse_uri(server.uri))).vclock.get(1) == facts.ballot.vclock.get(1) + 10
 
 
-async def test_a_node_of_ours_does_as_well(tmp_path: Path) -> None:
+async def test_node_reports_its_identity_and_schema(tmp_path: Path) -> None:
     with served_node.serve(tmp_path / "node") as node:
         facts = await ask_facts(production(), node.uri)
         async with await served_node.connect(node) as connection:
@@ -54,7 +52,7 @@ async def test_a_node_of_ours_does_as_well(tmp_path: Path) -> None:
     assert len(later.definitions) == len(facts.definitions) + 2
 
 
-async def test_the_first_member_that_answers_counts() -> None:
+async def test_first_member_that_answers_is_used() -> None:
     asked: list[str] = []
 
     async def ask(uri: Uri) -> str:

@@ -42,7 +42,7 @@ def test_interleaved_requests_need_a_place_for_each() -> None:
         interleaved(np.array([0]), selects(sequential(3)))
 
 
-def test_transactions_are_whole_and_each_is_in_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transactions_are_complete_and_each_is_in_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(applications, "TRANSACTIONS", 3)
     headers = [header(packet) for packet in packets(applications._transaction_requests(1))]
     begin, replace, update, commit = (

@@ -35,7 +35,7 @@ def test_admin_may_everything_before_any_row_is_read() -> None:
     assert access.allows(GUEST, SPACE) == 0
 
 
-def test_privileges_come_through_roles_of_roles_and_go_with_them(access: Access) -> None:
+def test_privileges_are_inherited_through_nested_roles_and_revoked_with_them(access: Access) -> None:
     assert not access.allows(BOB, SPACE) & Privilege.READ
     access.put_grant(BOB, "role", CHIEFS, Privilege.EXECUTE)
     assert access.allows(BOB, SPACE) & Privilege.READ
@@ -44,7 +44,7 @@ def test_privileges_come_through_roles_of_roles_and_go_with_them(access: Access)
     assert not access.allows(BOB, SPACE) & Privilege.READ
 
 
-def test_super_is_a_role_like_others(access: Access) -> None:
+def test_super_is_an_ordinary_role(access: Access) -> None:
     access.put_grant(BOB, "role", SUPER, Privilege.EXECUTE)
     assert access.allows(BOB, SPACE) == ALL
 
@@ -112,7 +112,7 @@ def test_ddl_takes_ownership_or_a_privilege(access: Access) -> None:
     access.check_ddl(BOB, "s", SPACE, BOB, "space", Privilege.CREATE)
 
 
-def test_a_loop_of_roles_is_refused(access: Access) -> None:
+def test_role_cycle_is_rejected(access: Access) -> None:
     access.check_role(CLERKS, CHIEFS)
     with pytest.raises(errors.RoleLoop, match="Granting role 'chiefs' to role 'clerks' would create a loop"):
         access.check_role(CHIEFS, CLERKS)
@@ -122,7 +122,7 @@ def test_a_user_shows_no_password() -> None:
     assert "secret" not in repr(User(1, 1, "a", password_hash=b"secret"))
 
 
-def test_system_views_show_what_one_owns_or_may_use(access: Access) -> None:
+def test_system_views_show_objects_owned_or_usable_by_the_user(access: Access) -> None:
     mask = Privilege.READ | Privilege.WRITE
     assert not access.can_see(BOB, "space", SPACE, mask, ADMIN)
     assert access.can_see(BOB, "space", SPACE, mask, BOB)

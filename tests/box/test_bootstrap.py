@@ -39,7 +39,7 @@ def test_rows_are_those_of_the_real_server(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
-def test_spaces_come_in_ascending_order(dialect: Dialect) -> None:
+def test_spaces_are_in_ascending_order(dialect: Dialect) -> None:
     ids = [space_id for space_id, _ in rows(dialect, first_user=("boss", hash_of_hash("secret")))]
     assert ids == sorted(ids)
 
@@ -62,7 +62,7 @@ def test_the_first_user_may_do_everything(dialect: Dialect) -> None:
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
-def test_admin_as_the_first_user_is_the_admin_who_is_there_with_a_password(dialect: Dialect) -> None:
+def test_first_user_named_admin_sets_the_password_of_admin(dialect: Dialect) -> None:
     with_user = rows(dialect, first_user=("admin", hash_of_hash("secret")), time=1_700_000_000)
     added = [row for row in with_user if row not in rows(dialect)]
     auth = {"chap-sha1": base64.b64encode(hash_of_hash("secret")).decode()}
@@ -74,12 +74,12 @@ def test_admin_as_the_first_user_is_the_admin_who_is_there_with_a_password(diale
 @pytest.mark.parametrize(
     ("name", "kind"), [("guest", "user"), ("public", "role"), ("replication", "role"), ("super", "role")]
 )
-def test_the_first_user_cannot_be_one_who_is_there_already(name: str, kind: str) -> None:
+def test_first_user_cannot_be_an_existing_one(name: str, kind: str) -> None:
     with pytest.raises(FirstUserRefused, match=f"cannot have the name '{name}': it is a built-in {kind}"):
         rows(Dialect.V2_6, first_user=(name, hash_of_hash("secret")))
 
 
-def test_an_admin_with_a_password_is_as_the_real_server_would_have_made_it(tarantool: Any, tmp_path: Path) -> None:
+def test_admin_with_a_password_equals_that_of_the_real_server(tarantool: Any, tmp_path: Path) -> None:
     script = """
         box.cfg{log='tarantool.log'}
         box.schema.user.passwd('admin', 'secret')
@@ -91,7 +91,7 @@ def test_an_admin_with_a_password_is_as_the_real_server_would_have_made_it(taran
     assert (304, frozen(user)) in ours
 
 
-def test_the_first_user_is_as_the_real_server_would_have_made_it(tarantool: Any, tmp_path: Path) -> None:
+def test_first_user_equals_that_of_the_real_server(tarantool: Any, tmp_path: Path) -> None:
     script = """
         box.cfg{log='tarantool.log'}
         box.schema.user.create('boss', {password='secret'})

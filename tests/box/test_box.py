@@ -31,7 +31,7 @@ def test_a_space_is_found_by_id_and_by_name() -> None:
         box.space(513)
 
 
-def test_a_renamed_space_is_gone_by_its_old_name() -> None:
+def test_renamed_space_is_absent_under_its_old_name() -> None:
     box = box_with(definition(512, on("0:unsigned"), name="old"))
     old = box.space(512)
     box.put_space(old.altered(definition(512, on("0:unsigned"), name="new"), box.collations))
@@ -54,7 +54,7 @@ def test_the_schema_version_grows_with_every_definition() -> None:
     assert "s512" not in box.names
 
 
-def test_a_confirmed_view_does_not_see_what_is_in_flight() -> None:
+def test_confirmed_view_does_not_see_pending_writes() -> None:
     box = box_with(definition(512, on("0:unsigned"), on("1:string")))
     space = box.space(512)
     for raw in (A, B):
@@ -73,7 +73,7 @@ def test_a_confirmed_view_does_not_see_what_is_in_flight() -> None:
         assert list(confirmed.scan(space.index(1))) == []
 
 
-def test_a_confirmed_view_has_a_space_whose_truncation_is_in_flight() -> None:
+def test_confirmed_view_includes_a_space_with_a_pending_truncation() -> None:
     box = box_with(definition(512, on("0:unsigned")))
     statements.insert(box.begin(), box.space(512), A)
     transaction = box.begin()
@@ -85,7 +85,7 @@ def test_a_confirmed_view_has_a_space_whose_truncation_is_in_flight() -> None:
         assert list(confirmed.scan(confirmed.spaces[TRUNCATE_ID].index(0))) == []
 
 
-def test_a_box_takes_over_what_another_holds_and_who_has_its_spaces_at_hand_sees_it() -> None:
+def test_replaced_box_content_is_visible_through_existing_space_objects() -> None:
     box, other = box_with(definition(512, on("0:unsigned"))), box_with(definition(513, on("0:unsigned")))
     spaces, version = box.spaces, box.schema_version
     statements.insert(other.begin(), other.space(513), A)

@@ -76,7 +76,7 @@ def test_index_parts_as_pairs_take_nullability_from_the_format() -> None:
     assert index == IndexDefinition(512, 1, "by_text", "tree", False, parts)
 
 
-def test_index_parts_as_maps_say_all_themselves() -> None:
+def test_index_parts_as_maps_do_not_depend_on_the_format() -> None:
     row = (
         {"field": 1, "type": "string", "collation": 1, "is_nullable": True, "sort_order": "desc"},
         {"field": 0, "type": "unsigned", "path": "a.b[*]"},
@@ -113,7 +113,7 @@ def test_primary_key_is_index_0_whatever_the_order() -> None:
         ((512, 1, "s", "memtx", 0, {}, ({"name": "a", "collation": "x"},)), "collation is 'x'"),
     ],
 )
-def test_what_defines_no_space_says_why(row: tuple[Any, ...], message: str) -> None:
+def test_invalid_space_definition_states_the_reason(row: tuple[Any, ...], message: str) -> None:
     with pytest.raises(DefinitionError, match=re.escape(message)):
         read_space(row)
 
@@ -131,7 +131,7 @@ def test_what_defines_no_space_says_why(row: tuple[Any, ...], message: str) -> N
         ((512, 0, "pk", "tree", {}, ({"field": 0, "type": "num", "path": 1},)), "path of an index part is 1"),
     ],
 )
-def test_what_defines_no_index_says_why(row: tuple[Any, ...], message: str) -> None:
+def test_invalid_index_definition_states_the_reason(row: tuple[Any, ...], message: str) -> None:
     with pytest.raises(DefinitionError, match=re.escape(message)):
         read_index(row)
 
@@ -161,12 +161,12 @@ def test_any_tuple_is_a_definition_or_a_clean_error(row: tuple[Any, ...], damage
 
 
 @pytest.mark.parametrize(("options", "dimension"), [({}, 2), ({"dimension": 3}, 3), ({"dimension": "x"}, 2)])
-def test_an_rtree_has_two_dimensions_unless_it_says_otherwise(options: dict[str, Any], dimension: int) -> None:
+def test_rtree_has_two_dimensions_by_default(options: dict[str, Any], dimension: int) -> None:
     row = (512, 1, "place", "RTREE", {"unique": False, **options}, ((1, "array"),))
     assert read_index(row).dimension == dimension
 
 
-def test_shape_is_what_typed_columns_depend_on() -> None:
+def test_shape_contains_all_that_typed_columns_depend_on() -> None:
     fields = (FieldDefinition("id", "unsigned"), FieldDefinition("name", "string"))
     indexes = (IndexDefinition(512, 0, "pk", "tree", True, (IndexPart(0, "unsigned"),)),)
     orders = SpaceDefinition(512, "orders", fields=fields, indexes=indexes)

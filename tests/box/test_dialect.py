@@ -22,7 +22,7 @@ def test_a_joining_node_takes_its_dialect_from_the_greeting(version: tuple[int, 
     assert from_greeting(version) is dialect
 
 
-def test_each_dialect_greets_with_a_version_that_leads_back_to_it() -> None:
+def test_greeting_version_of_each_dialect_maps_back_to_the_dialect() -> None:
     assert [from_greeting(dialect.greeting_version) for dialect in Dialect] == list(Dialect)
     assert [dialect.version_id for dialect in Dialect] == [132608, 133897]
     assert all(dialect.version_text.startswith("{}.{}.{}-".format(*dialect.greeting_version)) for dialect in Dialect)

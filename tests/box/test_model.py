@@ -411,7 +411,7 @@ def meetings(draw: st.DrawFn) -> tuple[list[Statement], list[Statement], Stateme
 
 @settings(max_examples=20_000 if FULL else 500)
 @given(meetings())
-def test_a_read_conflicts_with_exactly_what_changes_it(
+def test_read_conflicts_only_with_changes_of_its_result(
     meeting: tuple[list[Statement], list[Statement], Statement, Statement],
 ) -> None:
     """A transaction writes a little and reads something; then somebody else writes."""
@@ -443,7 +443,7 @@ SCHEDULES = st.sampled_from(sorted(SPACES)).flatmap(
 
 @settings(max_examples=20_000 if FULL else 400)
 @given(SCHEDULES)
-def test_transactions_that_meet_in_one_space_are_serializable(
+def test_concurrent_transactions_of_one_space_are_serializable(
     schedule: tuple[list[Statement], list[tuple[int, Statement | None]]],
 ) -> None:
     """Three transactions, and statements of others between theirs; None is a commit, and in the end all commit."""

@@ -57,7 +57,7 @@ def test_a_space_is_born_with_its_row_and_gets_its_index(tracker: SchemaTracker)
     assert tracker.schema.get(512) is tracker.schema.get("orders")
 
 
-def test_the_schema_is_the_same_object_until_something_changes(tracker: SchemaTracker) -> None:
+def test_schema_is_the_same_object_until_a_change(tracker: SchemaTracker) -> None:
     schema = tracker.schema
     assert insert(tracker, SPACE, ORDERS) is None
     assert insert(tracker, 512, (1,)) is None
@@ -120,7 +120,7 @@ def test_upsert_inserts_or_changes(tracker: SchemaTracker) -> None:
     assert tracker.schema.space(513).name == "orders"
 
 
-def test_a_row_that_defines_nothing_leaves_the_space_known_by_id_with_the_reason(tracker: SchemaTracker) -> None:
+def test_invalid_space_row_keeps_the_space_by_id_with_the_reason(tracker: SchemaTracker) -> None:
     assert update(tracker, SPACE, (512,), ("=", 7, "nonsense")) == 512
     assert tracker.schema.get(512) is None
     assert tracker.schema.problem(512) == "format is 'nonsense', not an array of fields"
@@ -131,23 +131,23 @@ def test_a_row_that_defines_nothing_leaves_the_space_known_by_id_with_the_reason
     assert tracker.schema.problem(512) is None
 
 
-def test_an_index_that_makes_no_sense_is_left_out_with_the_reason(tracker: SchemaTracker) -> None:
+def test_invalid_index_is_ignored_with_the_reason(tracker: SchemaTracker) -> None:
     assert insert(tracker, INDEX, (512, 1, "sk", "tree", {}, "x")) == 512
     assert len(tracker.schema.space(512).indexes) == 1
     assert tracker.schema.problem(512) == "index 1: parts of the index are 'x', not an array of parts"
 
 
-def test_operations_that_cannot_be_done_leave_the_space_known_by_id(tracker: SchemaTracker) -> None:
+def test_inapplicable_operations_keep_the_space_by_id(tracker: SchemaTracker) -> None:
     assert update(tracker, SPACE, (512,), ("?", 3, "x")) == 512
     assert tracker.schema.get(512) is None
     assert "cannot follow a change of its definition" in str(tracker.schema.problem(512))
 
 
-def test_an_update_of_what_the_log_never_defined_is_passed_over() -> None:
+def test_update_of_an_undefined_row_is_ignored() -> None:
     assert update(SchemaTracker(), SPACE, (600,), ("=", 3, "x")) is None
 
 
-def test_an_unknown_name_is_answered_with_those_there_are(tracker: SchemaTracker) -> None:
+def test_error_for_an_unknown_name_lists_the_known_names(tracker: SchemaTracker) -> None:
     with pytest.raises(UnknownSpace, match="unknown space 'order'; known spaces: orders"):
         tracker.schema.space("order")
     assert SchemaTracker().schema.get("orders") is None
@@ -280,7 +280,7 @@ def test_random_ddl_leads_to_the_schema_of_a_model_and_history_knows_every_step(
     assert history.at(len(steps)) == model.tracker.schema
 
 
-def test_history_answers_by_any_ordered_position_and_lists_the_changes_of_one_space(tracker: SchemaTracker) -> None:
+def test_history_accepts_any_ordered_position_and_lists_changes_of_one_space(tracker: SchemaTracker) -> None:
     history: SchemaHistory[tuple[int, int]] = SchemaHistory(SchemaTracker().schema)
     created = tracker.schema
     history.record((0, 100), 512, created)
@@ -301,7 +301,7 @@ def test_history_answers_by_any_ordered_position_and_lists_the_changes_of_one_sp
         history.record((1, 59), 512, tracker.schema)
 
 
-def test_a_copy_goes_its_own_way(tracker: SchemaTracker) -> None:
+def test_copy_is_independent(tracker: SchemaTracker) -> None:
     copy = tracker.copy()
     before = copy.schema
     assert insert(copy, SPACE, (513, 1, "other", "memtx", 0, {}, ())) == 513

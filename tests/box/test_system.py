@@ -25,7 +25,7 @@ def schema_of(path: Path) -> Schema:
     return tracker.schema
 
 
-def test_there_is_a_first_snapshot_of_every_release() -> None:
+def test_each_release_has_a_first_snapshot() -> None:
     assert len(FIRST_SNAPSHOTS) == 3
 
 
@@ -44,7 +44,7 @@ def test_a_first_snapshot_defines_all_system_spaces_with_names_and_primary_keys(
         assert (space.primary_key is None) == (space.id == system.VINYL_DEFERRED_DELETE_ID)
 
 
-def test_what_we_know_by_heart_is_the_newest_release_exactly() -> None:
+def test_built_in_schema_equals_that_of_the_newest_release() -> None:
     latest, built_in = schema_of(LATEST), SchemaTracker().schema
     assert [space.id for space in built_in] == [space.id for space in latest]
     assert [space.fields for space in built_in] == [space.fields for space in latest]

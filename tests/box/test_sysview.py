@@ -66,7 +66,7 @@ os.exit(0)
 """
 
 
-def test_every_user_sees_what_the_real_server_shows(tarantool: Any, tmp_path: Path) -> None:
+def test_each_user_sees_the_rows_that_the_real_server_shows(tarantool: Any, tmp_path: Path) -> None:
     real = json.loads(tarantool.run(PREPARATION, tmp_path))
     box = prepared()
     for user, views in real.items():
@@ -75,7 +75,7 @@ def test_every_user_sees_what_the_real_server_shows(tarantool: Any, tmp_path: Pa
             assert mine == seen, f"{view} of {user}"
 
 
-def test_get_by_name_finds_only_what_is_visible() -> None:
+def test_get_by_name_finds_only_visible_objects() -> None:
     box = prepared()
     bob = box.access.user("bob").id
     assert [row[2] for row in rows(box, "_vspace", "public_one", user=bob, index=2)] == ["public_one"]
@@ -88,7 +88,7 @@ def test_views_are_read_only() -> None:
         run(bootstrapped(), insert, "_vspace", 512, 1, "t", "memtx", 0, {}, [])
 
 
-def test_the_view_of_space_sequences_is_one_of_spaces() -> None:
+def test_view_of_space_sequences_depends_on_space_rights() -> None:
     box = bootstrapped(Dialect.V2_11)
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk", sequence=True)

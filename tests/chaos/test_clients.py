@@ -51,17 +51,17 @@ async def _nothing() -> None: ...
     ],
     ids=repr,
 )
-async def test_a_refusal_surprises_nobody(error: FlowstoneError, kind: str) -> None:
+async def test_rejected_request_is_not_a_violation(error: FlowstoneError, kind: str) -> None:
     assert await told(error, kind) == []
 
 
 @pytest.mark.parametrize(
     ("error", "kind"), [(errors.TupleFound("twice"), "add"), (errors.NoSuchSpace("which"), "read")], ids=repr
 )
-async def test_an_answer_without_sense_is_told(error: FlowstoneError, kind: str) -> None:
+async def test_malformed_answer_is_a_violation(error: FlowstoneError, kind: str) -> None:
     (surprise,) = await told(error, kind)
     assert surprise.startswith("an answer that nobody has promised: #0 sets")
 
 
-async def test_real_servers_may_say_what_they_like() -> None:
+async def test_any_answer_of_a_real_server_is_accepted() -> None:
     assert await told(errors.NoSuchSpace("not loaded yet"), "read", RealMember) == []

@@ -57,15 +57,15 @@ def judged(after: dict[int, list[tuple[Any, ...]]]) -> list[str]:
     return report.violations
 
 
-def test_what_is_kept_is_no_violation() -> None:
+def test_kept_data_is_not_a_violation() -> None:
     assert judged(GOOD) == []
 
 
-def test_what_all_have_lost_together_is_told() -> None:
+def test_data_lost_by_all_members_is_a_violation() -> None:
     assert "after: 3 acknowledged rows are not there" in judged(GOOD | {SETS: []})
     assert any(each.startswith("after: registers 0: no order") for each in judged(GOOD | {REGISTERS: [(0, 1)]}))
     assert any(each.startswith("after: lists 0: ") for each in judged(GOOD | {LISTS: [(0, 1)]}))
 
 
-def test_a_leader_notices_that_it_is_alone_before_it_takes_anything_back() -> None:
+def test_isolated_leader_steps_down_before_it_rolls_back() -> None:
     assert OPTIONS["replication_synchro_timeout"] > 4 * OPTIONS["replication_timeout"]

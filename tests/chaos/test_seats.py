@@ -12,7 +12,7 @@ from tests.interop.versions import Binary, parameters
 
 
 @pytest.mark.parametrize("binary", parameters("2.6"))
-def test_real_replica_that_wrote_an_lsn_twice_joins_anew_with_its_id(binary: Binary, tmp_path: Path) -> None:
+def test_real_replica_that_wrote_an_lsn_twice_rejoins_with_its_id(binary: Binary, tmp_path: Path) -> None:
     seats = Seats26(tmp_path, binary, "ours")
     try:
         replica = next(member for member in seats.members if isinstance(member, RealMember))

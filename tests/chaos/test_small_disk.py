@@ -57,7 +57,7 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Small
     made.close()
 
 
-def test_a_disk_that_is_full_takes_nothing_until_it_is_empty(disk: tuple[SmallDisk, Writer]) -> None:
+def test_full_disk_rejects_writes_until_it_is_empty(disk: tuple[SmallDisk, Writer]) -> None:
     small, writer = disk
     for _ in range(2):
         while writer.path.stat().st_size < GROWTH + 1 if writer.path.exists() else True:

@@ -56,7 +56,7 @@ def verdict(seats: Seats, history: History) -> list[str]:
     return list(broken_promises(seats, history))
 
 
-def test_what_may_be_is_no_violation(history: History) -> None:
+def test_allowed_histories_are_not_violations(history: History) -> None:
     seats = set_of(Dummy("a", GOOD), Dummy("b", GOOD))
     assert lost(seats, history) == 0
     assert verdict(seats, history) == []
@@ -73,14 +73,14 @@ def test_what_may_be_is_no_violation(history: History) -> None:
         ({LISTS: [(0, 2, 1)]}, "lists"),
     ],
 )
-def test_what_a_member_must_not_have_or_lack(
+def test_rows_that_a_member_must_not_have_or_lack(
     history: History, bad: dict[int, list[tuple[Any, ...]]], text: str
 ) -> None:
     violations = verdict(set_of(Dummy("a", GOOD), Dummy("b", GOOD | bad)), history)
     assert any(text in violation for violation in violations), violations
 
 
-def test_what_was_acknowledged_is_counted_on_every_member(history: History) -> None:
+def test_acknowledged_rows_are_counted_on_every_member(history: History) -> None:
     assert lost(set_of(Dummy("a", GOOD), Dummy("b", {}), Dummy("c", {})), history) == 2
 
 
@@ -88,6 +88,6 @@ def test_what_was_acknowledged_is_counted_on_every_member(history: History) -> N
     ("said", "text"),
     [("Traceback (most recent call last):", "unforeseen"), ("uri replicator:secret@127.0.0.1", "has told a secret")],
 )
-def test_what_a_node_must_not_say(said: str, text: str) -> None:
+def test_answers_that_a_node_must_not_give(said: str, text: str) -> None:
     (slip,) = slips(set_of(Dummy("a", {}), Dummy("b", {}, said)))
     assert text in slip

@@ -33,7 +33,7 @@ def test_a_list_has_no_names() -> None:
     assert texts((1, "Ann", [2, {"a": True}]), shape=Shape.LIST) == ['[1, "Ann", [2,{"a":true}]]']
 
 
-def test_cells_are_told_apart_whatever_they_hold() -> None:
+def test_cells_are_unambiguous_for_any_content() -> None:
     (text,) = texts((1, "a\0b", 2.5), shape=Shape.CELLS)
     assert text.split(SEPARATOR) == ["1", '"a\\u0000b"', "2.5"]
 
@@ -55,7 +55,7 @@ def test_operations_name_their_fields_from_their_base() -> None:
         "\x7f", "\x85", "\u2028", "\u202e", "\ufeff", "\uffff", "\udcff", "end \udce2",
     ],
 )  # fmt: skip
-def test_what_json_and_yaml_say_differently_is_left(value: Any) -> None:
+def test_forms_that_differ_between_json_and_yaml_are_left_to_them(value: Any) -> None:
     assert texts((1, value), ([{"a": value}],), (1,), shape=Shape.LIST) == ["", "", "[1]"]
 
 
@@ -72,6 +72,6 @@ def test_a_full_output_grows() -> None:
     assert [yaml.safe_load(text) for text in texts(value, value, shape=Shape.LIST)] == [list(value)] * 2
 
 
-def test_what_is_no_array_is_left() -> None:
+def test_value_that_is_not_an_array_is_left_to_the_plain_formatter() -> None:
     assert texts({"a": 1}, 5, shape=Shape.MAP) == ["", ""]
     assert texts((1,), 5, shape=Shape.OPERATIONS) == ["", ""]

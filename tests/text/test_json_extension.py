@@ -73,7 +73,7 @@ def test_datetimes_are_iso_8601(value: Datetime, printed: str) -> None:
 
 
 @given(st.binary(max_size=20), st.integers(0, 255))
-def test_kernel_and_plain_formatter_write_the_same_text(payload: bytes, kind: int) -> None:
+def test_kernel_and_plain_formatter_write_equal_text(payload: bytes, kind: int) -> None:
     code = kind - 256 if kind > 127 else kind
     written = text(kind, payload)
     if written is not None:

@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Log:
     return log
 
 
-def test_the_name_of_the_space_stands_behind_its_id(log: Log) -> None:
+def test_space_name_follows_its_id(log: Log) -> None:
     log.insert(512, 1, "x")
     (row,) = lines(log)
     assert row["BODY"] == {"space_id": 512, "space": "t", "tuple": [1, "x"]}

@@ -39,7 +39,7 @@ def test_prints(value: Any, printed: str) -> None:
     json.loads(printed)
 
 
-def test_a_byte_that_is_no_utf8_survives() -> None:
+def test_invalid_utf8_byte_survives() -> None:
     assert json_value(b"\xa3a\xff\xc3") == '"a\\udcff\\udcc3"'
     assert json.loads(json_value(b"\xa3a\xff\xc3")).encode("utf-8", "surrogateescape") == b"a\xff\xc3"
 

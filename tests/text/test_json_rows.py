@@ -159,7 +159,7 @@ def test_any_selection_in_any_order() -> None:
     assert bytes(json_lines(table.buf, table.cells, np.arange(0), {})) == b""
 
 
-def test_the_output_grows_for_what_it_did_not_expect() -> None:
+def test_output_buffer_grows_on_demand() -> None:
     wild = {Key.SPACE_ID: 512, Key.TUPLE: ["\x01" * 4000, msgpack.ExtType(77, b"x" * 3000)]}
     tame = {Key.SPACE_ID: 512, Key.TUPLE: ["\x01" * 4000]}
     lines(*(row(RequestType.INSERT, wild if i % 3 else tame, lsn=i + 1) for i in range(20)))
@@ -195,7 +195,7 @@ def test_kernel_and_plain_python_agree_on_any_row(rows: list[tuple[int, Any, int
     lines(*packed)
 
 
-def test_of_two_space_ids_the_last_one_names_the_space() -> None:
+def test_last_space_id_names_the_space() -> None:
     head = encode_header(Row(type=RequestType.INSERT, lsn=1))
     (line,) = lines(head + b"\x82\x10\xcd\x02\x00\x10\xcd\x02\x58")
     assert '"space":' not in line
@@ -203,7 +203,7 @@ def test_of_two_space_ids_the_last_one_names_the_space() -> None:
     assert line.count('"space":"users"') == 2
 
 
-def test_a_space_that_no_row_can_be_of_is_no_error() -> None:
+def test_impossible_space_id_is_not_an_error() -> None:
     table = scanned(row(RequestType.INSERT, {Key.SPACE_ID: 512, Key.TUPLE: [1]}))
     names = {512: "users", 1 << 63: "huge", (1 << 64) - 1: "largest"}
     assert b'"space":"users"' in bytes(json_lines(table.buf, table.cells, np.arange(1), names))
@@ -271,7 +271,7 @@ os.exit(0)
 
 
 @pytest.mark.real
-def test_equals_what_the_real_tool_prints(tarantool: Any, tmp_path: Any) -> None:
+def test_output_equals_that_of_the_real_tool(tarantool: Any, tmp_path: Any) -> None:
     tarantool.run(REAL, tmp_path)
     compared = 0
     for path in sorted([*tmp_path.glob("*.xlog"), *tmp_path.glob("*.snap")]):

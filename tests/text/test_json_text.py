@@ -153,7 +153,7 @@ def test_a_column_is_its_values(column: list[Any]) -> None:
     assert found == [json_value(p) if p else "" for p in packed]
 
 
-def test_a_column_grows_for_what_it_did_not_expect() -> None:
+def test_column_buffer_grows_on_demand() -> None:
     packed = [msgpack.packb("\x01" * 5000), msgpack.packb(msgpack.ExtType(99, b"z" * 9000)), b"\x01"]
     ends = np.cumsum([len(p) for p in packed], dtype=np.int64)
     starts = ends - np.array([len(p) for p in packed])

@@ -33,7 +33,7 @@ VALUES: list[Any] = [
 
 
 @pytest.mark.real
-def test_the_server_makes_the_same_values(tarantool: ModuleType, tmp_path: Path) -> None:
+def test_server_evaluates_lua_to_the_same_values(tarantool: ModuleType, tmp_path: Path) -> None:
     tuples = ",\n".join(f"{{{lua_value(value)}}}" for value in VALUES)
     printed = tarantool.run(
         "local msgpack, digest = require('msgpack'), require('digest')\n"
@@ -58,11 +58,11 @@ def test_the_server_makes_the_same_values(tarantool: ModuleType, tmp_path: Path)
         (ErrorStack((ErrorRecord("a", "b\udcff", code=7),)), "box.error.new({code = 7, reason = 'b\\xff'})"),
     ],
 )
-def test_types_of_newer_servers_are_made_by_their_modules(value: Any, text: str) -> None:
+def test_types_of_newer_servers_are_created_by_their_modules(value: Any, text: str) -> None:
     assert lua_value(value) == text
 
 
-def test_what_lua_cannot_make_is_refused_by_row(tmp_path: Path) -> None:
+def test_error_names_a_row_without_a_lua_form(tmp_path: Path) -> None:
     assert statements(tmp_path, (RequestType.INSERT, {0x10: 512, 0x21: (1,)})) == ["box.space[512]:insert({[1] = 1})\n"]
     with pytest.raises(NoLuaForm, match=r"row 1 of replica 1: cannot represent Extension"):
         statements(tmp_path / "other", (RequestType.INSERT, {0x10: 512, 0x21: (Extension(5, b"x"),)}))
@@ -75,7 +75,7 @@ def statements(directory: Path, *rows: tuple[RequestType, dict[int, Any]]) -> li
     return list(lua_statements(records(Reading(production(), [log.path]).pieces())))
 
 
-def test_a_transaction_is_one_and_rows_without_data_have_no_line(tmp_path: Path) -> None:
+def test_transaction_is_one_block_and_rows_without_data_have_no_line(tmp_path: Path) -> None:
     rows = [(RequestType.INSERT, {0x10: 512, 0x21: (1,)}), (RequestType.DELETE, {0x10: 512, 0x11: 2, 0x20: ("k",)})]
     assert statements(tmp_path / "a", *rows) == [
         "box.begin()\nbox.space[512]:insert({[1] = 1})\nbox.space[512].index[2]:delete({[1] = 'k'})\nbox.commit()\n"
@@ -83,7 +83,7 @@ def test_a_transaction_is_one_and_rows_without_data_have_no_line(tmp_path: Path)
     assert statements(tmp_path / "b", (RequestType.RAFT_CONFIRM, {2: 1, 3: 1})) == []
 
 
-def test_fields_are_counted_as_lua_counts_them(tmp_path: Path) -> None:
+def test_fields_are_counted_from_one(tmp_path: Path) -> None:
     operations = (("=", 1, "x"), (":", 1, 0, 2, "y"), ("!", -1, 3), ("=", "name", 4))
     (from_zero,) = statements(tmp_path / "a", (RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: operations}))
     assert "{[1] = '=', [2] = 2, [3] = 'x'}, [2] = {[1] = ':', [2] = 2, [3] = 1, [4] = 2, [5] = 'y'}" in from_zero
@@ -100,6 +100,6 @@ def test_lua_keeps_malformed_operations_unchanged(tmp_path: Path, odd: Any) -> N
     assert f"[2] = {lua_value(odd)}}})" in line
 
 
-def test_operations_that_are_no_array_stay_as_they_are(tmp_path: Path) -> None:
+def test_operations_that_are_not_an_array_are_unchanged(tmp_path: Path) -> None:
     (line,) = statements(tmp_path, (RequestType.UPSERT, {0x10: 512, 0x21: (1,), 0x28: 7}))
     assert line == "box.space[512]:upsert({[1] = 1}, 7)\n"

@@ -45,7 +45,7 @@ def test_each_screenful_has_a_head_and_widths_of_its_own(log: Log) -> None:
     assert len(second[1]) > len(first[1])
 
 
-def test_lines_are_cut_to_the_screen_and_say_so(log: Log) -> None:
+def test_lines_are_truncated_to_the_screen_with_a_mark(log: Log) -> None:
     log.insert(512, 1, "x" * 500)
     (lines,) = screens(log, width=100)
     assert all(len(line) <= 100 for line in lines)
@@ -64,7 +64,7 @@ def test_a_narrow_screen_shows_the_day_once_and_leaves_out_an_origin_that_is_eve
     assert lines[1].index("{") <= 32
 
 
-def test_a_narrow_screen_takes_from_wide_columns_and_leaves_fields_named_as_ours(tmp_path: Path) -> None:
+def test_narrow_screen_shrinks_wide_columns(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.create_space(512, "t", ("time", "string"), ("replica", "string"), ("id", "unsigned"))
     log.insert(512, "w" * 100, "x" * 100, 7)
@@ -75,7 +75,7 @@ def test_a_narrow_screen_takes_from_wide_columns_and_leaves_fields_named_as_ours
     assert (wide[0], other[0], number, len(lines[1])) == ("w", "x", "7", 80)
 
 
-def test_without_a_screen_there_is_one_head_and_every_line_has_all_cells(log: Log) -> None:
+def test_output_without_a_screen_has_one_header_and_all_cells(log: Log) -> None:
     for text in ("x", "x", "a_long_text", "x"):
         log.insert(512, 1, text)
     log.insert(512, 2)
@@ -88,7 +88,7 @@ def test_without_a_screen_there_is_one_head_and_every_line_has_all_cells(log: Lo
     assert [line.split()[-1] for line in lines[1:]] == ["x", "x", "a_long_text", "x", "-"]
 
 
-def test_strings_are_shown_as_people_write_them(log: Log) -> None:
+def test_strings_are_shown_in_readable_form(log: Log) -> None:
     for text in ('say "hi" \\', "", "two\nlines", "\udcff", "é"):
         log.insert(512, 1, text)
     (lines,) = screens(log, fields=True)
@@ -97,7 +97,7 @@ def test_strings_are_shown_as_people_write_them(log: Log) -> None:
     assert shown == ['say "hi" \\', '""', '"two\\nlines"', '!!binary "/w=="', "é"]
 
 
-def test_a_bracket_goes_on_from_strip_to_strip(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bracket_continues_from_strip_to_strip(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.history.records.STRIP_ROWS", 2)
     log.write(*[(RequestType.INSERT, {0x10: 512, 0x21: (1, "x")})] * 5)
     log.insert(512, 1, "x")
@@ -105,7 +105,7 @@ def test_a_bracket_goes_on_from_strip_to_strip(log: Log, monkeypatch: pytest.Mon
     assert "".join(line[0] for line in lines[1:]) == "┌│││└ "
 
 
-def test_values_without_a_column_come_last(log: Log) -> None:
+def test_values_without_a_column_are_last(log: Log) -> None:
     log.insert(512, 1, "x", 7)
     log.write((RequestType.UPDATE, {0x10: 512, 0x20: (1,), 0x21: (("=", 1, "y"),)}))
     (lines,) = screens(log, fields=True)
@@ -114,7 +114,7 @@ def test_values_without_a_column_come_last(log: Log) -> None:
     assert lines[2].endswith('[["=", "text", "y"]]')
 
 
-def test_columns_are_chosen_and_unknown_ones_refused(log: Log) -> None:
+def test_columns_are_selected_and_unknown_ones_rejected(log: Log) -> None:
     log.insert(512, 1, "x")
     (lines,) = screens(log, fields=True, wanted=["text", "lsn"])
     assert [line.split() for line in lines] == [["text", "lsn"], ["x", "3"]]

@@ -50,7 +50,7 @@ def test_every_value_is_read_back(value: Any) -> None:
 @pytest.mark.parametrize(
     "word", ["y", "No", "TRUE", "null", "~", "", "1", "0x1f", "1e3", "2024-05-01", "a: b", "#", "-"]
 )
-def test_words_with_a_meaning_stay_strings(word: str) -> None:
+def test_reserved_words_are_quoted_strings(word: str) -> None:
     assert yaml.safe_load(yaml_value({word: word})) == {word: word}
 
 
@@ -76,7 +76,7 @@ def test_words_with_a_meaning_stay_strings(word: str) -> None:
         ({"plain_key": 1, "no": 2, "two words": 3}, '{plain_key: 1, "no": 2, "two words": 3}'),
     ],
 )
-def test_texts_are_as_people_expect_them(value: Any, text: str) -> None:
+def test_strings_are_written_in_readable_form(value: Any, text: str) -> None:
     assert yaml_value(value) == text
 
 
@@ -134,7 +134,7 @@ changes = st.one_of(
 
 @settings(deadline=None)
 @given(st.lists(changes, max_size=8), st.booleans())
-def test_rows_written_as_columns_read_as_those_written_one_by_one(
+def test_rows_written_as_columns_equal_those_written_one_by_one(
     rows: list[tuple[RequestType, dict[int, Any]]], names: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -28,17 +28,17 @@ def test_new_tokens_differ() -> None:
         ("10.0.0.1:80", False),
     ],
 )
-def test_what_counts_as_loopback(text: str, loopback: bool) -> None:
+def test_loopback_addresses(text: str, loopback: bool) -> None:
     assert is_loopback(http_address(text)) is loopback
 
 
 @pytest.mark.parametrize("text", ["unix/:/tmp/x", "user@127.0.0.1:80", "nowhere", "127.0.0.1:80?transport=ssl"])
-def test_what_is_no_place_for_http(text: str) -> None:
+def test_invalid_http_addresses(text: str) -> None:
     with pytest.raises(UriError):
         http_address(text)
 
 
-def test_a_token_is_needed_where_others_can_come() -> None:
+def test_token_is_required_off_loopback() -> None:
     check_token(http_address("127.0.0.1:80"), None)
     check_token(http_address("*:80"), new_token())
     with pytest.raises(TokenNeeded, match="is reachable from other machines"):
@@ -46,7 +46,7 @@ def test_a_token_is_needed_where_others_can_come() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "short", "ü" * 20, "line\nbreak of sixteen"])
-def test_what_is_no_token_is_refused_and_not_shown(token: str) -> None:
+def test_invalid_token_is_rejected_and_not_shown(token: str) -> None:
     with pytest.raises(TokenNeeded) as refused:
         check_token(http_address("127.0.0.1:80"), token)
     assert not token or token not in str(refused.value)

@@ -19,7 +19,7 @@ async def shown(metrics: ArchiveMetrics) -> Exposition:
     return checked(encode(await metrics.metrics(), "")[0].decode())
 
 
-async def test_before_anything_has_come_it_is_not_ready() -> None:
+async def test_archive_is_not_ready_before_its_first_rows() -> None:
     metrics = ArchiveMetrics("backup")
     assert (await shown(metrics)).value("flowstone_archive_following", archive="backup") == 0
     health = await metrics.health()
@@ -30,7 +30,7 @@ async def test_before_anything_has_come_it_is_not_ready() -> None:
     )
 
 
-async def test_a_server_that_is_lost_is_a_reason_until_it_is_back() -> None:
+async def test_lost_server_is_a_reason_until_it_returns() -> None:
     metrics = ArchiveMetrics("backup")
     connected = events.Connected("db1:3301", "uuid", "2.11.0", {1: 5}, {1: 9})
     for event in (connected, events.Progress({1: 9}, {1: 8}, 4, 2.0, 0.5, "follow", 300)):
@@ -59,7 +59,7 @@ async def test_gaps_and_snapshots_are_counted() -> None:
     assert [found.value(f"flowstone_archive_{name}_total") for name in names] == [1, 6, 1, 1]
 
 
-async def test_the_archive_of_a_node_shows_how_far_it_is(tmp_path: Path) -> None:
+async def test_archive_of_a_node_shows_its_position(tmp_path: Path) -> None:
     metrics, positions = ArchiveMetrics("backup"), [0]
 
     def note(event: events.ArchiveEvent) -> None:

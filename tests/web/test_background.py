@@ -13,7 +13,7 @@ from flowstone.web.server import WebServer
 from tests.web.test_server import APPLICATION
 
 
-def test_it_serves_until_the_block_ends() -> None:
+def test_server_runs_until_the_block_ends() -> None:
     with BackgroundServer(lambda: WebServer(APPLICATION, "127.0.0.1:0")) as web:
         with urllib.request.urlopen(web.url, timeout=30) as answer:
             assert answer.read() == b"hello"
@@ -22,7 +22,7 @@ def test_it_serves_until_the_block_ends() -> None:
     assert "http" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_it_ends_with_the_error_of_the_block() -> None:
+def test_server_ends_with_the_error_of_the_block() -> None:
     with pytest.raises(ZeroDivisionError), BackgroundServer(lambda: WebServer(APPLICATION, "127.0.0.1:0")):
         1 / 0
     assert "http" not in [thread.name for thread in threading.enumerate()]

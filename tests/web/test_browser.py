@@ -46,9 +46,7 @@ def test_a_good_page_is_passed(page: Page, watch: Watch, site: str) -> None:
     assert f"{site}/" in watch.requests
 
 
-def test_axe_finds_what_a_screen_reader_cannot_name_though_the_page_allows_no_script(
-    page: Page, watch: Watch, site: str
-) -> None:
+def test_axe_finds_unnamed_elements_although_the_page_forbids_scripts(page: Page, watch: Watch, site: str) -> None:
     with page.expect_console_message():  # the picture is not there
         page.goto(f"{site}/bad")
     faults = accessibility_faults(page)

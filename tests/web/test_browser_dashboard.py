@@ -125,7 +125,7 @@ def test_the_topology_of_both_sets_is_shown(dashboard: Page, sets: LiveSets) -> 
     keep(dashboard, "well")
 
 
-def test_the_graph_is_there_as_tables_too(dashboard: Page, sets: LiveSets) -> None:
+def test_graph_is_also_available_as_tables(dashboard: Page, sets: LiveSets) -> None:
     section = dashboard.locator("section.set").nth(1)
     section.get_by_text("As tables").click()
     real, ours, _ = sets.mixed.members
@@ -136,7 +136,7 @@ def test_the_graph_is_there_as_tables_too(dashboard: Page, sets: LiveSets) -> No
     expect(links.get_by_role("row", name=f"{ours.address} {real.address}")).to_contain_text("follow")
 
 
-def test_a_member_shows_all_that_it_says_of_itself_when_it_is_chosen(dashboard: Page, sets: LiveSets) -> None:
+def test_selected_member_shows_its_full_report(dashboard: Page, sets: LiveSets) -> None:
     leader = sets.leader
     node(dashboard, leader).focus()
     dashboard.keyboard.press("Enter")
@@ -237,7 +237,7 @@ LISTEN: Final = """node => {
 """Keeps what an element says, which may be gone again before a busy machine comes to look."""
 
 
-def test_what_has_the_focus_in_a_finding_keeps_it_while_findings_change(dashboard: Page) -> None:
+def test_focus_in_a_finding_is_kept_while_findings_change(dashboard: Page) -> None:
     def finding(member: str, idle: int) -> dict[str, object]:
         about = {"kind": "silent", "severity": "behind", "replicaset": None, "member": member, "peer": None}
         words = {"what": f"{member} is behind", "why": f"it has heard nothing for {idle} s", "advice": "see `ip a`"}
@@ -261,7 +261,7 @@ def test_what_has_the_focus_in_a_finding_keeps_it_while_findings_change(dashboar
     dashboard.evaluate(SHOW_FINDINGS, [])
 
 
-def test_what_waits_for_a_quorum_is_listed_until_it_has_one(dashboard: Page, sets: LiveSets) -> None:
+def test_pending_transactions_are_listed_until_they_have_a_quorum(dashboard: Page, sets: LiveSets) -> None:
     leader = sets.leader
     follower = sets.elections.others(leader)[0]
     queue = dashboard.locator(".queue").first
@@ -284,7 +284,7 @@ def test_what_waits_for_a_quorum_is_listed_until_it_has_one(dashboard: Page, set
     )
 
 
-def test_the_verdict_is_no_better_than_what_is_found(dashboard: Page) -> None:
+def test_verdict_is_as_bad_as_the_worst_finding(dashboard: Page) -> None:
     told = "state => import('/assets/verdict.js').then(({verdict}) => verdict(state))"
 
     def look() -> dict[str, Any] | None:
@@ -300,7 +300,7 @@ def test_the_verdict_is_no_better_than_what_is_found(dashboard: Page) -> None:
 # --- transactions ---
 
 
-def test_content_with_html_in_it_is_text(dashboard: Page, sets: LiveSets) -> None:
+def test_html_in_data_is_shown_as_text(dashboard: Page, sets: LiveSets) -> None:
     write(sets.leader, 2, HOSTILE, space=PLAIN)
     shown = transaction(dashboard, "onerror").first
     expect(shown).to_contain_text("<b>bold</b>")
@@ -312,7 +312,7 @@ def test_content_with_html_in_it_is_text(dashboard: Page, sets: LiveSets) -> Non
     keep(dashboard, "transaction")
 
 
-def test_transactions_are_filtered_and_the_list_stands_still_while_it_is_read(dashboard: Page, sets: LiveSets) -> None:
+def test_transactions_are_filtered_and_the_list_pauses_while_it_is_read(dashboard: Page, sets: LiveSets) -> None:
     for number, name in enumerate(["Ada", "Grace", "Alan"]):
         write(sets.leader, number, f"{name} was here", space=PLAIN)
     expect(transaction(dashboard, "Alan was here").first).to_be_visible()
@@ -338,7 +338,7 @@ def test_transactions_are_filtered_and_the_list_stands_still_while_it_is_read(da
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_fault_and_nothing_is_cut_off(
+def test_axe_finds_no_fault_and_no_text_is_clipped(
     dashboard: Page, sets: LiveSets, scheme: Literal["light", "dark"]
 ) -> None:
     dashboard.emulate_media(color_scheme=scheme)
@@ -380,7 +380,7 @@ def _tab_through(page: Page) -> Iterator[str]:
             return
 
 
-def test_shortcuts_do_what_their_list_says(dashboard: Page, sets: LiveSets) -> None:
+def test_shortcuts_match_their_list(dashboard: Page, sets: LiveSets) -> None:
     write(sets.leader, 5, "by shortcut", space=PLAIN)
     expect(transaction(dashboard, "by shortcut").first).to_be_visible()
     press = dashboard.keyboard.press
@@ -427,9 +427,7 @@ def test_shortcuts_can_be_switched_off(dashboard: Page) -> None:
 # --- the connection ---
 
 
-def test_the_page_says_that_the_server_is_gone_and_goes_on_when_it_is_back(
-    dashboard: Page, sets: LiveSets, watch: Watch
-) -> None:
+def test_page_reports_a_lost_server_and_resumes_when_it_returns(dashboard: Page, sets: LiveSets, watch: Watch) -> None:
     live = dashboard.locator("#live")
     expect(live).to_contain_text("live")
     sets.dashboard.stop()
@@ -441,7 +439,7 @@ def test_the_page_says_that_the_server_is_gone_and_goes_on_when_it_is_back(
     watch.complaints.clear()
 
 
-def test_nothing_moves_for_those_who_want_no_motion(browser: Browser, sets: LiveSets) -> None:
+def test_animations_are_off_with_reduced_motion(browser: Browser, sets: LiveSets) -> None:
     context = browser.new_context(reduced_motion="reduce")
     page = context.new_page()
     page.set_default_timeout(PATIENCE)

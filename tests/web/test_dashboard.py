@@ -32,7 +32,7 @@ async def web(tmp_path: Path) -> AsyncIterator[WebServer]:
         await upstream.stop()
 
 
-async def test_the_page_and_its_files_are_there_and_nothing_else_is(web: WebServer) -> None:
+async def test_only_the_page_and_its_files_are_served(web: WebServer) -> None:
     page = await get(web, "/")
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/html")
@@ -44,7 +44,7 @@ async def test_the_page_and_its_files_are_there_and_nothing_else_is(web: WebServ
         assert (await get(web, path)).status == 404, path
 
 
-async def test_the_state_says_all_that_the_page_shows(web: WebServer) -> None:
+async def test_state_contains_all_that_the_page_shows(web: WebServer) -> None:
     state = (await get(web, "/api/state")).json()
     assert list(state) == ["now", "version", "sets", "findings", "pipeline"]
     assert list(state["sets"][0]) == [
@@ -95,7 +95,7 @@ async def test_history_is_by_set(web: WebServer) -> None:
         f"text={'x' * (TEXT_LENGTH_MAX + 1)}",
     ],
 )
-async def test_a_parameter_that_cannot_be_meant_is_refused_in_one_line(web: WebServer, query: str) -> None:
+async def test_invalid_parameter_is_rejected_with_one_line(web: WebServer, query: str) -> None:
     answer = await get(web, f"/api/transactions?{query}")
     assert answer.status == 400
     assert answer.headers["content-type"].startswith("text/plain")

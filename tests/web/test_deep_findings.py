@@ -93,7 +93,7 @@ def both_tuples(feed: Feed) -> bool:
     return any('INSERT [7, "theirs"]' in why and '[7, "mine"]' in why for why in told)
 
 
-async def test_both_tuples_of_a_duplicate_key_are_told_and_who_reads_them_is_no_member(
+async def test_duplicate_key_finding_has_both_tuples_and_its_reader_is_not_a_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[bool, int]] = []
@@ -120,7 +120,7 @@ async def test_both_tuples_of_a_duplicate_key_are_told_and_who_reads_them_is_no_
     assert set(seen) == {(True, 2)}
 
 
-async def test_a_server_that_was_never_reached_is_told_until_nobody_is_told_to_follow_it(
+async def test_unreachable_server_is_a_finding_until_it_is_no_longer_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deep_findings, "DEEPER_SECONDS", 0.2)
@@ -134,7 +134,7 @@ async def test_a_server_that_was_never_reached_is_told_until_nobody_is_told_to_f
         await until("that all is well", lambda: not feed.state().findings)
 
 
-async def test_looks_go_on_while_a_deeper_one_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polls_continue_while_an_investigation_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = 0
 
     async def hang(self: Investigation, sets: Sequence[ReplicaSet]) -> tuple[Finding, ...]:
@@ -209,7 +209,7 @@ async def test_deep_findings_replace_the_findings_of_reports(looks: list[Investi
     assert found.findings == ()
 
 
-async def test_how_far_somebody_is_behind_is_told_as_it_is_now(looks: list[Investigate]) -> None:
+async def test_lag_in_a_finding_is_current(looks: list[Investigate]) -> None:
     found = DeepFindings(production())
     looks.append(deeper)
     found.see(replica_sets(pair({1: 20}, {1: 10}, {"lag": 60.0})), way)
@@ -221,7 +221,7 @@ async def test_how_far_somebody_is_behind_is_told_as_it_is_now(looks: list[Inves
     assert finding.why.startswith("deeper: ")
 
 
-async def test_what_no_report_shows_is_told_while_its_member_is_there_and_does_not_follow(
+async def test_finding_outside_of_reports_is_shown_while_its_member_is_not_following(
     looks: list[Investigate],
 ) -> None:
     def shown(*reports: Report | Unreachable) -> list[str | None]:
@@ -249,7 +249,7 @@ async def test_what_no_report_shows_is_told_while_its_member_is_there_and_does_n
 # --- when it fails ---
 
 
-async def test_an_error_is_logged_once_and_leaves_what_a_look_shows(
+async def test_error_is_logged_once_and_keeps_the_findings_of_the_poll(
     looks: list[Investigate], caplog: pytest.LogCaptureFixture
 ) -> None:
     outside, clock = clocked()
@@ -283,7 +283,7 @@ async def test_an_error_is_logged_once_and_leaves_what_a_look_shows(
         assert len(caplog.records) == 2
 
 
-async def test_a_set_that_takes_too_long_holds_up_no_other(
+async def test_slow_set_does_not_delay_other_sets(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def findings(self: Investigation, sets: Sequence[ReplicaSet]) -> tuple[Finding, ...]:
@@ -303,7 +303,7 @@ async def test_a_set_that_takes_too_long_holds_up_no_other(
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["timed out after 0.05 s"]
 
 
-async def test_a_member_without_a_way_to_it_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_member_without_an_address_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
     """As the node that the dashboard is part of, where it has no user."""
     found = DeepFindings(production())
     found.see(STOPPED, lambda member: None)
@@ -321,7 +321,7 @@ async def test_deep_findings_limit_the_text_of_servers(looks: list[Investigate])
     assert len(found.findings) == ALONE_MAX
 
 
-def test_the_names_of_who_read_logs_are_not_kept_for_ever() -> None:
+def test_names_of_log_consumers_expire() -> None:
     found = DeepFindings(production())
     names = [str(found._new_watcher()) for _ in range(3 * WATCHERS_MAX)]
     assert found.watchers == frozenset(names[-WATCHERS_MAX:])

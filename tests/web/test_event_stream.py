@@ -59,7 +59,7 @@ async def test_of_states_that_were_not_sent_only_the_newest_is() -> None:
         events.close()
 
 
-async def test_a_slow_listener_is_told_how_much_it_missed_and_delays_nobody() -> None:
+async def test_slow_listener_gets_its_number_of_missed_events_and_delays_no_other() -> None:
     stream, size, rounds = EventStream(), 1024 * 1024, 60
     async with serving(stream) as web:
         slow, quick = await listen(web), await listen(web)
@@ -111,7 +111,7 @@ async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) ->
         events.close()
 
 
-async def test_listener_takes_the_place_of_the_oldest_when_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_listener_replaces_the_oldest_when_the_server_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "LISTENERS_MAX", 2)
     assert LISTENERS_MAX > 2
     stream = EventStream()

@@ -22,7 +22,7 @@ c_seconds_sum 1.5
 """
 
 
-def test_what_is_in_order_is_read() -> None:
+def test_valid_exposition_is_parsed() -> None:
     found = checked(GOOD)
     assert found.value("a_total", x="1") == 5
     assert found.value("b") == -1.5
@@ -50,7 +50,7 @@ def test_what_is_in_order_is_read() -> None:
         ("b -1.5", "b", "not a sample"),
     ],
 )
-def test_what_is_not_is_found(old: str, new: str, problem: str) -> None:
+def test_violations_are_found(old: str, new: str, problem: str) -> None:
     assert GOOD.count(old) == 1
     with pytest.raises(AssertionError, match=problem):
         checked(GOOD.replace(old, new))

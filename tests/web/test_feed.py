@@ -111,7 +111,7 @@ async def told_of(events: Events, *wanted: str) -> dict[str, Any]:
     return told
 
 
-async def test_two_sets_at_once_and_a_write_in_each_is_told_in_time(tarantool: object, tmp_path: Path) -> None:
+async def test_writes_in_two_sets_are_reported_in_time(tarantool: object, tmp_path: Path) -> None:
     with real_tarantool.serve(tmp_path / "real", setup=ORDERS) as server:
         async with pair(tmp_path) as (first, _), feeding(first.uri, server.uri) as feed:
             await until("both logs", lambda: tails_follow(feed))
@@ -144,7 +144,7 @@ async def test_two_sets_at_once_and_a_write_in_each_is_told_in_time(tarantool: o
                 assert found["seen"] >= found["kept"] >= 2 * WRITES
 
 
-async def test_what_is_kept_is_found_by_filters(tmp_path: Path) -> None:
+async def test_recorded_transactions_are_found_by_filters(tmp_path: Path) -> None:
     async with pair(tmp_path) as (first, _), feeding(first.uri) as feed:
         await until("the log", lambda: tails_follow(feed))
         for number in range(1, 11):
@@ -197,7 +197,7 @@ async def test_searches_leave_the_loop_to_the_database_however_many_ask(tmp_path
     assert turns >= 2 * KEPT_MAX / SEARCHED_AT_ONCE
 
 
-async def test_a_member_that_gets_nothing_more_is_left_for_one_that_does(tmp_path: Path) -> None:
+async def test_stalled_member_is_replaced_by_another_source(tmp_path: Path) -> None:
     """As a leader that is cut off from the others, and still answers."""
     async with pair(tmp_path) as (first, second):
         other = f"replicator:secret@{second.address}"
@@ -229,7 +229,7 @@ async def test_rows_flow_along_the_links_and_lag_is_remembered(tmp_path: Path) -
         assert b'"lag_lsn":' in bytes(points[-1])
 
 
-async def test_what_waits_for_its_quorum_is_listed(tmp_path: Path) -> None:
+async def test_transaction_pending_for_a_quorum_is_listed(tmp_path: Path) -> None:
     options = {"replication_synchro_quorum": 3, "replication_synchro_timeout": 1000.0}
     upstream = Upstream(tmp_path / "node", dialect="2.11", **options)
     await upstream.start()
@@ -321,7 +321,7 @@ async def test_watching_dashboard_is_not_listed_as_a_member(tmp_path: Path) -> N
         assert [member.id for member in feed.state().sets[0].members] == [1, 2]
 
 
-async def test_servers_that_are_not_there_are_part_of_the_picture() -> None:
+async def test_unreachable_servers_are_part_of_the_topology() -> None:
     async with feeding(f"127.0.0.1:{free_port()}") as feed:
         state = feed.state()
         assert state.sets[0].uuid is None

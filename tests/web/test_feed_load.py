@@ -73,7 +73,7 @@ def listening(page: str) -> Iterator[list[int]]:
 
 
 @pytest.mark.timeout(SECONDS + 300)
-def test_ten_thousand_updates_a_second_are_counted_and_memory_stays_flat(
+def test_ten_thousand_updates_per_second_are_counted_in_constant_memory(
     tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     with served_node.serve(tmp_path, dialect="2.11") as node:

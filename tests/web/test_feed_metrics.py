@@ -19,7 +19,7 @@ from tests.spark.lake_rows_given import ORDERS, UUID, at
 from tests.web.http_client import get
 
 
-async def test_servers_tails_tables_and_findings_are_told(tmp_path: Path) -> None:
+async def test_servers_tails_tables_and_findings_are_exported(tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path / "lake"), engine="deltalake")
     lake.create(ORDERS, UUID, at(5))
     lake.save(LakeProgress(UUID, at(5), stamp=1))

@@ -53,7 +53,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert state.links[0].rows_per_second == 200.0
 
 
-def test_a_row_is_counted_on_the_link_to_who_wrote_it() -> None:
+def test_row_is_counted_on_the_link_to_its_originator() -> None:
     """In a mesh everybody may send everything; in a chain there is one way."""
     clock = StandingClock()
     one = watched(clock)
@@ -66,7 +66,7 @@ def test_a_row_is_counted_on_the_link_to_who_wrote_it() -> None:
     assert rates == {"1": 60.0, "2": 90.0}
 
 
-def test_elections_are_told_once_whoever_tells_them_first() -> None:
+def test_election_is_reported_once_for_all_members() -> None:
     clock = StandingClock()
     one = watched(clock)
 
@@ -91,7 +91,7 @@ def test_elections_are_told_once_whoever_tells_them_first() -> None:
     ]
 
 
-def test_without_elections_nobody_is_missed_and_who_was_promoted_is_told() -> None:
+def test_promotion_without_elections_is_reported_and_no_leader_is_missed() -> None:
     """Members of 2.11 have a term all the same."""
     one, members = watched(StandingClock()), (member(1, {}, election_mode="off"), member(2, {}, election_mode="off"))
     for at, term in ((100.0, 1), (101.0, 2)):
@@ -103,7 +103,7 @@ def test_without_elections_nobody_is_missed_and_who_was_promoted_is_told() -> No
     assert [(event.at, event.kind) for event in one.state().elections] == [(102.0, "leader"), (104.0, "off")]
 
 
-def test_elections_that_are_switched_off_and_on_are_told() -> None:
+def test_switching_elections_off_and_on_is_reported() -> None:
     one, mode = watched(StandingClock()), {True: "candidate", False: "off"}
     for at, leader, elect in ((1.0, 1, True), (2.0, 0, False), (3.0, 0, False), (4.0, 0, True), (5.0, 1, True)):
         members = (member(1, {}, election_mode=mode[elect]),)
@@ -119,7 +119,7 @@ def test_where_options_are_not_shown_only_a_leader_can_be_missed() -> None:
     assert [(event.at, event.kind) for event in one.state().elections] == [(2.0, "leader"), (3.0, "no_leader")]
 
 
-def test_what_the_log_tells_of_the_past_stands_before_what_is_seen_now() -> None:
+def test_past_events_of_the_log_precede_observed_events() -> None:
     clock = StandingClock()
     one = watched(clock)
     one.look(ReplicaSet(uuid=UUID, members=(member(1, {}), member(2, {})), term=4, leader=1), [], clock.now)
@@ -129,7 +129,7 @@ def test_what_the_log_tells_of_the_past_stands_before_what_is_seen_now() -> None
     assert found == [(500.0, 3, 2), (600.0, 4, 1)]
 
 
-def test_what_members_said_before_an_election_stands_before_it() -> None:
+def test_reports_from_before_an_election_precede_it() -> None:
     one, members = watched(StandingClock()), (member(1, {}), member(2, {}))
     one.look(ReplicaSet(uuid=UUID, members=members, term=2, leader=1), [], 1000.0)
     one._note_leader(3, 2, 1001.5)  # it comes while the slowest of them is waited for
@@ -138,7 +138,7 @@ def test_what_members_said_before_an_election_stands_before_it() -> None:
     assert [event.kind for event in one.state().elections] == ["leader", "no_leader", "leader"]
 
 
-def test_a_leader_that_comes_back_in_its_term_is_told_again() -> None:
+def test_leader_that_returns_in_its_term_is_reported_again() -> None:
     one, members = watched(StandingClock()), (member(1, {}), member(2, {}))
     for at, leader in ((100.0, 1), (110.0, 0), (111.0, 1), (112.0, 1), (120.0, 0), (130.0, 1)):
         one.look(ReplicaSet(uuid=UUID, members=members, term=3, leader=leader), [], at)
@@ -163,7 +163,7 @@ def test_feed_set_bounds_its_memory() -> None:
     assert len(one._samples) < 10
 
 
-def test_of_many_links_those_that_are_furthest_behind_are_remembered() -> None:
+def test_links_with_the_greatest_lag_are_kept_when_there_are_many() -> None:
     one = watched(StandingClock())
     links = tuple(link(2, 1, lag_lsn=lsn) for lsn in range(POINT_LINKS_MAX + 50))
     one.look(ReplicaSet(uuid=UUID, members=(member(1, {}),), links=links), [], 1000.0)
@@ -171,7 +171,7 @@ def test_of_many_links_those_that_are_furthest_behind_are_remembered() -> None:
     assert min(each["lag_lsn"] for each in point["links"]) == 50
 
 
-async def test_what_is_not_told_in_time_is_counted() -> None:
+async def test_late_reports_are_counted() -> None:
     one = watched(StandingClock())
     one.look(ReplicaSet(uuid=UUID), [], 1000.0)
     one.follow()

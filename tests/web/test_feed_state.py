@@ -10,7 +10,7 @@ from flowstone.observation.report import Unreachable
 from flowstone.web.feed_state import TailState, TransactionBatch, link_state, member_state, to_json
 
 
-def test_a_member_has_its_label_and_mode_and_what_was_said_instead_of_a_report() -> None:
+def test_member_has_its_label_and_mode_and_an_error_in_place_of_a_report() -> None:
     silent = Member(uuid="a", id=1, address="db:3301", unreachable=Unreachable(address="db:3301", reason="refused"))
     shown = msgspec.to_builtins(member_state(silent))
     assert (shown["label"], shown["mode"], shown["report"]) == ("db:3301", "unknown", None)
@@ -47,7 +47,7 @@ def test_names_that_are_words_of_python_are_those_of_the_contract() -> None:
     }
 
 
-def test_whatever_a_server_says_there_is_json() -> None:
+def test_any_server_report_is_encoded_as_json() -> None:
     strange = Member(uuid="a", id=1, name="x\udcffy", vclock={1: 2})
     text = to_json(member_state(strange))
     assert msgspec.json.decode(text.replace(b"\\udcff", b"?"))["name"] == "x?y"

@@ -78,7 +78,7 @@ def test_a_name_that_could_have_been_rebound_is_not_served(host: str) -> None:
     assert "secret" not in answer.body
 
 
-def test_a_name_that_was_given_is_served() -> None:
+def test_configured_host_name_is_served() -> None:
     assert ask(Guard(APPLICATION, hosts=["Board.example"]), host="board.EXAMPLE:443").status == 200
 
 
@@ -89,11 +89,11 @@ def test_only_reading_is_allowed(method: str) -> None:
 
 
 @pytest.mark.parametrize("headers", [{"content_length": "5"}, {"transfer_encoding": "chunked"}])
-def test_a_request_with_a_body_is_refused(headers: dict[str, str]) -> None:
+def test_request_with_a_body_is_rejected(headers: dict[str, str]) -> None:
     assert ask(Guard(APPLICATION), **headers).status == 413
 
 
-def test_every_answer_tells_browsers_what_they_may_do() -> None:
+def test_every_answer_has_security_headers() -> None:
     for answer in (ask(Guard(APPLICATION)), ask(Guard(APPLICATION), method="POST"), ask(Guard(APPLICATION), host="x")):
         assert {name: answer.headers[name] for name in SECURITY_HEADERS} == SECURITY_HEADERS
         assert answer.headers["cache-control"] == "no-store"
@@ -101,7 +101,7 @@ def test_every_answer_tells_browsers_what_they_may_do() -> None:
     assert "default-src 'none'" in POLICY
 
 
-def test_without_the_token_nothing_is_shown() -> None:
+def test_pages_require_the_token() -> None:
     guard = Guard(APPLICATION, token=TOKEN)
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {TOKEN}"}, {"cookie": "x=y"}):
         answer = ask(guard, **headers)
@@ -139,11 +139,11 @@ def test_the_exchange_leads_to_no_other_host(path: str) -> None:
     assert moved.headers["location"].startswith("/evil.example")
 
 
-def test_a_cookie_that_is_none_is_no_error() -> None:
+def test_malformed_cookie_is_not_an_error() -> None:
     assert ask(Guard(APPLICATION, token=TOKEN), cookie="\x7f=;;[").status == 401
 
 
-def test_cookies_of_other_applications_on_the_host_lock_nobody_out() -> None:
+def test_cookies_of_other_applications_on_the_host_are_ignored() -> None:
     guard = Guard(APPLICATION, token=TOKEN)
     ours = ask(guard, f"/?token={TOKEN.replace(' ', '+')}").headers["set-cookie"].partition(";")[0]
     for theirs in ('prefs={"a":1}', 'prefs={"a": [1, 2]}', "plain", "=", '"'):

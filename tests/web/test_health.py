@@ -110,7 +110,7 @@ def test_health_lists_the_problems_of_a_node(node: Report, is_ready: bool, reaso
 
 
 @pytest.mark.parametrize("status", ["follow", "sync"])
-def test_a_leader_is_one_who_is_heard(status: str) -> None:
+def test_leader_counts_only_while_it_is_heard(status: str) -> None:
     election = Election(state="follower", term=3, leader=2)
     follows = report(
         election=election, replication=(ReportedPeer(id=2, uuid="v", upstream=ReportedUpstream(status=status)),)
@@ -156,7 +156,7 @@ ORPHAN = "node is an orphan: it is not in sync with enough peers and accepts no 
 @pytest.mark.parametrize(
     ("has_data", "state", "first"), [(False, "starting", "node has not started yet"), (True, "orphan", ORPHAN)]
 )
-def test_a_node_that_starts_says_what_of_and_why_it_waits(has_data: bool, state: str, first: str) -> None:
+def test_starting_node_reports_its_progress_and_the_reason_for_waiting(has_data: bool, state: str, first: str) -> None:
     complaints = [Complaint(address=f"db{number}:1", text="cannot connect to db1:1, db2:1") for number in (1, 2)]
     found = starting_health(has_data=has_data, complaints=complaints)
     assert (found.state, found.is_ready) == (state, False)
@@ -175,7 +175,7 @@ def test_a_node_that_starts_says_what_of_and_why_it_waits(has_data: bool, state:
         ("orphan", "stopped", True, False),
     ],
 )
-def test_a_complaint_about_a_peer_is_a_reason_where_the_report_has_none(
+def test_peer_complaint_is_a_reason_where_the_report_has_none(
     status: str, upstream: str | None, is_final: bool, is_told: bool
 ) -> None:
     """Who is only away is none for a node that runs, and what the report tells is not told twice."""
@@ -185,12 +185,12 @@ def test_a_complaint_about_a_peer_is_a_reason_where_the_report_has_none(
     assert ("no more of db2:1" in node_health(node, statistics(), usage(), [complaint]).reasons) is is_told
 
 
-def test_without_elections_nobody_has_to_lead() -> None:
+def test_missing_leader_is_no_problem_without_elections() -> None:
     quiet = report(cfg={"election_mode": "off"}, election=Election(state="follower", term=1))
     assert node_health(quiet, statistics(), usage()).is_well
 
 
-def test_a_log_that_cannot_be_written_makes_it_unready() -> None:
+def test_failing_log_makes_the_node_unready() -> None:
     found = node_health(report(), statistics(failure="x.xlog: No space left on device"), usage())
     assert (found.is_ready, found.reasons) == (False, ("WAL write failed: x.xlog: No space left on device",))
 
@@ -211,14 +211,14 @@ OFF: dict[str, Any] = {"cfg": {"election_mode": "off"}, "election": None}
 ALONE = "node follows no other member and has no followers"
 
 
-def test_read_only_node_that_nothing_connects_with_the_others_is_not_ready() -> None:
+def test_isolated_read_only_node_is_not_ready() -> None:
     alone = report(ro=True, replication=(ReportedPeer(id=1, uuid="u"), ReportedPeer(id=2, uuid="v")), **OFF)
     found = node_health(alone, statistics(), usage())
     assert (found.is_ready, found.reasons) == (False, (f"{ALONE}: it gets no rows",))
 
 
 @pytest.mark.parametrize("is_read_only", [True, False])
-def test_node_whose_replicas_follow_it_is_well_without_upstreams(is_read_only: bool) -> None:
+def test_node_with_followers_is_ready_without_upstreams(is_read_only: bool) -> None:
     followed = ReportedPeer(id=2, uuid="v", lsn=7, downstream=ReportedDownstream(status="follow"))
     master = report(
         ro=is_read_only, replication=(ReportedPeer(id=1, uuid="u"), followed, ReportedPeer(id=3, uuid="w")), **OFF
@@ -227,7 +227,7 @@ def test_node_whose_replicas_follow_it_is_well_without_upstreams(is_read_only: b
 
 
 @pytest.mark.parametrize("is_read_only", [True, False])
-def test_node_without_upstreams_is_not_ready_if_a_follower_has_rows_that_it_lacks(is_read_only: bool) -> None:
+def test_node_without_upstreams_is_not_ready_when_a_follower_has_rows_that_it_lacks(is_read_only: bool) -> None:
     for acknowledged, is_ready in (({1: 5, 2: 7}, True), ({1: 5, 2: 8}, False)):
         follower = ReportedPeer(
             id=2, uuid="v", lsn=7, downstream=ReportedDownstream(status="follow", vclock=acknowledged)
@@ -249,7 +249,7 @@ def test_node_without_upstreams_is_not_ready_if_a_follower_has_rows_that_it_lack
     ],
     ids=["has rows of another", "has rows of one of two", "has its own rows alone", "was followed"],
 )
-def test_writable_node_that_nothing_connects_with_the_others_is_ready_only_as_their_master(
+def test_writable_isolated_node_is_ready_only_as_master_of_the_others(
     others: list[ReportedPeer], is_ready: bool
 ) -> None:
     """Without rows of others it is a single master whose replicas are away, and the only one to take writes."""
@@ -258,7 +258,7 @@ def test_writable_node_that_nothing_connects_with_the_others_is_ready_only_as_th
     assert (found.is_ready, found.reasons) == (is_ready, (f"{ALONE}: {consequence}",))
 
 
-async def test_writable_member_that_was_told_to_follow_nobody_is_not_ready(tmp_path: Path) -> None:
+async def test_writable_member_configured_without_upstreams_is_not_ready(tmp_path: Path) -> None:
     """And its master, which it follows no more, is: `explain` says the same of both."""
     address = f"127.0.0.1:{free_port()}"
     uri = "{}:{}@{}".format(*REPLICATOR, address)
@@ -299,19 +299,19 @@ async def test_member_that_restarts_while_all_others_are_down_is_ready(tmp_path:
         assert (await NodeMetrics(survivor).health()).is_well
 
 
-def test_expelled_node_is_not_ready_and_anonymous_one_is() -> None:
+def test_expelled_node_is_not_ready_and_anonymous_node_is_ready() -> None:
     for is_anonymous in (True, False):
         cfg = {"election_mode": "off", "replication_anon": is_anonymous}
         found = node_health(report(id=0, ro=True, election=None, cfg=cfg), statistics(), usage())
         assert found.is_ready == is_anonymous
 
 
-def test_follower_whose_election_mode_is_unknown_is_no_reason() -> None:
+def test_follower_with_an_unknown_election_mode_does_not_make_the_node_unready() -> None:
     peers = (ReportedPeer(id=1, uuid="u"), ReportedPeer(id=2, uuid="v", downstream=ReportedDownstream(status="follow")))
     assert node_health(report(replication=peers), statistics(), usage()).is_well
 
 
-async def test_leader_is_well_when_a_read_replica_that_it_does_not_list_follows_it(tmp_path: Path) -> None:
+async def test_leader_with_an_unlisted_read_replica_is_ready(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     uri = "{}:{}@{}".format(*REPLICATOR, address)
     async with (
@@ -324,7 +324,7 @@ async def test_leader_is_well_when_a_read_replica_that_it_does_not_list_follows_
         assert (found.is_well, found.reasons) == (True, ())
 
 
-def test_voter_that_follows_nobody_is_not_ready_although_others_follow_it() -> None:
+def test_voter_without_upstreams_is_not_ready_despite_followers() -> None:
     follower = ReportedPeer(id=2, uuid="v", downstream=ReportedDownstream(status="follow"))
     facts: dict[str, Any] = {
         "ro": True,

@@ -122,7 +122,7 @@ def test_a_report_has_the_values_that_the_module_of_tarantool_would_show() -> No
     assert "1" not in [labels["id"] for labels in found.labels("tnt_replication_status")], "nobody follows itself"
 
 
-def test_a_report_has_what_tarantool_does_not_tell() -> None:
+def test_report_adds_metrics_that_tarantool_lacks() -> None:
     found = shown(REPORT)
     assert found.value("flowstone_replication_lag_rows", id="2", master="1") == 10
     assert found.value("flowstone_synchro_rollbacks_total") == 3
@@ -139,7 +139,7 @@ def test_names_and_labels_are_those_of_tarantool() -> None:
         assert all(given.keys() == labels for given in found.labels(name)), name
 
 
-def test_a_replica_tells_its_lsns_as_a_replica() -> None:
+def test_replica_exports_its_lsns_as_a_replica() -> None:
     found = shown(Report(**{**{name: getattr(REPORT, name) for name in REPORT.__struct_fields__}, "ro": True}))
     assert found.value("tnt_replication_lsn", id="1", type="replica") == 0
     assert {labels["type"] for labels in found.labels("tnt_replication_lsn")} == {"replica"}
@@ -158,7 +158,7 @@ def test_a_server_that_does_not_answer_is_down() -> None:
     assert found.value("flowstone_server_up", alias="127.0.0.1:3302") == 0
 
 
-def test_servers_of_one_name_are_told_apart_by_their_addresses() -> None:
+def test_servers_with_equal_names_are_distinguished_by_address() -> None:
     def named(address: str) -> Report:
         return Report(
             address=address, package="T", version="3", id=1, uuid=address, status="running", ro=False, name="x"
@@ -181,7 +181,7 @@ def test_any_accept_header_is_answered(accept: str) -> None:
     assert b"one 1.0" in encode(families, accept)[0]
 
 
-def test_openmetrics_is_given_to_who_accepts_it() -> None:
+def test_openmetrics_is_sent_when_accepted() -> None:
     families = Families()
     add_reports(families, [REPORT])
     families.histogram("took_seconds", "Took", Durations((0.1, 1.0), (1, 0, 2), 7.5))
@@ -227,7 +227,7 @@ def _has_settled(info: dict[str, Any], leader: int) -> bool:
     return bool(info["election"]["leader"] == leader) and sides == ["follow"] * 4
 
 
-async def test_a_set_with_elections_has_every_one_of_tarantools_metrics(tmp_path: Path) -> None:
+async def test_set_with_elections_has_all_metrics_of_tarantool(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(3)]
     peers = [f"app:secret@127.0.0.1:{port}" for port in ports]
     options = {"replication": peers, "election_mode": "candidate", "user": ("app", "secret")}
@@ -270,7 +270,7 @@ def test_the_documentation_has_every_metric_and_no_other() -> None:
     assert documented == written
 
 
-def test_the_rules_for_alerts_name_metrics_that_there_are() -> None:
+def test_alert_rules_use_existing_metrics() -> None:
     text = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     rules = text.partition("groups:")[2].partition("```")[0]
     documented = set(re.findall(r"`((?:tnt|flowstone)_[a-z_]+)`", text))

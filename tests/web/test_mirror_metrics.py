@@ -15,7 +15,7 @@ async def shown(metrics: MirrorMetrics) -> Exposition:
     return checked(encode(await metrics.metrics(), "")[0].decode())
 
 
-async def test_before_it_has_begun_it_is_not_ready() -> None:
+async def test_mirror_is_not_ready_before_its_start() -> None:
     metrics = MirrorMetrics("lake")
     assert (await shown(metrics)).value("flowstone_mirror_running", lake="lake") == 0
     assert not (await metrics.health()).is_ready
@@ -42,7 +42,7 @@ async def test_tables_changes_batches_and_freshness_are_shown() -> None:
     assert (await metrics.health()).is_well
 
 
-async def test_a_lag_that_nobody_knows_is_left_out() -> None:
+async def test_unknown_lag_is_omitted() -> None:
     metrics = MirrorMetrics("lake")
     metrics.note(MirrorProgress({}, 0, 0.0, None, 0, {}))
     assert "flowstone_mirror_lag_seconds" not in (await shown(metrics)).families

@@ -62,7 +62,7 @@ class Counted(OnDone):
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/health", "/health/ready"])
-async def test_requests_that_come_together_are_answered_together(path: str) -> None:
+async def test_concurrent_requests_are_answered_together(path: str) -> None:
     """Else a few hundred of them would keep the loop busy for seconds, and probes, and the node, waiting."""
     counted = Counted()
     application = monitoring(counted)
@@ -94,7 +94,7 @@ async def test_healthy_process_answers_200_at_every_endpoint() -> None:
         assert [(await get(web, path)).status for path in PROBES] == [200, 200]
 
 
-async def test_reasons_are_told_and_a_probe_hears_only_whether_it_is_ready() -> None:
+async def test_health_lists_reasons_and_a_probe_gets_only_the_status() -> None:
     told = OnDone(Health(state="running", is_ready=True, reasons=("no leader in term 7",)))
     async with WebServer(monitoring(told), "127.0.0.1:0") as web:
         answer = await get(web, "/health")
@@ -121,7 +121,7 @@ async def test_an_application_answers_all_else() -> None:
         assert (await get(web, "/nothing")).status == 404
 
 
-async def test_without_one_the_way_is_shown() -> None:
+async def test_usage_is_shown_without_a_token() -> None:
     async with WebServer(monitoring(OnDone()), "127.0.0.1:0") as web:
         assert (await get(web, "/")).body.split() == [b"/metrics", b"/health", b"/health/live", b"/health/ready"]
 

@@ -44,7 +44,7 @@ async def shown(node: Node) -> Exposition:
     return checked(encode(await NodeMetrics(node).metrics(), "")[0].decode())
 
 
-async def test_a_node_shows_what_it_has_done(tmp_path: Path) -> None:
+async def test_node_metrics_count_its_work(tmp_path: Path) -> None:
     async with Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
         space = await node.create_space("orders")
         await space.create_index("pk")
@@ -100,7 +100,7 @@ class FailingDisk(SystemDisk):
             raise OSError(errno.EIO, "Input/output error", path)
 
 
-async def test_a_disk_that_fails_takes_its_own_metrics_and_no_others(tmp_path: Path) -> None:
+async def test_failing_disk_removes_only_its_own_metrics(tmp_path: Path) -> None:
     disk = FailingDisk()
     node = Node(tmp_path, outside=replace(production(), disk=disk))
     async with node, WebServer(monitoring(NodeMetrics(node)), "127.0.0.1:0") as web:
@@ -131,7 +131,7 @@ async def test_disk_that_hangs_does_not_keep_probes_and_metrics_waiting(tmp_path
         assert msgspec.json.decode(health.body)["reasons"] == [reason]
 
 
-async def test_before_its_start_a_node_tells_nothing_and_is_not_ready(tmp_path: Path) -> None:
+async def test_node_has_no_metrics_and_is_not_ready_before_its_start(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert list((await NodeMetrics(node).metrics()).collect()) == []
     health = await NodeMetrics(node).health()

@@ -25,7 +25,7 @@ LINE_LENGTH_MAX: Final = 120
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_no_file_has_what_is_forbidden(path: Path) -> None:
+def test_files_contain_nothing_forbidden(path: Path) -> None:
     text = path.read_text("utf-8")
     assert {what: re.findall(pattern, text) for what, pattern in FORBIDDEN.items() if re.search(pattern, text)} == {}
 
@@ -42,11 +42,11 @@ def test_no_file_has_what_is_forbidden(path: Path) -> None:
         ("what is unfinished", "console.log(state)"),
     ],
 )
-def test_what_is_forbidden_is_found(what: str, text: str) -> None:
+def test_forbidden_content_is_found(what: str, text: str) -> None:
     assert re.search(FORBIDDEN[what], text)
 
 
-def test_whatever_a_file_needs_is_there() -> None:
+def test_every_referenced_file_exists() -> None:
     wanted = {name for path in SCRIPTS for name in re.findall(r'from "\./([\w.]+)"', path.read_text("utf-8"))}
     wanted |= set(re.findall(r'(?:src|href)="assets/([\w.]+)"', (PAGE / "index.html").read_text("utf-8")))
     assert wanted == {path.name for path in FILES} - {"index.html"}
@@ -64,7 +64,7 @@ def test_every_element_that_a_script_looks_up_is_in_the_page() -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_says_what_it_is_and_fits_a_screen(path: Path) -> None:
+def test_scripts_have_a_header_and_fit_a_screen(path: Path) -> None:
     lines = path.read_text("utf-8").splitlines()
     assert lines[0].startswith("// ")
     assert [number for number, line in enumerate(lines, 1) if len(line) > LINE_LENGTH_MAX] == []

@@ -40,7 +40,7 @@ def texts(complaints: PeerComplaints) -> list[tuple[str, str, bool]]:
     return [(one.address, one.text, one.is_final) for one in complaints.now()]
 
 
-def test_the_last_word_about_a_peer_counts_until_it_comes_further(complaints: PeerComplaints) -> None:
+def test_last_complaint_about_a_peer_counts_until_the_peer_makes_progress(complaints: PeerComplaints) -> None:
     about = logging.LoggerAdapter(LOGGER, {"peer": "db1:3301"})
     LOGGER.warning("cannot join db1:3301: Incorrect password")
     assert texts(complaints) == [("db1:3301", "cannot join db1:3301: Incorrect password", False)]
@@ -50,7 +50,7 @@ def test_the_last_word_about_a_peer_counts_until_it_comes_further(complaints: Pe
     assert texts(complaints) == []
 
 
-def test_a_summary_does_not_hide_that_a_peer_is_given_up(complaints: PeerComplaints) -> None:
+def test_summary_does_not_hide_that_a_peer_was_dropped(complaints: PeerComplaints) -> None:
     logging.LoggerAdapter(LOGGER, {"peer": "db1:3301"}).error("replication from db1:3301 is stopped: mismatch")
     LOGGER.error("failed to synchronize with enough replicas: db1:330: timed out, db1:3301: mismatch")
     assert texts(complaints) == [
@@ -59,7 +59,7 @@ def test_a_summary_does_not_hide_that_a_peer_is_given_up(complaints: PeerComplai
     ]
 
 
-def test_clients_and_what_names_nobody_are_no_complaints(complaints: PeerComplaints) -> None:
+def test_client_errors_and_lines_without_a_peer_are_not_complaints(complaints: PeerComplaints) -> None:
     LOGGER.warning("broken packet", extra={"peer": "db1:49152"})
     LOGGER.warning("user app not created: the data comes from peers")
     LOGGER.warning("cannot listen on mydb1:3301 or db1:33012")
@@ -96,7 +96,7 @@ def born(serve: Serve, *options: str) -> Served:
     return served
 
 
-def test_a_node_that_cannot_join_says_why_and_no_password(serve: Serve) -> None:
+def test_node_that_cannot_join_reports_the_reason_without_the_password(serve: Serve) -> None:
     master, port = born(serve, "--work-dir=a"), free_port()
     wrong = f"--replication=app:mistaken@127.0.0.1:{master.port}"
     served = serve("--work-dir=b", f"--http-listen={port}", wrong, *PATIENT)
@@ -109,7 +109,7 @@ def test_a_node_that_cannot_join_says_why_and_no_password(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
-def test_an_expelled_node_says_that_it_is_an_orphan_while_it_waits(serve: Serve, dialect: str) -> None:
+def test_expelled_node_reports_that_it_is_an_orphan_while_it_waits(serve: Serve, dialect: str) -> None:
     master, port = born(serve, "--work-dir=a", f"--dialect={dialect}"), free_port()
     follow = ("--work-dir=b", f"--replication={USER}@127.0.0.1:{master.port}", *PATIENT)
     born(serve, *follow).end()
@@ -124,7 +124,7 @@ def test_an_expelled_node_says_that_it_is_an_orphan_while_it_waits(serve: Serve,
         assert client.call("box.info")[0]["status"] == "orphan"
 
 
-def test_a_peer_of_another_replica_set_is_told_although_no_member_is_it(serve: Serve) -> None:
+def test_peer_of_another_replica_set_is_reported(serve: Serve) -> None:
     master, port = born(serve, "--work-dir=a"), free_port()
     born(serve, "--work-dir=b").end()
     served = serve("--work-dir=b", f"--http-listen={port}", f"--replication={USER}@127.0.0.1:{master.port}", *PATIENT)

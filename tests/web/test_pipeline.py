@@ -23,7 +23,7 @@ def look(lake: Lake, lsn: int, now: float = NOW) -> dict[str, PipelineTable]:
     return {table.table: table for table in Pipeline([lake.path]).look(now, {UUID: {1: lsn}})}
 
 
-def test_a_table_is_current_where_it_has_all_there_is(lake: Lake) -> None:
+def test_table_is_current_when_it_has_all_rows(lake: Lake) -> None:
     table = lake.create(ORDERS, UUID, at(5))
     table.merge(folded({1: packed(1, "x", 0.5), 2: packed(2, "y", 1.5)}), ORDERS, at(7), UUID)
     lake.save(LakeProgress(UUID, at(9), stamp=int((NOW - 100) * 1e6)))
@@ -33,14 +33,14 @@ def test_a_table_is_current_where_it_has_all_there_is(lake: Lake) -> None:
     assert (shown.settled_at, shown.age_seconds) == (NOW - 100, 0.0)
 
 
-def test_a_table_is_behind_when_rows_are_missing_for_long(lake: Lake) -> None:
+def test_table_lags_when_rows_are_missing_for_long(lake: Lake) -> None:
     lake.create(ORDERS, UUID, at(5))
     lake.save(LakeProgress(UUID, at(5), stamp=int((NOW - 100) * 1e6)))
     assert (look(lake, 6)["orders"].status, look(lake, 6)["orders"].age_seconds) == ("behind", 100.0)
     assert look(lake, 6, NOW - 100 + FRESH_SECONDS / 2)["orders"].status == "current"
 
 
-def test_of_a_set_that_is_not_watched_nobody_knows(lake: Lake) -> None:
+def test_lag_is_unknown_for_a_set_that_is_not_watched(lake: Lake) -> None:
     lake.create(ORDERS, UUID, at(5))
     shown = Pipeline([lake.path]).look(NOW, {})[0]
     assert (shown.status, shown.age_seconds) == ("unknown", None)
@@ -56,7 +56,7 @@ def test_pipeline_sees_later_commits_at_the_next_poll(lake: Lake) -> None:
     assert [(one.table, one.rows) for one in pipeline.look(NOW, {})] == [("orders", 1), ("users", 0)]
 
 
-def test_a_directory_that_is_no_table_of_ours_is_passed_over_and_a_broken_one_is_told(lake: Lake) -> None:
+def test_foreign_directory_is_ignored_and_a_broken_table_is_reported(lake: Lake) -> None:
     lake.create(ORDERS, UUID, at(5))
     (Path(lake.path) / "notes").mkdir()
     log = Path(lake.path) / "orders" / "_delta_log" / "00000000000000000000.json"

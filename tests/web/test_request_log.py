@@ -54,12 +54,12 @@ async def test_every_answer_has_an_id() -> None:
     assert HEADER in (await answered("/nowhere"))[1]
 
 
-async def test_a_client_keeps_the_id_it_has() -> None:
+async def test_request_id_of_a_client_is_kept() -> None:
     assert (await answered("/", "X-Request-Id: proxy-1:2.a"))[1][HEADER] == "proxy-1:2.a"
 
 
 @pytest.mark.parametrize("given", ["x" * 65, "a b", "<script>", 'x"y', ""])
-async def test_an_id_that_is_none_is_replaced(given: str) -> None:
+async def test_invalid_request_id_is_replaced(given: str) -> None:
     assert (await answered("/", f"X-Request-Id: {given}"))[1][HEADER] != given
 
 
@@ -77,7 +77,7 @@ async def test_a_failure_in_the_middle_of_an_answer_is_logged(caplog: pytest.Log
     assert "a later bug" in caplog.text
 
 
-async def test_requests_are_logged_without_what_may_be_secret(caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_are_logged_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "flowstone.web"):
         await answered("/%0Aforged?token=secret", "X-Request-Id: r3")
     [record] = [record for record in caplog.records if record.name == "flowstone.web"]

@@ -56,7 +56,7 @@ def get(path: str = "/") -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
 
 
-async def test_it_answers_at_the_port_it_chose() -> None:
+async def test_server_answers_at_the_chosen_port() -> None:
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         assert web.url == f"http://{web.address}/"
         assert not web.address.endswith(":0")
@@ -67,20 +67,20 @@ async def test_it_answers_at_the_port_it_chose() -> None:
     assert b"\r\nserver:" not in answer
 
 
-async def test_it_leaves_signals_alone() -> None:
+async def test_server_installs_no_signal_handlers() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     async with WebServer(APPLICATION, "127.0.0.1:0"):
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-async def test_it_says_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_server_logs_nothing_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         await ask(web, get())
         await ask(web, b"no HTTP at all\r\n\r\n")
     assert capfd.readouterr() == ("", "")
 
 
-async def test_it_stops_in_time_with_an_event_stream_open() -> None:
+async def test_server_stops_in_time_with_an_open_event_stream() -> None:
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         reader, writer = await send(web, get("/endless"))
         await reader.readuntil(b"data: 1")
@@ -101,7 +101,7 @@ async def test_a_server_that_never_started_can_be_stopped() -> None:
     await WebServer(APPLICATION, "127.0.0.1:0").stop()
 
 
-async def test_long_headers_are_refused() -> None:
+async def test_long_headers_are_rejected() -> None:
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         answer = await ask(web, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 2 * server.HEADER_SIZE_MAX)
     assert answer.startswith(b"HTTP/1.1 400")
@@ -166,7 +166,7 @@ async def test_elsewhere_than_on_loopback_a_token_is_needed() -> None:
         assert (await ask(web, get())).startswith(b"HTTP/1.1 401")
 
 
-def test_a_token_that_can_be_guessed_is_refused_and_not_shown() -> None:
+def test_weak_token_is_rejected_and_not_shown() -> None:
     with pytest.raises(TokenNeeded) as refused:
         WebServer(APPLICATION, "127.0.0.1:0", token="hunter2")
     assert "hunter2" not in str(refused.value)

@@ -66,7 +66,7 @@ def test_recorded_fixheaders_decode_and_encode_to_themselves(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_the_rows_of_a_recorded_block_give_that_block_again(path: Path) -> None:
+def test_encoded_rows_of_a_recorded_block_equal_the_block(path: Path) -> None:
     """Plain blocks byte for byte; of compressed ones the rows (our frames name their content size)."""
     with LogFile.open(production().disk, str(path)) as log:
         rows = [row.raw for row in log.rows()]
@@ -98,13 +98,13 @@ def test_every_fixheader_has_19_bytes_and_is_read_back(is_compressed: bool, size
 
 
 @given(st.binary(max_size=25) | st.binary(max_size=20).map(lambda tail: ROW_MAGIC + tail))
-def test_any_bytes_are_a_fixheader_or_none(data: bytes) -> None:
+def test_any_bytes_parse_as_a_fixheader_or_none(data: bytes) -> None:
     found = decode_fixheader(data)
     assert found is None or data[:3] == ROW_MAGIC[:3]
 
 
 @given(st.binary(min_size=FIXHEADER_SIZE, max_size=FIXHEADER_SIZE).map(lambda data: ROW_MAGIC + data[4:]))
-def test_the_walker_sees_the_same_fixheader(data: bytes) -> None:
+def test_walker_reads_the_same_fixheader(data: bytes) -> None:
     table = np.zeros((1, BLOCK_COLUMNS), np.int64)
     found = decode_fixheader(data)
     count, _, why = walk(np.frombuffer(data, np.uint8), 0, table, 0, False)
@@ -113,12 +113,12 @@ def test_the_walker_sees_the_same_fixheader(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [2**63 - 1, 2**63, 2**64 - 1])
-def test_a_size_beyond_63_bits_is_none(size: int) -> None:
+def test_size_beyond_63_bits_is_rejected(size: int) -> None:
     assert (decode_fixheader(encode_fixheader(False, size, 0)) is not None) == (size < 2**63)
 
 
 @given(st.lists(st.binary(max_size=600), max_size=20))
-def test_rows_come_back_out_of_a_block(rows: list[bytes]) -> None:
+def test_rows_of_a_block_round_trip(rows: list[bytes]) -> None:
     fixheader, payload = encode_block(rows, COMPRESSOR)
     found = decode_fixheader(fixheader)
     assert found is not None

@@ -81,7 +81,7 @@ def test_foreign_names_are_ignored_leftovers_are_listed_and_vinyls_files_counted
     }
 
 
-def test_an_empty_directory_has_nothing(tmp_path: Path) -> None:
+def test_empty_directory_has_no_files(tmp_path: Path) -> None:
     found = scan(tmp_path)
     assert found.newest_snapshot() is None
     assert found.instance_uuid is None
@@ -100,7 +100,7 @@ def test_an_empty_directory_has_nothing(tmp_path: Path) -> None:
         ({1: 99, 2: 99, 3: 1}, [35]),
     ],
 )
-def test_the_log_that_covers_a_position_and_all_behind_it(chain: Path, vclock: Vclock, expected: list[int]) -> None:
+def test_logs_from_the_one_that_covers_a_position(chain: Path, vclock: Vclock, expected: list[int]) -> None:
     assert names(chain, vclock) == expected
 
 
@@ -124,7 +124,7 @@ def test_a_log_missing_in_the_middle_is_a_gap_that_names_the_rows(chain: Path) -
     assert names(chain, {1: 30, 2: 5}) == [35]
 
 
-def test_logs_without_a_prevvclock_are_taken_as_they_come(tmp_path: Path) -> None:
+def test_logs_without_a_prevvclock_are_accepted_in_order(tmp_path: Path) -> None:
     put(tmp_path, {1: 10})
     put(tmp_path, {1: 20})
     assert names(tmp_path, {1: 10}) == [10, 20]
@@ -141,14 +141,14 @@ def test_local_rows_count_unless_the_position_is_another_instances(tmp_path: Pat
     assert caught.value.missing == ((1, 15, 15),)
 
 
-def test_a_log_of_another_instance_is_refused_or_left_out(chain: Path) -> None:
+def test_log_of_another_instance_is_rejected_or_skipped(chain: Path) -> None:
     put(chain, {1: 40, 2: 5}, {1: 30, 2: 5}, uuid=OTHER)
     with pytest.raises(ForeignFile, match=f"written by instance {OTHER}, but the directory belongs to {UUID}"):
         names(chain, {1: 10})
     assert names(chain, {1: 10}, force=True) == [10, 20, 35]
 
 
-def test_a_name_that_contradicts_the_header_is_refused_or_left_out(chain: Path) -> None:
+def test_name_that_contradicts_the_header_is_rejected_or_skipped(chain: Path) -> None:
     (chain / "00000000000000000035.xlog").rename(chain / "00000000000000000036.xlog")
     with pytest.raises(DamagedLog, match="file name says signature 36, vclock 35"):
         names(chain, {1: 10})
@@ -158,7 +158,7 @@ def test_a_name_that_contradicts_the_header_is_refused_or_left_out(chain: Path) 
         _ = scan(chain).logs[1].meta
 
 
-def test_an_unreadable_header_behind_the_position_is_refused_or_left_out(chain: Path) -> None:
+def test_unreadable_header_after_the_position_is_rejected_or_skipped(chain: Path) -> None:
     (chain / "00000000000000000036.xlog").write_bytes(b"XLOG\n0.13\nVer")
     with pytest.raises(DamagedLog, match="ends inside its text header"):
         names(chain, {1: 10})

@@ -49,14 +49,14 @@ def test_xlog_error_has_problem_place_and_hint(error: XlogError, words: str) -> 
 
 
 @pytest.mark.parametrize("kind", [DamagedLog, ForeignFile, LogGap])
-def test_what_force_goes_past_says_so_in_words_that_others_can_replace(kind: type[XlogError]) -> None:
+def test_errors_that_force_skips_say_so_in_replaceable_words(kind: type[XlogError]) -> None:
     (error,) = (error for error, _ in ERRORS if isinstance(error, kind))
     assert error.hint is not None
     assert error.hint.count(BY_FORCE) == 1
 
 
 @pytest.mark.parametrize("error", [error for error, _ in ERRORS], ids=lambda value: type(value).__name__)
-def test_it_survives_a_process_boundary(error: XlogError) -> None:
+def test_errors_can_be_pickled(error: XlogError) -> None:
     restored = pickle.loads(pickle.dumps(error))
     assert type(restored) is type(error)
     assert str(restored) == str(error)

@@ -42,7 +42,7 @@ def test_a_real_servers_header_is_read_and_written_byte_for_byte() -> None:
 
 
 @given(st.sampled_from([FileType.XLOG, FileType.SNAP, FileType.VYLOG]), vclocks, st.none() | vclocks)
-def test_what_is_encoded_is_parsed(
+def test_encoded_meta_is_parsed(
     file_type: FileType, vclock: dict[int, int], prev_vclock: dict[int, int] | None
 ) -> None:
     meta = Meta(file_type, UUID, vclock, prev_vclock, other=(("Colour", "blue: green"),))
@@ -140,7 +140,7 @@ def test_invalid_vclock_text_is_rejected(text: str) -> None:
         parse_vclock(text)
 
 
-def test_zero_components_are_none_at_all() -> None:
+def test_zero_components_are_dropped() -> None:
     assert parse_vclock("{0: 0, 1: 5}") == {1: 5}
     assert Meta(FileType.SNAP, UUID, {1: 5, 2: 0}).vclock == {1: 5}
     assert format_vclock({2: 3, 1: 10, 5: 0}) == "{1: 10, 2: 3}"

@@ -56,11 +56,11 @@ def chunk_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return size
 
 
-def test_rows_come_back_whatever_the_chunks(chunk_size: int) -> None:
+def test_rows_do_not_depend_on_chunk_sizes(chunk_size: int) -> None:
     assert read(LOG) == (ROWS, Ending(EndingKind.COMPLETE, len(LOG) - 4), None)
 
 
-def test_rows_say_which_block_they_are_from(chunk_size: int) -> None:
+def test_rows_name_their_block(chunk_size: int) -> None:
     found = [offset for slab in opened(LOG).slabs() for offset in slab.offsets[slab.cells[SPAN]].tolist()]
     assert found == [OFFSETS[0], OFFSETS[1], OFFSETS[1], OFFSETS[2], OFFSETS[3]]
 
@@ -83,7 +83,7 @@ def test_a_log_without_marker_is_read_to_its_last_block(chunk_size: int) -> None
     assert read(data) == (ROWS, Ending(EndingKind.NO_MARKER, len(data)), None)
 
 
-def test_a_log_torn_at_any_byte_gives_its_whole_blocks_and_says_where() -> None:
+def test_log_torn_at_any_byte_yields_its_complete_blocks_and_the_position() -> None:
     data = LOG[:-4]
     edges = [*OFFSETS, len(data)]
     for size in range(HEADER_SIZE, len(data)):
@@ -145,7 +145,7 @@ def test_every_changed_byte_gives_true_rows_or_a_clean_error() -> None:
                 assert ending.kind is (EndingKind.TORN if is_in_marker else EndingKind.COMPLETE)
 
 
-def test_every_changed_byte_with_force_loses_one_block_and_says_so() -> None:
+def test_force_loses_one_block_per_changed_byte_and_reports_it() -> None:
     """The damaged block is skipped, and nothing else; or nothing is, where the byte does not matter."""
     edges = [*OFFSETS, len(LOG) - 4]
     for place in range(HEADER_SIZE, len(LOG) - 4):
@@ -196,7 +196,7 @@ def test_a_damaged_last_block_before_the_marker_is_no_torn_tail() -> None:
     assert ending == Ending(EndingKind.TORN, OFFSETS[3], len(LOG) - 4 - OFFSETS[3], "block checksum does not match")
 
 
-def test_bytes_behind_the_end_marker_are_damage_and_skipped_with_force() -> None:
+def test_bytes_after_the_end_marker_are_damage_and_skipped_with_force() -> None:
     data = LOG + b"more"
     _, _, error = read(data)
     assert isinstance(error, DamagedLog)
@@ -267,7 +267,7 @@ def peak_of(action: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("with_size", [True, False])
-def test_a_compressed_block_beyond_the_bound_is_refused_in_bounded_memory(with_size: bool) -> None:
+def test_compressed_block_beyond_the_bound_is_rejected_in_bounded_memory(with_size: bool) -> None:
     data = header() + block([row(6)]) + framed(bomb(64 << 20, with_size), True) + block([row(7)]) + EOF_MAGIC
     bound = 1 << 20
 
@@ -291,7 +291,7 @@ def test_many_frames_in_a_chunk_are_not_unpacked_at_once(monkeypatch: pytest.Mon
     assert [len(chunk.decode()) for chunk in chunks] == [(768 << 10) // 3] * 40
 
 
-def test_a_frame_that_claims_more_than_it_holds_is_damage() -> None:
+def test_frame_with_a_wrong_content_size_is_damage() -> None:
     frame = bytearray(zstandard.ZstdCompressor().compress(row(6) * 300))
     assert frame[4] >> 6 == 1  # the content size has two bytes
     claim = bytes(frame[:4]) + bytes((frame[4] & 0x3F | 0x80,)) + (1 << 30).to_bytes(4, "little") + bytes(frame[7:])
@@ -301,7 +301,7 @@ def test_a_frame_that_claims_more_than_it_holds_is_damage() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1 << 20, 64])
-def test_a_plain_block_beyond_the_bound_is_refused(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_block_beyond_the_bound_is_rejected(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "CHUNK_SIZE", chunk)
     data = header() + block([row(6)]) + block([row(7, "n" * 1500)]) + block([row(8)]) + EOF_MAGIC
     _, _, error = read(data, block_size_max=1000)
@@ -403,7 +403,7 @@ def test_blocks_larger_than_a_chunk_are_planned_without_reading_them(monkeypatch
     assert raw_rows(log) == [row(6, "b" * 50_000), row(7, "c" * 50_000)]
 
 
-def test_a_file_that_grows_while_it_is_read_ends_where_it_ended_at_the_start() -> None:
+def test_file_that_grows_while_it_is_read_ends_at_its_initial_size() -> None:
     log = opened(LOG[:-4])
     file = log.file
     assert isinstance(file, MemoryFile)
@@ -445,7 +445,7 @@ def test_memory_does_not_grow_with_the_file(monkeypatch: pytest.MonkeyPatch) -> 
     assert peak_of(lambda: scan_all(long)) < 1.2 * peak_of(lambda: scan_all(short)) + (1 << 16)
 
 
-def test_what_our_writers_write_is_what_is_read(tmp_path: Path) -> None:
+def test_files_of_our_writers_are_read_back(tmp_path: Path) -> None:
     disk = production().disk
     world = World(seed=3, vclock={1: 5})
     world.define(LATE)

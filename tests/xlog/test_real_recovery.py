@@ -93,7 +93,7 @@ def log_bytes(directory: Path) -> bytes:
 
 
 @pytest.mark.parametrize("batch", [1, 30], ids=["plain", "compressed"])
-def test_the_real_server_recovers_what_we_wrote(tarantool: Any, tmp_path: Path, batch: int) -> None:
+def test_real_server_recovers_our_files(tarantool: Any, tmp_path: Path, batch: int) -> None:
     world = World(seed=batch)
     log = write_directory(world, tmp_path, batch)
     log.close()
@@ -104,7 +104,7 @@ def test_the_real_server_recovers_what_we_wrote(tarantool: Any, tmp_path: Path, 
     assert vclock == world.vclock == log.vclock
 
 
-def test_the_real_server_goes_on_and_we_read_its_snapshot(tarantool: Any, tmp_path: Path) -> None:
+def test_real_server_continues_and_we_read_its_snapshot(tarantool: Any, tmp_path: Path) -> None:
     world = World(seed=3)
     write_directory(world, tmp_path, 7).close()
     recover(tarantool, tmp_path, "box.space.late:replace{1000000, 5, 'theirs'} box.snapshot()")

@@ -57,7 +57,7 @@ def test_all_recorded_files_are_here() -> None:
 
 
 @every_file
-def test_the_text_header_is_the_listed_one(path: Path) -> None:
+def test_text_header_equals_the_listing(path: Path) -> None:
     (entry,) = listed(path, "meta")
     with opened(path) as log:
         assert log.first_block == entry["size"]
@@ -100,7 +100,7 @@ def test_rows_have_the_listed_headers_and_bytes(path: Path) -> None:
 
 
 @every_file
-def test_rows_are_said_to_be_in_the_block_they_are_listed_under(path: Path) -> None:
+def test_rows_name_the_block_of_the_listing(path: Path) -> None:
     expected: list[int] = []
     block = -1
     for entry in recorded.listing(path):
@@ -113,7 +113,7 @@ def test_rows_are_said_to_be_in_the_block_they_are_listed_under(path: Path) -> N
 
 
 @every_file
-def test_the_file_ends_where_the_listing_says(path: Path) -> None:
+def test_file_ends_at_the_listed_offset(path: Path) -> None:
     (entry,) = listed(path, "end")
     with opened(path) as log:
         for _ in log.chunks():

@@ -36,19 +36,19 @@ def read_back(transaction: LogTransaction) -> list[Row]:
     return [decode_row(row.encode()) for row in transaction.rows]
 
 
-def test_a_single_row_has_neither_tsn_nor_commit_on_disk() -> None:
+def test_single_row_has_neither_tsn_nor_commit_on_disk() -> None:
     (row,) = make_transaction([insert(5)]).rows
     assert row.encode() == bytes.fromhex("840002020103 0504cb3ff8000000000000 811007".replace(" ", ""))
 
 
-def test_rows_of_one_transaction_share_the_first_ones_lsn_and_the_last_commits() -> None:
+def test_rows_of_a_transaction_share_the_first_lsn_and_the_last_commits() -> None:
     transaction = make_transaction([insert(5), insert(6), insert(7)])
     assert [(row.tsn, row.flags) for row in transaction.rows] == [(5, 0), (5, 0), (5, 1)]
     assert [(row.tsn, row.flags) for row in read_back(transaction)] == [(5, 0), (5, 0), (5, 1)]
     assert (transaction.replica_id, transaction.lsn, transaction.tsn) == (1, 7, 5)
 
 
-def test_a_local_row_before_the_first_global_one_counts_its_tsn_around_zero() -> None:
+def test_tsn_of_a_leading_local_row_is_counted_around_zero() -> None:
     # The transaction that the recorded 2.6 log has at byte 904, there with a NOP as its last row.
     transaction = make_transaction([local(4), insert(28), local(5), insert(29)])
     assert b"\x08\xcf" + (18446744073709551592).to_bytes(8, "big") in transaction.rows[0].encode()
@@ -62,7 +62,7 @@ def test_a_local_transaction_is_named_by_its_first_row() -> None:
     assert (transaction.is_local, transaction.replica_id, transaction.tsn, transaction.lsn) == (True, 0, 8, 9)
 
 
-def test_a_local_last_row_whose_lsn_is_the_tsn_stays_in_its_transaction() -> None:
+def test_last_local_row_whose_lsn_equals_the_tsn_belongs_to_its_transaction() -> None:
     # Real writers leave TSN out here, too; the number that remains is the right one.
     transaction = make_transaction([insert(5), local(5)])
     assert b"\x08" not in transaction.rows[1].encode()[:6]
@@ -70,14 +70,14 @@ def test_a_local_last_row_whose_lsn_is_the_tsn_stays_in_its_transaction() -> Non
 
 
 @pytest.mark.parametrize(("count", "on_disk"), [(1, 6), (3, 7)])
-def test_the_limbos_flags_stand_on_the_last_row_only(count: int, on_disk: int) -> None:
+def test_limbo_flags_are_on_the_last_row_only(count: int, on_disk: int) -> None:
     transaction = make_transaction([insert(lsn) for lsn in range(1, count + 1)], flags=SYNC)
     assert [row.flags for row in transaction.rows] == [0] * (count - 1) + [7]
     assert transaction.rows[-1].encode().endswith(bytes((9, on_disk)) + b"\x81\x10\x07")
     assert transaction.flags == 7
 
 
-def test_rows_that_are_as_they_must_be_keep_their_bytes() -> None:
+def test_valid_rows_keep_their_bytes() -> None:
     rows = read_back(make_transaction([insert(1), insert(2)]))
     kept = make_transaction(rows)
     assert all(ours is theirs for ours, theirs in zip(kept.rows, rows, strict=True))
@@ -100,7 +100,7 @@ def test_invalid_transactions_are_rejected(rows: Sequence[Row], flags: int, word
 
 
 @given(st.lists(st.lists(st.sampled_from([0, 1, 2]), min_size=1, max_size=5), max_size=20))
-def test_what_is_made_is_grouped_again(origins: list[list[int]]) -> None:
+def test_written_transactions_are_grouped_again(origins: list[list[int]]) -> None:
     vclock = [0, 100, 2**40]
     made = []
     for transaction in origins:
@@ -141,7 +141,7 @@ def test_rows_that_form_no_transaction_are_named(rows: list[Row], lsn: int, word
     assert not isinstance(caught.value, TornTransaction)
 
 
-def test_an_unfinished_transaction_is_reported_after_the_whole_ones_and_never_yielded() -> None:
+def test_unfinished_transaction_is_reported_after_the_complete_ones_and_never_yielded() -> None:
     transactions = group([row_of(1, 1, 1), row_of(2, 2, 0), row_of(3, 2, 0)])
     assert next(transactions).lsn == 1
     with pytest.raises(TornTransaction, match=r"LSN 2 .* ends after 2 rows without a commit") as caught:
@@ -149,12 +149,12 @@ def test_an_unfinished_transaction_is_reported_after_the_whole_ones_and_never_yi
     assert [row.lsn for row in caught.value.rows] == [2, 3]
 
 
-def test_control_rows_stand_alone() -> None:
+def test_control_row_is_a_transaction_of_its_own() -> None:
     rows = [row_of(1, 1, 1), row_of(2, 2, 1, RequestType.RAFT_CONFIRM), row_of(3, 3, 1)]
     assert [transaction.lsn for transaction in group(rows)] == [1, 2, 3]
 
 
-def test_a_grouping_shows_what_is_pending() -> None:
+def test_grouping_exposes_pending_rows() -> None:
     grouping = Grouping()
     assert grouping.push(row_of(1, 1, 0)) is None
     assert [row.lsn for row in grouping.pending] == [1]

@@ -36,7 +36,7 @@ def walked(data: bytes, room: int = 100, at: int = 0, verify: bool = True) -> tu
 
 
 @given(st.binary(max_size=100), st.integers(0, 20))
-def test_the_checksum_is_the_one_of_the_library(data: bytes, start: int) -> None:
+def test_checksum_equals_that_of_the_library(data: bytes, start: int) -> None:
     start = min(start, len(data))
     expected = crc32c.crc32c(data[start:], 0xFFFFFFFF) ^ 0xFFFFFFFF
     assert checksum(np.frombuffer(data, np.uint8), start, len(data)) == expected
@@ -78,7 +78,7 @@ def test_a_cut_file_gives_the_whole_blocks_before_the_cut(contents: list[bytes],
 
 
 @given(payloads.filter(bool), st.data())
-def test_a_changed_byte_stops_the_walk_at_its_block_or_changes_nothing(
+def test_changed_byte_stops_the_walk_at_its_block_or_changes_nothing(
     contents: list[bytes], data: st.DataObject
 ) -> None:
     blocks = [block(content) for content in contents]
@@ -97,7 +97,7 @@ def test_a_changed_byte_stops_the_walk_at_its_block_or_changes_nothing(
         assert place - edges[number] < FIXHEADER_SIZE
 
 
-def test_a_full_table_is_said_and_the_walk_goes_on_from_there() -> None:
+def test_full_table_is_reported_and_the_walk_resumes_from_there() -> None:
     data = b"".join(framed(A_MAP + bytes((n,))) for n in range(5))
     first, at, why = walked(data, room=2)
     assert (len(first), why) == (2, FULL)
@@ -118,7 +118,7 @@ def test_without_verifying_only_the_lengths_count() -> None:
     assert walked(bytes(damaged), verify=False)[1:] == (len(damaged), NEED)
 
 
-def test_a_compressed_payload_that_is_no_whole_frame_has_no_bound() -> None:
+def test_incomplete_compressed_payload_has_no_bound() -> None:
     frame = zstandard.ZstdCompressor().compress(b"abc" * 100)
     for payload in (frame[:-1], frame + b"\0", b"x" * 30, frame + frame):
         (entry,), _, _ = walked(framed(payload, is_compressed=True))

@@ -119,7 +119,7 @@ class TestLogWriter:
         with pytest.raises(XlogError, match="already exists"):
             LogWriter.create(DISK, str(tmp_path), XLOG)
 
-    def test_one_append_is_one_block_and_small_ones_are_plain(self, tmp_path: Path) -> None:
+    def test_append_writes_one_block_and_small_blocks_are_uncompressed(self, tmp_path: Path) -> None:
         with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
             log.append([transaction(11), transaction(12, 13)])
             log.append([transaction(14)])
@@ -145,14 +145,14 @@ class TestLogWriter:
             log.append([make_transaction([row])])
         assert raw in Path(log.path).read_bytes()
 
-    def test_the_vclock_follows_the_rows_the_local_ones_too(self, tmp_path: Path) -> None:
+    def test_vclock_advances_with_global_and_local_rows(self, tmp_path: Path) -> None:
         local = Row(RequestType.INSERT, group_id=GROUP_LOCAL, lsn=1, timestamp=1.5, body=b"\x81\x10\x05")
         with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
             log.append([transaction(11), make_transaction([local]), transaction(5, replica_id=2)])
             assert log.vclock == {0: 1, 1: 11, 2: 5}
 
     @pytest.mark.parametrize("lsn", [10, 3])
-    def test_an_lsn_used_twice_is_refused_and_nothing_written(self, tmp_path: Path, lsn: int) -> None:
+    def test_duplicate_lsn_is_rejected_and_nothing_is_written(self, tmp_path: Path, lsn: int) -> None:
         with LogWriter.create(DISK, str(tmp_path), XLOG) as log:
             before = log.size
             with pytest.raises(LsnUsedTwice, match=f"LSN {lsn} of replica 1 is used twice: the log is at 11"):
@@ -161,7 +161,7 @@ class TestLogWriter:
             log.append([transaction(11)])
         assert lsns(log.path) == [11]
 
-    def test_rotation_names_the_predecessor_and_ends_it(self, tmp_path: Path) -> None:
+    def test_rotation_names_and_ends_the_previous_log(self, tmp_path: Path) -> None:
         first = LogWriter.create(DISK, str(tmp_path), XLOG)
         assert first.rotate() is first
         first.append([transaction(11), transaction(12)])
@@ -174,7 +174,7 @@ class TestLogWriter:
             first.append([transaction(13)])
 
     @pytest.mark.parametrize("room", [0, 1, 30, 60])
-    def test_after_a_full_disk_the_log_ends_with_a_whole_block_and_goes_on(self, tmp_path: Path, room: int) -> None:
+    def test_log_after_a_full_disk_ends_with_a_complete_block_and_continues(self, tmp_path: Path, room: int) -> None:
         log = LogWriter.create(failing(), str(tmp_path), XLOG)
         log.append([transaction(11)])
         file: Any = log._file
@@ -225,7 +225,7 @@ class TestLogWriter:
         log.close()
 
     @pytest.mark.parametrize("disk", [failing(10), failing(2**60, "sync"), failing(2**60, "sync_directory")])
-    def test_a_log_that_cannot_be_made_leaves_nothing_behind(self, tmp_path: Path, disk: Disk) -> None:
+    def test_log_that_cannot_be_created_leaves_no_file(self, tmp_path: Path, disk: Disk) -> None:
         with pytest.raises(WriteFailed):
             LogWriter.create(disk, str(tmp_path), XLOG)
         assert list(tmp_path.iterdir()) == []
@@ -257,7 +257,7 @@ batches = st.lists(st.lists(st.lists(row_bodies, min_size=1, max_size=4), min_si
 
 
 @given(batches, st.sampled_from([1, 1000, 2**60]))
-def test_what_is_written_is_read_across_rotations(contents: list[list[list[bytes]]], wal_max_size: int) -> None:
+def test_written_rows_are_read_across_rotations(contents: list[list[list[bytes]]], wal_max_size: int) -> None:
     lsn, written = 10, []
     with TemporaryDirectory() as directory:
         log = LogWriter.create(DISK, directory, XLOG)
@@ -331,7 +331,7 @@ class TestEncoded:
             again.append_encoded([self.data(12, 13)], {1: 13})
         assert lsns(log.path) == [11, 12, 13]
 
-    def test_an_end_that_cannot_be_synced_is_taken_back(self, tmp_path: Path) -> None:
+    def test_end_marker_that_cannot_be_synced_is_removed(self, tmp_path: Path) -> None:
         disk: Any = failing()
         log = LogWriter.create(disk, str(tmp_path), XLOG)
         log.append_encoded([self.data(11)], {1: 11})
@@ -367,7 +367,7 @@ class TestCrash:
         assert ZROW_MAGIC in Path(writer.path).read_bytes()
         return Path(writer.path), ends
 
-    def test_cut_at_every_byte_it_reads_as_a_prefix(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
+    def test_log_cut_at_any_byte_reads_as_a_prefix(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
         path, ends = log
         data = path.read_bytes()
         for size in range(ends[0][0], len(data)):
@@ -380,7 +380,7 @@ class TestCrash:
                 assert read.ending.offset == whole
                 assert read.ending.kind is (EndingKind.NO_MARKER if whole == size else EndingKind.TORN)
 
-    def test_cut_at_every_byte_it_is_continued(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
+    def test_log_cut_at_any_byte_is_continued(self, log: tuple[Path, list[tuple[int, int]]]) -> None:
         path, ends = log
         data = path.read_bytes()
         for size in range(ends[0][0], len(data) + 1):
@@ -403,14 +403,14 @@ class TestCrash:
 
 
 class TestSnapWriter:
-    def test_a_snapshot_appears_when_it_is_complete(self, tmp_path: Path) -> None:
+    def test_snapshot_appears_when_complete(self, tmp_path: Path) -> None:
         snap = SnapWriter(DISK, str(tmp_path), SNAP, 1.5)
         snap.add_tuples(512, [pack((1,))])
         assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000010.snap.inprogress"]
         assert snap.finish() == str(tmp_path / "00000000000000000010.snap")
         assert [path.name for path in tmp_path.iterdir()] == ["00000000000000000010.snap"]
 
-    def test_rows_are_numbered_from_0_with_one_time_and_a_wide_space_id(self, tmp_path: Path) -> None:
+    def test_snapshot_rows_are_numbered_from_0_with_one_timestamp_and_a_wide_space_id(self, tmp_path: Path) -> None:
         with SnapWriter(DISK, str(tmp_path), SNAP, 1.5) as snap:
             snap.add_tuples(272, [pack(("a",)), pack(("b",))])
             snap.add_row(RequestType.RAFT, pack({0: 3}), GROUP_LOCAL)
@@ -443,7 +443,7 @@ class TestSnapWriter:
         assert snap.row_count == 1000
         assert 7 <= blocks(snap.path) <= 8
 
-    def test_a_failed_snapshot_leaves_nothing_behind(self, tmp_path: Path) -> None:
+    def test_failed_snapshot_leaves_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(WriteFailed), SnapWriter(failing(200), str(tmp_path), SNAP, 1.5) as snap:
             snap.add_tuples(512, (pack((i, random.Random(i).randbytes(1000))) for i in range(1000)))
         assert list(tmp_path.iterdir()) == []

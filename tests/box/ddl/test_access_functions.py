@@ -128,7 +128,7 @@ def test_every_step_gives_the_same_result(real: Outcome, ours: Outcome) -> None:
 
 
 @pytest.mark.parametrize("table", [name for name in TABLES if name != "_schema"])
-def test_the_rows_are_the_same(real: Outcome, ours: Outcome, table: str) -> None:
+def test_rows_equal_those_of_the_real_server(real: Outcome, ours: Outcome, table: str) -> None:
     assert ours.tables[table] == real.tables[table]
 
 
@@ -145,7 +145,7 @@ def test_only_the_older_dialect_takes_names_inside_of_words() -> None:
         privilege_bits("unread", "space", Dialect.V2_11)
 
 
-def test_info_lists_what_a_user_has() -> None:
+def test_info_lists_the_privileges_of_a_user() -> None:
     box = bootstrapped()
     run(box, ddl.create_user, "bob")
     run(box, ddl.create_space, "t")
@@ -172,7 +172,7 @@ def test_a_disabled_user_cannot_log_in_until_enabled() -> None:
     assert box.access.login("bob").name == "bob"
 
 
-def test_users_and_roles_exist_apart() -> None:
+def test_users_and_roles_have_separate_namespaces() -> None:
     box = bootstrapped()
     run(box, ddl.create_role, "readers")
     assert run(box, ddl.role_exists, "readers")

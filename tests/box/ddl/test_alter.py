@@ -37,7 +37,7 @@ def state(box: Box) -> dict[str, Any]:
     }
 
 
-def test_every_change_can_be_taken_back() -> None:
+def test_every_change_can_be_rolled_back() -> None:
     box = bootstrapped()
     for step in STEPS:
         if step.function in ("insert", "replace", "delete"):
@@ -54,7 +54,7 @@ def test_every_change_can_be_taken_back() -> None:
                 assert state(box) == before, step.lua
 
 
-def test_a_refused_row_changes_nothing() -> None:
+def test_rejected_row_changes_nothing() -> None:
     box = bootstrapped()
     before, version = state(box), box.schema_version
     transaction = box.begin()
@@ -65,7 +65,7 @@ def test_a_refused_row_changes_nothing() -> None:
     assert transaction.statements == []
 
 
-def test_truncation_leaves_read_views_their_tuples_and_goes_back() -> None:
+def test_truncation_keeps_tuples_of_read_views_and_can_be_rolled_back() -> None:
     box = bootstrapped()
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk")
@@ -107,7 +107,7 @@ RECOVERED = [
 ]
 
 
-def test_recovery_keeps_what_is_not_served() -> None:
+def test_recovery_keeps_unsupported_definitions() -> None:
     box = bootstrapped()
     recover(box, [(space_id, pack(row)) for space_id, row in RECOVERED])
     shapes = box.space("shapes")
@@ -131,7 +131,7 @@ def test_recovery_keeps_what_is_not_served() -> None:
         ("bitset", [[2, "unsigned"]], "Flowstone does not support BITSET indexes"),
     ],
 )
-def test_what_is_not_served_is_not_created_here(kind: str, parts: Any, message: str) -> None:
+def test_unsupported_definitions_cannot_be_created(kind: str, parts: Any, message: str) -> None:
     box = bootstrapped()
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk")
@@ -150,7 +150,7 @@ def test_what_is_not_served_is_not_created_here(kind: str, parts: Any, message: 
         ("_func_index", (512, 1, 1)),
     ],
 )
-def test_what_only_sql_uses_is_refused(space: str, row: Any) -> None:
+def test_sql_only_definitions_are_rejected(space: str, row: Any) -> None:
     with pytest.raises(errors.Unsupported, match="Flowstone does not support"):
         run(bootstrapped(), insert, space, *row)
 
@@ -196,7 +196,7 @@ def test_recorded_directories_are_understood(directory: Path) -> None:
         assert {row[1] for row in rows(box, "_index", space.id)} == set(space.indexes)
 
 
-def test_a_downgrade_of_newer_servers_may_drop_their_system_spaces_and_no_other() -> None:
+def test_schema_downgrade_may_drop_only_system_spaces_of_newer_servers() -> None:
     box = bootstrapped(Dialect.V2_11)
     space = (388, 1, "_gc_consumers", "memtx", 0, {"group_id": 1}, ())
     recover(box, [(280, pack(space)), (288, pack((388, 0, "primary", "tree", {"unique": True}, ((0, "string"),))))])

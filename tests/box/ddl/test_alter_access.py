@@ -23,7 +23,7 @@ def test_a_user_is_read_from_its_row() -> None:
     assert read_user((34, 1, "eve", "user", {"pap-sha256": ("a", "b")})).password_hash is None
 
 
-def test_users_come_and_go_with_their_rows() -> None:
+def test_user_is_created_and_dropped_with_its_row() -> None:
     box = bootstrapped()
     run(box, insert, "_user", 32, 1, "bob", "user", {"chap-sha1": EMPTY})
     run(box, replace, "_user", 32, 1, "robert", "user", {})
@@ -42,7 +42,7 @@ def test_there_are_at_most_32_users_and_roles() -> None:
     assert box.access.find("one more") is None
 
 
-def test_a_password_in_the_clear_is_refused_and_not_repeated() -> None:
+def test_plain_text_password_is_rejected_and_not_repeated() -> None:
     with pytest.raises(errors.CreateUser) as caught:
         run(bootstrapped(), insert, "_user", 32, 1, "bob", "user", {"chap-sha1": "hunter2"})
     assert "hunter2" not in str(caught.value)

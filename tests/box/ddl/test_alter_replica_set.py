@@ -23,7 +23,7 @@ def box() -> Box:
     return bootstrapped()
 
 
-def test_the_uuid_of_a_replica_set_stays(box: Box) -> None:
+def test_replica_set_uuid_cannot_change(box: Box) -> None:
     for change, row in ((replace, ("cluster", A)), (delete, ("cluster",))):
         with pytest.raises(errors.ReplicasetUuidIsRo, match="Can't reset replica set UUID"):
             run(box, change, "_schema", *row)
@@ -31,7 +31,7 @@ def test_the_uuid_of_a_replica_set_stays(box: Box) -> None:
     assert len(rows(box, "_schema")) == 4
 
 
-def test_members_come_and_go(box: Box) -> None:
+def test_members_are_added_and_removed(box: Box) -> None:
     run(box, insert, "_cluster", 2, A)
     run(box, replace, "_cluster", 2, A.upper())
     run(box, delete, "_cluster", 2)
@@ -114,7 +114,7 @@ def test_a_member_keeps_its_uuid(box: Box) -> None:
         run(box, replace, "_cluster", 2, B)
 
 
-def test_a_member_of_a_newer_set_that_has_a_name_may_come_back_with_another_uuid(box: Box) -> None:
+def test_named_member_may_return_with_another_uuid(box: Box) -> None:
     recover(box, [(320, pack((2, A, "replica"))), (320, pack((3, B)))])
     box.is_recovering = True
     run(box, replace, "_cluster", 2, C, "replica")
@@ -123,13 +123,13 @@ def test_a_member_of_a_newer_set_that_has_a_name_may_come_back_with_another_uuid
     assert rows(box, "_cluster", 2) == [(2, C, "replica")]
 
 
-def test_recovery_takes_other_keys_and_ids(box: Box) -> None:
+def test_recovery_accepts_unknown_keys_and_ids(box: Box) -> None:
     recover(box, [(272, pack(("replicaset_uuid", A))), (320, pack((2, B)))])
     with pytest.raises(errors.ReplicasetUuidIsRo):
         run(box, replace, "_schema", "replicaset_uuid", B)
 
 
-def test_the_version_of_the_data_says_whether_an_upsert_may_change_a_field_twice(box: Box) -> None:
+def test_schema_version_decides_whether_an_upsert_may_change_a_field_twice(box: Box) -> None:
     assert not box.repeats_updates
     for version, repeats in (((2, 11, 5), False), ((3, 8, 0), True), (("two",), False), ((3,), True)):
         run(box, replace, "_schema", "version", *version)

@@ -50,7 +50,7 @@ def test_values_are_set_by_rows_of_sequence_data(box: Box) -> None:
     assert box.sequences[1].value is None
 
 
-def test_a_dropped_value_comes_back_with_a_rollback(box: Box) -> None:
+def test_dropped_value_is_restored_by_a_rollback(box: Box) -> None:
     run(box, replace, "_sequence_data", 1, 7)
     transaction = box.begin()
     delete(transaction, "_sequence_data", 1)

@@ -77,7 +77,7 @@ def test_format_of_a_space_takes_constraints_too(box: Box) -> None:
         ({"foreign_key": {1: {"field": 1}}}, "foreign key name must be a string"),
     ],
 )
-def test_what_cannot_be_stored_is_refused(box: Box, given: dict[str, Any], problem: str) -> None:
+def test_definitions_that_cannot_be_stored_are_rejected(box: Box, given: dict[str, Any], problem: str) -> None:
     with pytest.raises(errors.IllegalParams, match=problem):
         made(box, given)
 
@@ -89,6 +89,6 @@ def test_complex_key_needs_a_mapping(box: Box) -> None:
             made(box, {}, foreign_key={"k": {"space": "parent", "field": field}})
 
 
-def test_dialect_2_6_knows_no_such_options() -> None:
+def test_dialect_2_6_rejects_constraint_options() -> None:
     with pytest.raises(errors.IllegalParams, match="unexpected option 'constraint'"):
         ddl.create_space(bootstrapped_box(Dialect.V2_6).begin(), "child", constraint="positive")

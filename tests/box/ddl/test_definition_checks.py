@@ -41,7 +41,7 @@ def test_options_of_2_11_are_unexpected_in_2_6() -> None:
         checked_index(row, SPACE, {}, Dialect.V2_6)
 
 
-def test_an_altered_space_is_named_so_in_its_error() -> None:
+def test_error_names_an_altered_space() -> None:
     with pytest.raises(errors.AlterSpace, match="Can't modify space 't': field 1 name is not specified"):
         checked_space(space_row(format=({"type": "string"},)), errors.AlterSpace, Dialect.V2_6)
 

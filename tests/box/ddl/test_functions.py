@@ -312,7 +312,7 @@ OWN_KEYS = "cluster", FORMER_MEMBER
 
 
 @pytest.mark.parametrize("table", [*TABLES, "_func"])
-def test_the_rows_are_the_same(real: Outcome, ours: Outcome, table: str) -> None:
+def test_rows_equal_those_of_the_real_server(real: Outcome, ours: Outcome, table: str) -> None:
     mine, theirs = ours.tables[table], real.tables[table]
     if table == "_func":
         mine, theirs = ([without_times(row) for row in found if row[0] > 67] for found in (mine, theirs))
@@ -326,7 +326,7 @@ def without_times(row: Any) -> Any:
     return row[:17]
 
 
-def test_the_log_is_the_same(real: Outcome, ours: Outcome) -> None:
+def test_log_equals_that_of_the_real_server(real: Outcome, ours: Outcome) -> None:
     def comparable(log: list[tuple[int, dict[int, Any]]]) -> list[Any]:
         return [
             (
@@ -345,7 +345,7 @@ def test_the_log_is_the_same(real: Outcome, ours: Outcome) -> None:
     assert len(mine) == len(theirs)
 
 
-def test_every_function_is_offered_under_one_roof() -> None:
+def test_every_function_is_in_the_registry() -> None:
     assert sorted(ddl.__all__) == ddl.__all__
     assert all(callable(getattr(ddl, name)) for name in ddl.__all__)
 

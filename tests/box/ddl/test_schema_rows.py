@@ -10,7 +10,7 @@ from flowstone.iproto.msgpack import unpack_body
 from tests.box.bootstrapped import bootstrapped
 
 
-def test_operations_count_from_one_in_the_log_too() -> None:
+def test_logged_operations_count_from_one() -> None:
     transaction = bootstrapped().begin()
     assert ddl_rows.update(transaction, "_schema", ("max_id",), ("+", 2, 1)) == ("max_id", 512)
     (statement,) = transaction.statements

@@ -43,7 +43,7 @@ def test_a_descending_sequence_begins_at_its_end(box: Box) -> None:
     assert made.next() == -1
 
 
-def test_a_function_tells_when_it_was_made(box: Box) -> None:
+def test_function_has_its_creation_time(box: Box) -> None:
     run(box, ddl.create_function, "f", time=1_700_000_000)
     assert run(box, ddl.function_exists, "f")
     assert rows(box, "_func", 68)[0][17:] == ("2023-11-14 22:13:20", "2023-11-14 22:13:20")

@@ -10,7 +10,7 @@ from flowstone.iproto import errors
 from tests.box.bootstrapped import bootstrapped, insert, rows, run
 
 
-def test_2_6_counts_ids_and_2_11_takes_the_one_behind_the_highest() -> None:
+def test_next_space_id_is_counted_in_2_6_and_after_the_highest_in_2_11() -> None:
     for dialect, expected in ((Dialect.V2_6, [512, 513, 600, 514]), (Dialect.V2_11, [512, 513, 600, 601])):
         box = bootstrapped(dialect)
         made = []
@@ -21,7 +21,7 @@ def test_2_6_counts_ids_and_2_11_takes_the_one_behind_the_highest() -> None:
         assert made == expected
 
 
-def test_options_that_are_nil_are_not_there() -> None:
+def test_nil_options_are_absent() -> None:
     box = bootstrapped()
     run(box, ddl.create_space, "t", format=None, id=None, temporary=None)
     index, result = run(box, ddl.create_index, "t", "pk", parts=None, sequence=None)
@@ -29,7 +29,7 @@ def test_options_that_are_nil_are_not_there() -> None:
     assert run(box, ddl.create_index, "t", "pk", if_not_exists=True)[1] == "not created"
 
 
-def test_a_generated_sequence_goes_with_its_space() -> None:
+def test_generated_sequence_is_dropped_with_its_space() -> None:
     box = bootstrapped(Dialect.V2_11)
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk", sequence=True)
@@ -39,7 +39,7 @@ def test_a_generated_sequence_goes_with_its_space() -> None:
     assert rows(box, "_sequence_data") == []
 
 
-def test_dropping_what_is_not_there() -> None:
+def test_dropping_an_absent_object() -> None:
     box = bootstrapped()
     run(box, ddl.drop_space, "nowhere", if_exists=True)
     for space, name in (("nowhere", "nowhere"), (999, "#999")):
@@ -47,7 +47,7 @@ def test_dropping_what_is_not_there() -> None:
             run(box, ddl.drop_space, space)
 
 
-def test_a_format_that_the_tuples_do_not_fit_is_refused() -> None:
+def test_format_that_does_not_match_the_tuples_is_rejected() -> None:
     box = bootstrapped()
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk")

@@ -74,7 +74,7 @@ def test_a_senseless_field_is_illegal(given: Any, problem: str) -> None:
         ),
     ],
 )
-def test_parts_are_stored_as_pairs_where_they_say_no_more(parts: Any, stored: list[Any]) -> None:
+def test_parts_without_options_are_stored_as_pairs(parts: Any, stored: list[Any]) -> None:
     assert stored_parts(FORMAT, parts, collation_id) == stored
 
 

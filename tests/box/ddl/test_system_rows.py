@@ -17,7 +17,7 @@ def test_rows_are_found_by_a_beginning_of_their_key() -> None:
     assert not has_rows(transaction, 285, 0, 1)  # a hash index
 
 
-def test_what_does_not_exist_has_no_rows() -> None:
+def test_absent_objects_have_no_rows() -> None:
     transaction = bootstrapped().begin()
     assert not has_rows(transaction, 288, 7, 280)
     assert not has_rows(transaction, 9999, 0, 1)

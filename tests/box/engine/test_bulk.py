@@ -75,7 +75,7 @@ def content(box: Box) -> list[tuple[Key, bytes]]:
 
 @pytest.mark.parametrize("defined", [NUMBERS, TEXTS], ids=["numbers", "texts"])
 @given(before=st.lists(KEYS), stretches=STRETCHES, reads=st.sets(st.integers(0, 5)))
-def test_bulk_and_one_by_one_give_the_same(
+def test_bulk_load_equals_loading_one_by_one(
     defined: SpaceDefinition, before: list[int], stretches: list[tuple[str, list[int]]], reads: set[int]
 ) -> None:
     boxes = box_with(defined), box_with(defined)
@@ -124,11 +124,11 @@ def test_nothing_written_is_false() -> None:
     ],
     ids=["a number", "two parts", "a path", "no index"],
 )
-def test_a_space_that_kernels_do_not_understand_has_no_lane(defined: SpaceDefinition) -> None:
+def test_space_unsupported_by_kernels_has_no_lane(defined: SpaceDefinition) -> None:
     assert bulk.lane_of(box_with(defined).space(512)) is None
 
 
-def test_system_spaces_have_no_lane_as_their_rows_mean_something() -> None:
+def test_system_spaces_have_no_lane() -> None:
     assert bulk.lane_of(box_with().space("_truncate")) is None
 
 
@@ -142,20 +142,20 @@ def test_tuples_of_a_snapshot_are_loaded_into_all_indexes() -> None:
 
 
 @pytest.mark.parametrize("rows", [[(1, "a"), (1, "b")], [(2, "x")], [(3, 5)], [("x", "x")], [(4,)]])
-def test_a_load_that_needs_a_closer_look_does_nothing(rows: list[tuple[Any, ...]]) -> None:
+def test_load_that_needs_full_checks_changes_nothing(rows: list[tuple[Any, ...]]) -> None:
     box = box_with(definition(512, on("0:unsigned"), on("1:string", unique=False), fields="id:unsigned name:string"))
     statements.insert(box.begin(), box.space(512), pack((2, "b")))
     assert not bulk.load(box.space(512), *laid_out([pack(row) for row in rows]))
     assert [unpack(raw) for raw in box.space(512).tuples()] == [(2, "b")]
 
 
-def test_a_load_of_a_space_without_a_lane_does_nothing() -> None:
+def test_load_into_a_space_without_a_lane_changes_nothing() -> None:
     box = box_with(definition(512, on("0:number")))
     assert not bulk.load(box.space(512), *laid_out([pack((1,))]))
     assert len(box.space(512)) == 0
 
 
-def test_a_snapshot_with_a_unique_key_twice_is_refused() -> None:
+def test_snapshot_with_a_duplicate_unique_key_is_rejected() -> None:
     box = box_with(definition(512, on("0:unsigned"), on("1:string")))
     with pytest.raises(errors.TupleFound, match="unique index 'i1'"):
         bulk.load(box.space(512), *laid_out([pack((1, "a")), pack((2, "a"))]))

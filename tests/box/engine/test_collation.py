@@ -57,23 +57,23 @@ def test_options_of_the_row_are_used() -> None:
     assert UNICODE.sort_key("A") > UNICODE.sort_key("a")
 
 
-def test_a_locale_has_its_own_order() -> None:
+def test_each_locale_has_its_own_order() -> None:
     swedish = Collation(302, "sv", "ICU", "sv", {"strength": "tertiary"})
     assert UNICODE.sort_key("ö") < UNICODE.sort_key("z") < swedish.sort_key("ö")
 
 
 @given(st.text())
-def test_sort_keys_hold_one_zero_byte_at_the_end(text: str) -> None:
+def test_sort_key_has_one_zero_byte_at_its_end(text: str) -> None:
     for one in UNICODE, UNICODE_CI:
         key = one.sort_key(text)
         assert key.index(b"\x00") == len(key) - 1
 
 
-def test_sort_keys_longer_than_the_room_for_them_are_whole() -> None:
+def test_sort_key_longer_than_its_buffer_is_complete() -> None:
     assert UNICODE.sort_key("ab" * 500) < UNICODE.sort_key("ab" * 499 + "ac")
 
 
-def test_bytes_that_are_no_text_are_replacement_characters() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     assert UNICODE.sort_key("a\udcff") == UNICODE.sort_key("a\ufffd")
 
 
@@ -81,14 +81,14 @@ def test_a_binary_collation_gives_the_bytes() -> None:
     assert Collation(3, "binary", "BINARY").sort_key("é\udcff") == b"\xc3\xa9\xff"
 
 
-def test_a_collation_that_cannot_be_is_an_error_when_it_is_used() -> None:
+def test_invalid_collation_raises_on_first_use() -> None:
     with pytest.raises(CollationError, match="strength cannot be 'huge'"):
         Collation(303, "odd", "ICU", "", {"strength": "huge"}).sort_key("a")
     with pytest.raises(CollationError, match="ICU rejects case_level='tertiary'"):
         Collation(304, "odd", "ICU", "", {"case_level": "tertiary"}).sort_key("a")
 
 
-def test_without_the_library_an_index_is_an_error_only_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_without_the_icu_library_raises_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> ctypes.CDLL:
         raise OSError(name)
 

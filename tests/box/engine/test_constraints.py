@@ -16,7 +16,7 @@ from flowstone.box.engine.constraints import (
 from flowstone.iproto import errors
 
 
-def test_constraints_of_whole_tuples_come_before_those_of_fields() -> None:
+def test_tuple_constraints_are_checked_before_field_constraints() -> None:
     flags = {"foreign_key": {"k": {"space": 515, "field": {"c": "code", 2: 1}}}, "constraint": {"big": 66}}
     format = (
         {"name": "a", "constraint": {"positive": 67}},
@@ -43,7 +43,7 @@ def test_constraints_of_whole_tuples_come_before_those_of_fields() -> None:
         {"constraint": {"c": "name"}},
     ],
 )
-def test_what_makes_no_sense_is_no_constraint_when_read_and_refused_when_made(given: dict[str, Any]) -> None:
+def test_invalid_constraint_is_ignored_on_recovery_and_rejected_on_creation(given: dict[str, Any]) -> None:
     assert read_constraints({}, ({"name": "a", **given},)) == ((), ())
     assert read_constraints(given, ()) == ((), ())
     with pytest.raises(errors.WrongSpaceFormat, match="Wrong space format field 3: "):

@@ -56,7 +56,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(("raw", "kind"), KINDS.items())
-def test_a_kind_is_told_by_the_first_bytes(raw: str, kind: str) -> None:
+def test_type_is_recognized_by_its_first_bytes(raw: str, kind: str) -> None:
     assert kind_at(b"\x00" + bytes.fromhex(raw), 1) == getattr(field_types, f"KIND_{kind}")
 
 
@@ -65,7 +65,7 @@ def test_an_unsigned_field_takes_no_number_that_was_written_as_signed() -> None:
     assert ACCEPTS["integer"] == KIND_UINT | KIND_INT
 
 
-def test_extensions_that_no_server_knows_fit_no_type() -> None:
+def test_unknown_extensions_match_no_type() -> None:
     for code, fits in ((7, True), (31, True), (33, True), (0, False), (32, False), (-1, False)):
         raw = pack(Extension(code, b"xxx"))
         assert is_accepted(ACCEPTS["any"], raw, 0) is fits, code
@@ -78,7 +78,7 @@ EXAMPLES: list[Any] = [*SCALARS, Interval(1), (), {}, Extension(9, b"")]
 
 
 @pytest.mark.parametrize("type", ACCEPTS)
-def test_decoded_values_and_raw_ones_are_accepted_alike(type: str) -> None:
+def test_decoded_and_raw_values_are_accepted_alike(type: str) -> None:
     for value in EXAMPLES:
         raw = pack(value)
         is_special = kind_at(raw, 0) == KIND_EXT and type == "interval"
@@ -88,7 +88,7 @@ def test_decoded_values_and_raw_ones_are_accepted_alike(type: str) -> None:
         assert accepted == of_python, value
 
 
-def test_types_that_contain_others() -> None:
+def test_types_that_include_other_types() -> None:
     assert all(contains("any", type) for type in ACCEPTS)
     assert all(contains(type, type) for type in ACCEPTS)
     assert contains("scalar", "unsigned")

@@ -58,14 +58,14 @@ async def answer(client: Conversation, step: Step, stream: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("name", programs())
-async def test_statements_are_answered_as_a_real_server_answers_them(name: str) -> None:
+async def test_statements_are_answered_as_by_a_real_server(name: str) -> None:
     client = Conversation(make_instance())
     for number, (step, expected) in enumerate(zip(programs()[name], OURS[name], strict=True)):
         assert await answer(client, step) == expected, f"step {number}: {step}"
 
 
 @pytest.mark.parametrize("binary", parameters(">=2.11"))
-def test_recordings_are_what_real_servers_answer(binary: Binary, tmp_path: Path) -> None:
+def test_recordings_equal_answers_of_real_servers(binary: Binary, tmp_path: Path) -> None:
     with real_tarantool.serve(tmp_path, binary=binary.path) as server:
         assert answers_of(server.port) == recorded(str(binary))
 
@@ -174,7 +174,7 @@ async def test_a_key_that_is_added_meanwhile_ends_a_transaction_on_its_parent() 
         await client.request(RequestType.COMMIT, stream=1)
 
 
-async def test_guards_go_with_the_key_and_come_back_with_a_rollback() -> None:
+async def test_guards_are_dropped_with_the_key_and_restored_by_a_rollback() -> None:
     client = await make(*FAMILY)
     box = client.instance.box
     assert box.space(P).guards is not None
@@ -260,7 +260,7 @@ CHECKED = [function(66, "positive"), space(P, field("id"), field("n", constraint
 
 
 @pytest.mark.parametrize("step", [insert(P, 1, 1), replace(P, 1, 1), delete(P, 1), truncate(P)])
-async def test_local_writes_to_a_space_with_a_check_function_are_refused(step: Step) -> None:
+async def test_local_writes_to_a_space_with_a_check_function_are_rejected(step: Step) -> None:
     client = await make(*CHECKED)
     if step[1][0x10] == P:
         with pytest.raises(errors.Unsupported, match=r"constraint 'above' on field 2 \(n\) calls function 'positive'"):
@@ -284,7 +284,7 @@ async def test_check_function_is_not_added_over_rows_that_it_cannot_check() -> N
     assert await answer(client, insert(P, 2)) == [[2]]
 
 
-async def test_check_function_must_be_usable_and_stays_while_it_is_used() -> None:
+async def test_check_function_must_exist_and_cannot_be_dropped_while_in_use() -> None:
     client = await make(*CHECKED, function(67, "nobody", body=""), function(68, "changing", pure=False))
     failed = "234 Failed to create constraint 'c' in space 's620': constraint "
     for number, why in (

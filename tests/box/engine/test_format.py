@@ -52,7 +52,7 @@ def test_a_field_must_be_of_its_type() -> None:
     assert refusal(format, pack((-1, "x", 1)))[1].startswith("Tuple field 1 type")
 
 
-def test_a_field_must_be_there_unless_it_is_nullable() -> None:
+def test_field_is_required_unless_nullable() -> None:
     format = space(FieldDefinition("id"), FieldDefinition("a"), FieldDefinition("b", "string", is_nullable=True))
     assert refusal(format, pack((1, None))) == (0, "")
     assert refusal(format, pack((1, None, None))) == (0, "")
@@ -175,7 +175,7 @@ def test_an_extension_without_sense_is_stored_but_not_indexed() -> None:
     assert refusal(indexed, pack((1, Decimal(1)))) == (0, "")
 
 
-def test_parts_of_a_functional_index_say_nothing_of_tuples() -> None:
+def test_parts_of_a_functional_index_do_not_constrain_tuples() -> None:
     functional = IndexDefinition(512, 1, "f", "tree", False, (IndexPart(3, "string"),), is_functional=True)
     format = space(indexes=(PK, functional))
     assert format.field_count_min == 1
@@ -318,7 +318,9 @@ def random_tuple(chance: random.Random, space: SpaceDefinition, number: int) -> 
 
 
 @pytest.mark.real
-def test_random_formats_accept_and_refuse_what_the_real_server_does(tarantool: ModuleType, tmp_path: Path) -> None:
+def test_random_formats_accept_and_reject_the_same_tuples_as_the_real_server(
+    tarantool: ModuleType, tmp_path: Path
+) -> None:
     chance = random.Random(8)
     seen: dict[int, int] = {}
     with (
@@ -363,7 +365,7 @@ PLACES: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3])
-def test_a_field_of_an_rtree_is_a_point_or_a_box_as_the_real_server_wants_it(
+def test_rtree_field_is_a_point_or_a_box_as_on_the_real_server(
     tarantool: ModuleType, tmp_path: Path, dimension: int
 ) -> None:
     setup = "local s = box.schema.space.create('t', {id = 512}) s:create_index('pk') "

@@ -49,7 +49,7 @@ def test_rows_of_old_servers_end_earlier() -> None:
         (0, 32001, "function id is too big"),
     ],
 )
-def test_values_that_no_server_takes(field: int, value: Any, problem: str) -> None:
+def test_values_rejected_by_every_server(field: int, value: Any, problem: str) -> None:
     row = (*ROW[:field], value, *ROW[field + 1 :])
     with pytest.raises(errors.CreateFunction) as caught:
         check_function(row)

@@ -66,7 +66,7 @@ def test_the_order_is_right_whenever_it_is_asked_for(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(WRITES | st.sampled_from([1, 2, 5]), max_size=60))
-def test_an_order_that_was_settled_in_part_is_right_all_the_same(program: list[tuple[int, bytes | None] | int]) -> None:
+def test_partly_merged_order_is_correct(program: list[tuple[int, bytes | None] | int]) -> None:
     """A number stands for so many keys that are put in order."""
     index = index_of()
     wanted: dict[Key, bytes] = {}
@@ -109,7 +109,7 @@ def test_a_span_is_read_from_low_up_to_but_without_high(
         assert index.get(key) == b"%d" % key
 
 
-def test_a_key_that_went_and_came_back_stands_there_once() -> None:
+def test_key_deleted_and_inserted_again_is_listed_once() -> None:
     index = index_of()
     for _ in range(3):
         index.set(5, b"a")
@@ -118,7 +118,7 @@ def test_a_key_that_went_and_came_back_stands_there_once() -> None:
         assert list(index.scan()) == [(5, b"b")]
 
 
-def test_many_keys_that_went_are_forgotten_at_once_and_few_one_by_one() -> None:
+def test_many_deleted_keys_are_removed_together_and_few_one_by_one() -> None:
     for gone in (10, 900):
         index = index_of()
         for key in range(1000):
@@ -143,7 +143,7 @@ def put(index: EngineIndex, keys: list[Key]) -> None:
 class TestManyKeysAtOnce:
     """None of this is about how long something takes: what is not done cannot take long."""
 
-    def test_the_first_read_behind_many_new_keys_puts_none_of_them_in_its_place(self) -> None:
+    def test_first_read_after_many_new_keys_merges_none_of_them(self) -> None:
         index = index_of()
         for start in range(0, 3 * RUN, RUN):
             put(index, scattered(RUN, start))
@@ -160,7 +160,7 @@ class TestManyKeysAtOnce:
         assert index.debt == 0
         assert [key for key, _ in index.scan()] == wanted
 
-    def test_the_first_read_behind_many_deletions_forgets_none_of_them(self) -> None:
+    def test_first_read_after_many_deletions_removes_none_of_them(self) -> None:
         index = index_of()
         put(index, scattered(50_000))
         index.settle()
@@ -176,7 +176,7 @@ class TestManyKeysAtOnce:
             pass
         assert [key for key, _ in index.scan()] == wanted
 
-    def test_keys_that_come_and_go_leave_nothing_behind_however_many(self) -> None:
+    def test_inserted_and_deleted_keys_leave_no_garbage(self) -> None:
         index = index_of()
         for key in range(5 * DEBT_MAX):
             index.set(key, b"x")
@@ -221,14 +221,14 @@ def test_random_gives_every_tuple_by_some_number(type: str) -> None:
     assert {index.random(number) for number in range(100, 104)} == {b"0", b"1", b"2", b"3"}
 
 
-def test_kinds_that_we_do_not_serve_are_known_as_such() -> None:
+def test_unsupported_index_types_are_recognized() -> None:
     assert index_of().is_served
     assert index_of("hash").is_served
     assert not index_of("rtree", "0:array").is_served
     assert not index_of("bitset").is_served
 
 
-def test_every_open_view_is_told_what_stood_there_before() -> None:
+def test_every_open_view_receives_the_previous_tuple() -> None:
     box = box_with(definition(512, on("0:unsigned")))
     index = box.space(512).index(0)
     index.set(1, b"old")
@@ -241,7 +241,7 @@ def test_every_open_view_is_told_what_stood_there_before() -> None:
         assert second.changes == {}
 
 
-def test_a_hash_index_goes_on_behind_a_key_as_long_as_that_is_there() -> None:
+def test_hash_index_continues_after_a_key_while_the_key_exists() -> None:
     """The iterator GT, by which clients read such an index in pieces."""
     index = index_of("hash")
     for key in (5, 3, 9, 1):

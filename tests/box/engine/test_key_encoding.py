@@ -25,7 +25,7 @@ def test_no_encoding_begins_with_another(one: Any, other: Any) -> None:
 
 
 @given(SCALARS)
-def test_no_encoding_reaches_what_stands_above_all(value: Any) -> None:
+def test_no_encoding_reaches_the_upper_bound(value: Any) -> None:
     assert NIL < SCALAR(value) < ABOVE
 
 
@@ -46,13 +46,13 @@ def test_a_number_is_encoded_by_its_value(same: list[Any]) -> None:
     assert len({encode_number(value) for value in same}) == 1
 
 
-def test_numbers_that_doubles_cannot_tell_apart_are_told_apart() -> None:
+def test_numbers_that_are_equal_as_doubles_have_different_encodings() -> None:
     ordered: list[Any] = [2**53, 2**53 + 1, 2**53 + 2, Decimal(2**53 + 2) + Decimal("1e-20"), 2**53 + 3]
     assert sorted(ordered, key=encode_number) == ordered
     assert encode_number(0.1 + 2**-56) > encode_number(Decimal("0.1"))
 
 
-def test_a_signalling_nan_is_below_a_quiet_one_and_both_are_below_all_numbers() -> None:
+def test_signalling_nan_sorts_before_quiet_nan_and_both_before_all_numbers() -> None:
     (signalling,) = struct.unpack(">d", bytes.fromhex("7ff0000000000001"))
     ordered = [encode_number(value) for value in (signalling, math.nan, -math.inf, -1e308, 0, 1e308, math.inf)]
     assert ordered == sorted(ordered)
@@ -68,7 +68,7 @@ def test_a_binary_collation_needs_no_library() -> None:
     assert plain("é\x00") == binary("é\x00")
 
 
-def test_what_has_no_order_is_an_error() -> None:
+def test_value_without_an_order_is_an_error() -> None:
     for type in "array", "map", "any", "scalar":
         with pytest.raises(errors.IllegalParams, match="have no order"):
             encoder(type, False, None)(())

@@ -56,11 +56,11 @@ def encoded(tuples: list[bytes], fields: list[int], kinds: list[int]) -> list[by
 
 @given(TUPLES, st.lists(st.tuples(st.integers(0, 3), st.integers(PART_INTEGER, PART_SCALAR)), min_size=1, max_size=3))
 @settings(max_examples=100 if UNCOMPILED else 500, deadline=None)
-def test_nothing_is_read_or_written_outside(tuples: list[bytes], parts: list[tuple[int, int]]) -> None:
+def test_kernel_accesses_no_memory_outside_its_buffers(tuples: list[bytes], parts: list[tuple[int, int]]) -> None:
     encoded(tuples, [field for field, _ in parts], [kind for _, kind in parts])
 
 
-def test_what_cannot_be_encoded_is_marked_and_takes_no_room() -> None:
+def test_value_that_cannot_be_encoded_is_marked_and_takes_no_space() -> None:
     tuples = [pack((1, "a")), pack((1.5, "a")), pack((1, 5)), pack((1,)), pack((-1, "b\x00"))]
     found = encoded(tuples, [1, 0], [PART_STRING, PART_INTEGER])
     assert found == [

@@ -116,7 +116,7 @@ SMALL = st.tuples(
 
 
 @given(st.lists(SMALL, max_size=12), st.booleans())
-def test_parts_count_from_the_left_and_equal_keys_stand_in_the_order_of_the_primary_key(
+def test_parts_are_compared_from_the_left_and_equal_keys_by_the_primary_key(
     keys: list[tuple[Any, ...]], unique: bool
 ) -> None:
     key = definition(*PARTS, unique=unique)
@@ -155,7 +155,7 @@ def scanned(tuples: list[tuple[Any, ...]], key: KeyDefinition, span: Span) -> li
 
 
 @given(st.lists(SMALL, max_size=10), SMALL, st.integers(0, 3), st.sampled_from([EQ, REQ, ALL, LT, LE, GE, GT]))
-def test_spans_hold_what_iterators_give(
+def test_spans_equal_the_ranges_of_iterators(
     keys: list[tuple[Any, ...]], wanted: tuple[Any, ...], count: int, iterator: int
 ) -> None:
     key = definition(*PARTS, unique=False)
@@ -171,7 +171,7 @@ def test_spans_hold_what_iterators_give(
         (IndexPart(1, "number"), st.sampled_from([0, 0.5, Decimal("0.25"), -1, -0.5, -1.5])),
     ],
 )
-def test_spans_of_a_unique_index_of_one_part(part: IndexPart, values: st.SearchStrategy[Any]) -> None:
+def test_spans_of_a_unique_single_part_index(part: IndexPart, values: st.SearchStrategy[Any]) -> None:
     key = definition(part)
 
     @given(st.lists(values, unique=True), values, st.sampled_from([EQ, REQ, ALL, LT, LE, GE, GT]))
@@ -186,7 +186,7 @@ def test_spans_of_a_unique_index_of_one_part(part: IndexPart, values: st.SearchS
 # --- what a key is ----------------------------------------------------------------------------------------------------
 
 
-def test_a_unique_index_of_one_integer_or_one_string_has_the_value_itself_for_key() -> None:
+def test_unique_index_of_one_integer_or_string_uses_the_value_as_key() -> None:
     numbers, texts = definition(IndexPart(1, "unsigned")), definition(IndexPart(1, "string"))
     assert (numbers.kind, texts.kind) == (KeyKind.INTEGER, KeyKind.STRING)
     assert numbers.entries((1, 5)) == [5]
@@ -205,7 +205,7 @@ def test_a_unique_index_of_one_integer_or_one_string_has_the_value_itself_for_ke
         [IndexPart(1, "number")],
     ],
 )
-def test_other_keys_are_encoded(parts: list[IndexPart]) -> None:
+def test_keys_of_other_types_are_encoded(parts: list[IndexPart]) -> None:
     assert definition(*parts).kind is KeyKind.ENCODED
     assert definition(IndexPart(1, "integer"), unique=False).kind is KeyKind.ENCODED
 
@@ -280,7 +280,7 @@ def test_a_key_to_select_by_may_be_short_and_hold_nil_in_a_tree_only() -> None:
     assert hash.span(ALL, ()) == hash.span(GT, ()) == hash.span(ALL, (1, "x")) == Span(None, None, False)
 
 
-def test_an_iterator_that_the_index_does_not_have_is_said_with_its_name() -> None:
+def test_error_names_an_unsupported_iterator() -> None:
     space = SpaceDefinition(512, "things")
     hash = KeyDefinition(index(IndexPart(1, "unsigned"), type="hash"), PRIMARY, {}, space)
     with pytest.raises(errors.UnsupportedIndexFeature) as error:
@@ -379,7 +379,7 @@ KEYS = [
 
 
 @pytest.mark.real
-def test_wrong_keys_are_refused_as_by_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
+def test_wrong_keys_are_rejected_as_by_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
     definitions = {
         1: index(IndexPart(0, "unsigned"), IndexPart(1, "string", is_nullable=True)),
         2: index(IndexPart(0, "integer")),

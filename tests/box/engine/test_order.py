@@ -27,7 +27,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=BATCHES, low=BOUNDS, high=BOUNDS, reverse=st.booleans())
-def test_batches_of_any_size_come_and_go(
+def test_batches_of_any_size_are_added_and_removed(
     kind: str, batches: list[tuple[bool, set[int]]], low: int | None, high: int | None, reverse: bool
 ) -> None:
     def key(number: int) -> Key:
@@ -67,7 +67,7 @@ def test_many_strings_are_sorted() -> None:
     assert in_order(keys) == sorted(keys)
 
 
-def test_pieces_stay_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_keep_a_uniform_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     order = OrderedKeys(list(range(0, 100_000, 2)))
     order.add(list(range(1, 100_000, 2)))

@@ -59,7 +59,7 @@ def test_a_wrong_path_is_wrong_at_a_character(path: str, position: int) -> None:
 
 
 @given(st.lists(st.one_of(st.integers(0, 10**6), st.text("ab_ .[é", min_size=1), st.just(EVERY))))
-def test_a_path_as_messages_write_it_has_the_same_steps(steps: list[Step]) -> None:
+def test_path_in_a_message_parses_to_the_same_steps(steps: list[Step]) -> None:
     assert parse_path(format_path(steps)) == tuple(steps)
 
 
@@ -69,7 +69,7 @@ def test_any_text_is_a_path_or_an_error(text: str) -> None:
         assert parse_path(format_path(parse_path(text))) == parse_path(text)
 
 
-def test_what_a_path_does_not_lead_to_is_none() -> None:
+def test_absent_path_yields_none() -> None:
     document = {"a": (1, {"b": 2})}
     assert find(document, ("a", 1, "b")) == 2
     assert find(document, ()) == document
@@ -78,7 +78,7 @@ def test_what_a_path_does_not_lead_to_is_none() -> None:
 
 
 @pytest.mark.real
-def test_paths_are_wrong_where_the_real_server_says(tarantool: ModuleType, tmp_path: Path) -> None:
+def test_path_errors_are_at_the_position_reported_by_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
     paths = "f[|g[1|g[0]|g[a]|g[]|f['a|f['a'|f['']|f.a.|f.a..b|f.a.1|f.a b|g[1]a|g[*|f-|[|[a|.|f.é.-|f.aé b".split("|")
     script = (
         "box.cfg{log_level=1, wal_mode='none'} local s = box.schema.space.create('t', {format={{'id'}, {'f'}, {'g'}}})"

@@ -181,7 +181,7 @@ return answers, tuples
 
 
 @pytest.mark.parametrize("binary", parameters(">=2.11"))
-def test_stories_are_what_real_servers_answer(binary: Binary, tmp_path: Path) -> None:
+def test_stories_equal_answers_of_real_servers(binary: Binary, tmp_path: Path) -> None:
     def told(step: Step) -> list[Any]:
         type, body = step
         given = [body[0x20], body.get(0x21)] if 0x20 in body else [body[0x21]]
@@ -278,7 +278,7 @@ async def test_space_of_the_same_transaction_binds_its_parent_and_takes_no_rows_
     assert await answer(client, insert(C, 2, 99)) == MISSING
 
 
-async def test_child_that_is_dropped_does_not_keep_its_parents() -> None:
+async def test_dropped_child_does_not_bind_its_parents() -> None:
     client = await make(*PARENT, space(C, *KEYED))
     await client.request(RequestType.BEGIN, stream=1)
     assert await answer(client, drop_space(C), 1) == "done"
@@ -292,7 +292,7 @@ def alter_child(transaction: BoxTransaction, *format: dict[str, Any]) -> None:
     statements.update(transaction, transaction.space(system.SPACE_ID), 0, pack([C]), operations)
 
 
-async def test_definition_that_is_taken_back_changes_nothing_for_later_statements() -> None:
+async def test_rolled_back_definition_does_not_affect_later_statements() -> None:
     box = (await make(*FREE)).instance.box
     transaction = box.begin_interactive()
 
@@ -309,7 +309,7 @@ async def test_definition_that_is_taken_back_changes_nothing_for_later_statement
     assert (transaction.space(P), transaction.space(C)) == (box.space(P), box.space(C))
 
 
-async def test_nobody_else_sees_constraints_before_the_commit() -> None:
+async def test_other_transactions_do_not_see_constraints_before_the_commit() -> None:
     client = await make(*FREE)
     box = client.instance.box
     transaction = box.begin_interactive()
@@ -321,7 +321,7 @@ async def test_nobody_else_sees_constraints_before_the_commit() -> None:
     assert (box.space(P).guards, box.space(C).guards) == (None, None)
 
 
-async def test_parent_that_goes_meanwhile_ends_the_transaction() -> None:
+async def test_dropping_the_parent_concurrently_aborts_the_transaction() -> None:
     client = await make(*FREE)
     transaction = client.instance.box.begin_interactive()
     alter_child(transaction, *KEYED)
@@ -331,7 +331,7 @@ async def test_parent_that_goes_meanwhile_ends_the_transaction() -> None:
         transaction.prepare()
 
 
-async def test_definition_that_makes_no_sense_is_refused_by_the_commit() -> None:
+async def test_invalid_definition_is_rejected_by_the_commit() -> None:
     client = await make(*FREE)
     nonsense = field("cid", is_nullable=True, foreign_key={"f": 1})
     assert (await refused_by_commit(client, alter(C, field("id"), nonsense), insert(C, 2, 99))).startswith("141 ")
@@ -347,7 +347,7 @@ async def test_dialect_2_6_ignores_keys_that_a_transaction_adds() -> None:
 
 
 @pytest.mark.parametrize("step", [insert(C, 2, 1), replace(C, 2, 1), delete(C, 1)])
-async def test_check_function_of_the_same_transaction_refuses_local_writes(step: Step) -> None:
+async def test_check_function_of_the_same_transaction_rejects_local_writes(step: Step) -> None:
     client = await make(function(66, "positive"), space(C, *PLAIN), index(C, 0, 0))
     checked = field("cid", is_nullable=True, constraint={"above": 66})
     await client.request(RequestType.BEGIN, stream=1)
@@ -358,7 +358,7 @@ async def test_check_function_of_the_same_transaction_refuses_local_writes(step:
     assert await client.select(space=C) == ()
 
 
-async def test_check_function_that_is_dropped_refuses_nothing() -> None:
+async def test_dropped_check_function_rejects_nothing() -> None:
     checked = field("cid", is_nullable=True, constraint={"above": 66})
     client = await make(function(66, "positive"), space(C, field("id"), checked), index(C, 0, 0))
     await client.request(RequestType.BEGIN, stream=1)
@@ -368,12 +368,12 @@ async def test_check_function_that_is_dropped_refuses_nothing() -> None:
     assert await client.select(space=C) == ((1, 1),)
 
 
-async def test_rows_of_a_space_that_loses_its_primary_index_are_refused_by_the_commit() -> None:
+async def test_rows_of_a_space_that_loses_its_primary_index_are_rejected_by_the_commit() -> None:
     client = await make(space(C, *PLAIN), index(C, 0, 0))
     assert await refused_by_commit(client, drop_index(C, 0), insert(C, 1, 1)) == "35"
 
 
-async def test_rows_of_a_space_whose_primary_index_changes_are_refused_by_the_commit() -> None:
+async def test_rows_of_a_space_whose_primary_index_changes_are_rejected_by_the_commit() -> None:
     """The log names tuples by their primary key: a replica would look for others."""
     by_cid = RequestType.REPLACE, {0x10: 288, 0x21: [C, 0, "i0", "tree", {"unique": True}, [[1, "unsigned"]]]}
     for written in (insert(C, 2, 1), update(C, 1, ["=", 3, 5]), delete(C, 1)):

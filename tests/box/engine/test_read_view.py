@@ -48,7 +48,7 @@ def within(content: dict[Key, bytes], span: Span) -> list[tuple[Key, bytes]]:
 
 
 @given(CONTENT, WRITES, SPANS)
-def test_a_view_reads_what_was_there(
+def test_view_reads_the_state_at_its_creation(
     content: dict[Key, bytes], writes: list[tuple[int, bytes | None]], span: Span
 ) -> None:
     box, index = box_of()
@@ -77,7 +77,7 @@ def test_a_layer_is_its_base_with_the_changes_over_it(
 
 
 @given(st.lists(st.tuples(KEYS, st.booleans(), SPANS), max_size=40))
-def test_keys_of_changes_are_in_order_whatever_comes_and_goes_between_scans(
+def test_changed_keys_stay_ordered_when_keys_change_between_scans(
     steps: list[tuple[int, bool, Span]],
 ) -> None:
     changes: Changes = {}
@@ -92,7 +92,7 @@ def test_keys_of_changes_are_in_order_whatever_comes_and_goes_between_scans(
 
 
 @given(st.lists(SPANS, max_size=6), st.integers(-1, 10))
-def test_a_key_is_in_spans_if_it_is_in_one_of_them(spans: list[Span], key: int) -> None:
+def test_key_is_in_spans_when_one_span_contains_it(spans: list[Span], key: int) -> None:
     assert (key in Spans(spans)) is any(contains(span, key) for span in spans)
 
 
@@ -118,7 +118,7 @@ def test_a_key_is_looked_for_in_spans_without_looking_at_each() -> None:
     assert Counted.compared < 50
 
 
-def test_a_short_scan_does_not_look_at_all_that_was_changed() -> None:
+def test_short_scan_does_not_visit_all_changes() -> None:
     box, index = box_of()
     for key in range(4000):
         index.set(key, b"a")
@@ -135,7 +135,7 @@ def test_a_short_scan_does_not_look_at_all_that_was_changed() -> None:
 
 @pytest.mark.parametrize("type", ["tree", "hash"])
 @given(content=CONTENT, size=st.integers(1, 4), writes=st.lists(WRITES, max_size=12))
-def test_slices_are_the_whole_view_with_anything_written_between_them(
+def test_slices_equal_the_whole_view_despite_writes_between_them(
     type: str, content: dict[Key, bytes], size: int, writes: list[list[tuple[int, bytes | None]]]
 ) -> None:
     box, index = box_of(type)
@@ -178,7 +178,7 @@ def test_a_view_keeps_a_truncated_and_a_dropped_space() -> None:
         assert [raw for _, raw in view.scan(index)] == [pack((1,))]
 
 
-def test_a_closed_view_costs_nothing_any_more() -> None:
+def test_closed_view_has_no_further_cost() -> None:
     box, index = box_of()
     view = box.open_view()
     index.set(1, b"a")
@@ -203,7 +203,7 @@ def test_a_closed_view_is_not_read(type: str) -> None:
             read()
 
 
-def test_nothing_stands_between_a_key_and_its_successor() -> None:
+def test_no_key_sorts_between_a_key_and_its_successor() -> None:
     assert successor(5) == 6
     assert successor(b"ab") == b"ab\0"
     assert b"ab" < b"ab\0" <= b"ab\0" < b"ab\0\0" < b"abc"

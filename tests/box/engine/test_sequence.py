@@ -14,7 +14,7 @@ def sequence(value: int | None = None, **options: Any) -> Sequence:
     return Sequence(SequenceDefinition(1, 1, "s", **options), value)
 
 
-def test_begins_at_the_start_and_goes_on_by_steps() -> None:
+def test_sequence_starts_at_its_start_and_advances_by_its_step() -> None:
     numbers = sequence(start=10, step=5)
     assert [numbers.next(), numbers.next(), numbers.next()] == [10, 15, 20]
     assert numbers.current == 20
@@ -41,7 +41,7 @@ def test_cycles_at_either_end() -> None:
     assert sequence(INT64_MAX, cycle=True, min=INT64_MIN).next() == INT64_MIN
 
 
-def test_a_value_outside_of_altered_bounds_comes_back_to_them() -> None:
+def test_value_outside_of_altered_bounds_wraps_into_them() -> None:
     assert sequence(1, min=100, max=200).next() == 100
     assert sequence(500, step=-1, min=100, max=200).next() == 200
     with pytest.raises(errors.SequenceOverflow):
@@ -59,7 +59,7 @@ def test_update_takes_only_numbers_ahead() -> None:
     assert down.next() == -6
 
 
-def test_set_to_nothing_begins_again() -> None:
+def test_sequence_set_to_nil_restarts() -> None:
     numbers = sequence(5)
     numbers.set(None)
     assert numbers.next() == 1

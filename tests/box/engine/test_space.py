@@ -37,7 +37,7 @@ def test_an_index_is_found_by_id_and_by_name(box: Box) -> None:
         space.index("x")
 
 
-def test_altering_shares_the_indexes_that_stay(box: Box) -> None:
+def test_altered_space_shares_unchanged_indexes(box: Box) -> None:
     old = box.space(512)
     altered = old.altered(
         definition(512, on("0:unsigned"), on("1:string"), on("2:number?", unique=False), name="renamed"), box.collations
@@ -49,7 +49,7 @@ def test_altering_shares_the_indexes_that_stay(box: Box) -> None:
     assert old.indexes.keys() == {0, 1}
 
 
-def test_other_parts_mean_another_index_and_a_new_primary_key_means_all_of_them(box: Box) -> None:
+def test_changed_parts_rebuild_the_index_and_a_changed_primary_key_rebuilds_all(box: Box) -> None:
     old = box.space(512)
     reversed_parts = old.altered(definition(512, on("0:unsigned"), on("1:string 0:unsigned")), box.collations)
     assert reversed_parts.index(0) is old.index(0)
@@ -70,7 +70,7 @@ def test_other_parts_mean_another_index_and_a_new_primary_key_means_all_of_them(
         (definition(512, on("0:unsigned"), field_count=2), errors.ExactFieldCount),
     ],
 )
-def test_a_definition_that_the_tuples_break_is_refused(
+def test_definition_that_existing_tuples_violate_is_rejected(
     box: Box, wanted: Any, error: type[errors.TarantoolError]
 ) -> None:
     with pytest.raises(error):
@@ -97,7 +97,7 @@ def test_entries_are_what_goes_and_what_stays_or_comes(box: Box) -> None:
     assert (names_gone, names_there) == ([b"b"], [b"z"])
 
 
-def test_a_kind_of_index_that_is_not_served_gets_no_entries() -> None:
+def test_unsupported_index_type_gets_no_entries() -> None:
     box = box_with(definition(512, on("0:unsigned"), on("1:array", type="rtree", unique=False)))
     space = box.space(512)
     statements.insert(box.begin(), space, pack((1, (1, 2))))

@@ -45,7 +45,7 @@ def rows(transaction: BoxTransaction) -> list[tuple[int, dict[int, Any]]]:
 # --- the rows for the log -------------------------------------------------------------------------
 
 
-def test_the_log_gets_what_the_client_asked_for(box: Box) -> None:
+def test_log_contains_the_statement_as_sent_by_the_client(box: Box) -> None:
     """In the order of keys that real servers write."""
     transaction, space = box.begin(), box.space(512)
     statements.insert(transaction, space, pack((4, "d")))
@@ -65,7 +65,7 @@ def test_the_log_gets_what_the_client_asked_for(box: Box) -> None:
     assert statements.select(box.begin(), space, 0, key=pack((5,))) == [pack((5, "y"))]
 
 
-def test_an_update_and_a_delete_of_nothing_are_logged_all_the_same(box: Box) -> None:
+def test_update_and_delete_of_an_absent_tuple_are_logged(box: Box) -> None:
     transaction, space = box.begin(), box.space(512)
     assert statements.update(transaction, space, 0, pack((9,)), pack((("=", 1, "x"),))) is None
     assert statements.delete(transaction, space, 0, pack((9,))) is None
@@ -123,7 +123,7 @@ def test_a_count_is_the_number_of_tuples_of_a_select(keys: set[int], iterator: i
     st.sampled_from(((), ("b",), ("a",))),
     st.integers(1, 4),
 )
-def test_pages_one_after_the_other_are_the_whole_select(
+def test_consecutive_pages_equal_the_whole_select(
     values: set[tuple[int, str]], iterator: int, index_id: int, key: tuple[Any, ...], size: int
 ) -> None:
     box = box_with(definition(512, on("1:string 0:unsigned"), on("1:string", unique=False)))
@@ -139,7 +139,7 @@ def test_pages_one_after_the_other_are_the_whole_select(
     assert found == statements.select(box.begin(), space, index_id, iterator=iterator, key=raw)
 
 
-def test_a_page_may_begin_behind_a_tuple_that_has_gone(box: Box) -> None:
+def test_page_may_start_after_a_deleted_tuple(box: Box) -> None:
     space = box.space(512)
     position = statements.position_of(space.index(0), pack((2, "b")))
     statements.delete(box.begin(), space, 0, pack((2,)))
@@ -147,19 +147,19 @@ def test_a_page_may_begin_behind_a_tuple_that_has_gone(box: Box) -> None:
 
 
 @pytest.mark.parametrize("position", [b"", b"%%%", b"kQ==", b"BQ==", b"xAE=", b"/w==", b"wQ=="])
-def test_a_position_that_is_none_of_this_index_is_refused(box: Box, position: bytes) -> None:
+def test_position_of_another_index_is_rejected(box: Box, position: bytes) -> None:
     with pytest.raises(errors.IteratorPosition, match="Iterator position is invalid"):
         statements.select(box.begin(), box.space(512), 1, iterator=ALL, after=position)
 
 
-def test_a_position_outside_of_what_is_selected_is_refused(box: Box) -> None:
+def test_position_outside_of_the_selection_is_rejected(box: Box) -> None:
     space = box.space(512)
     position = statements.position_of(space.index(0), pack((1, "a")))
     with pytest.raises(errors.IteratorPosition):
         statements.select(box.begin(), space, 0, iterator=GT, key=pack((2,)), after=position)
 
 
-def test_there_are_no_pages_where_a_tuple_stands_in_several_places() -> None:
+def test_multikey_index_has_no_pages() -> None:
     box = box_with(definition(512, on("0:unsigned"), on("1[*]:unsigned", unique=False)))
     with pytest.raises(errors.Unsupported, match="does not support pagination"):
         statements.position_of(box.space(512).index(1), pack((1, (2, 3))))
@@ -175,7 +175,7 @@ def test_get_wants_a_whole_key_of_a_unique_index(box: Box) -> None:
         statements.get(transaction, space, 0, pack(()))
 
 
-def test_an_index_that_is_not_served_is_refused_in_words() -> None:
+def test_unsupported_index_is_rejected_with_an_explanation() -> None:
     box = box_with(definition(512, on("0:unsigned"), on("1:array", type="rtree", unique=False), name="places"))
     space = box.space(512)
     statements.insert(box.begin(), space, pack((1, (1, 2))))
@@ -235,7 +235,7 @@ def test_system_views_are_not_written_to(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["insert", "replace", "update", "upsert"])
-def test_a_tuple_above_the_limit_is_refused(box: Box, name: str) -> None:
+def test_tuple_above_the_size_limit_is_rejected(box: Box, name: str) -> None:
     box.tuple_size_max = 10
     with pytest.raises(errors.MemtxMaxTupleSize):
         WRITES[name](box.begin(), box.space(512))
@@ -248,7 +248,7 @@ def test_a_space_without_a_primary_key_takes_no_writes(name: str) -> None:
         WRITES[name](box.begin(), box.space(512))
 
 
-def test_what_is_no_iterator_is_refused_before_the_key_is_looked_at(box: Box) -> None:
+def test_invalid_iterator_is_rejected_before_the_key_is_checked(box: Box) -> None:
     with pytest.raises(errors.IllegalParams, match="Invalid iterator type"):
         statements.select(box.begin(), box.space(512), 0, iterator=12, key=pack(("x",)))
     with pytest.raises(errors.UnsupportedIndexFeature, match="does not support requested iterator type"):

@@ -75,7 +75,7 @@ def names(box: Box, space_id: int = SPACE) -> str:
 # --- immediate ------------------------------------------------------------------------------------
 
 
-def test_what_a_transaction_did_is_there_at_once_and_gone_after_its_rollback(box: Box) -> None:
+def test_writes_are_visible_at_once_and_gone_after_a_rollback(box: Box) -> None:
     transaction = box.begin()
     replace(transaction, 1, "z")
     delete(transaction, 3)
@@ -87,7 +87,7 @@ def test_what_a_transaction_did_is_there_at_once_and_gone_after_its_rollback(box
     assert transaction.statements == []
 
 
-def test_a_savepoint_is_gone_back_to_with_its_statements(box: Box) -> None:
+def test_rollback_to_a_savepoint_undoes_later_statements(box: Box) -> None:
     transaction = box.begin()
     insert(transaction, 7, "g")
     savepoint = transaction.savepoint()
@@ -99,7 +99,7 @@ def test_a_savepoint_is_gone_back_to_with_its_statements(box: Box) -> None:
     assert [statement.type for statement in transaction.statements] == [RequestType.INSERT]
 
 
-def test_a_taken_unique_key_changes_nothing(box: Box) -> None:
+def test_duplicate_unique_key_changes_nothing(box: Box) -> None:
     transaction = box.begin()
     with pytest.raises(errors.TupleFound, match="unique index 'i1' in space 's512'"):
         replace(transaction, 1, "c")
@@ -108,7 +108,7 @@ def test_a_taken_unique_key_changes_nothing(box: Box) -> None:
     replace(transaction, 3, "c")
 
 
-def test_truncation_and_what_was_written_before_it_are_taken_back_in_order(box: Box) -> None:
+def test_truncation_and_earlier_writes_are_rolled_back_in_order(box: Box) -> None:
     transaction = box.begin()
     insert(transaction, 7, "g")
     statements.replace(transaction, box.space(TRUNCATE_ID), pack((SPACE, 1)))
@@ -118,7 +118,7 @@ def test_truncation_and_what_was_written_before_it_are_taken_back_in_order(box: 
     assert names(box) == "ace"
 
 
-def test_a_refused_change_of_a_system_space_leaves_no_row(box: Box) -> None:
+def test_rejected_change_of_a_system_space_leaves_no_row(box: Box) -> None:
     transaction = box.begin()
     with pytest.raises(errors.TruncateSystemSpace):
         statements.replace(transaction, box.space(TRUNCATE_ID), pack((280, 1)))
@@ -126,7 +126,7 @@ def test_a_refused_change_of_a_system_space_leaves_no_row(box: Box) -> None:
     assert transaction.statements == []
 
 
-def test_temporary_spaces_are_not_logged_and_synchronous_ones_say_so(box: Box) -> None:
+def test_temporary_spaces_are_not_logged_and_synchronous_spaces_set_the_flag(box: Box) -> None:
     transaction = box.begin()
     insert(transaction, 1, space=TEMPORARY)
     assert (transaction.statements, transaction.is_sync) == ([], False)
@@ -138,7 +138,7 @@ def test_temporary_spaces_are_not_logged_and_synchronous_ones_say_so(box: Box) -
     assert len(box.space(TEMPORARY)) == 0
 
 
-def test_a_transaction_may_be_made_synchronous_and_stays_so_when_it_is_prepared(box: Box) -> None:
+def test_transaction_made_synchronous_stays_synchronous_when_prepared(box: Box) -> None:
     transaction = box.begin_interactive()
     insert(transaction, 7, "g")
     assert not transaction.is_sync
@@ -161,7 +161,7 @@ def test_local_rows_alone_cannot_wait_for_a_quorum(box: Box) -> None:
     assert mixed.prepare().is_sync
 
 
-def test_a_linearizable_transaction_knows_no_space_that_others_write_without_a_quorum(box: Box) -> None:
+def test_linearizable_transaction_rejects_spaces_written_without_a_quorum(box: Box) -> None:
     transaction = box.begin_interactive(isolation=Isolation.LINEARIZABLE)
     with pytest.raises(errors.Unsupported, match='space "s512" does not support linearizable operations'):
         get(transaction, 1)
@@ -170,7 +170,7 @@ def test_a_linearizable_transaction_knows_no_space_that_others_write_without_a_q
         assert get(transaction, 1, space=space) == (1,)
 
 
-def test_a_linearizable_transaction_does_not_see_what_is_in_flight(box: Box) -> None:
+def test_linearizable_transaction_does_not_see_pending_writes(box: Box) -> None:
     pending = box.begin()
     insert(pending, 1, space=SYNC)
     box.in_flight.append(pending)
@@ -200,9 +200,7 @@ def other(box: Box) -> InteractiveTransaction:
     return box.begin_interactive()
 
 
-def test_an_interactive_transaction_sees_its_own_writes_and_nobody_else_does(
-    box: Box, one: InteractiveTransaction
-) -> None:
+def test_interactive_transaction_alone_sees_its_own_writes(box: Box, one: InteractiveTransaction) -> None:
     replace(one, 1, "z")
     delete(one, 3)
     insert(one, 4, "d")
@@ -214,7 +212,7 @@ def test_an_interactive_transaction_sees_its_own_writes_and_nobody_else_does(
     assert names(box) == "zde"
 
 
-def test_it_reads_what_was_there_at_its_first_statement(box: Box, one: InteractiveTransaction) -> None:
+def test_transaction_reads_the_state_at_its_first_statement(box: Box, one: InteractiveTransaction) -> None:
     replace(box.begin(), 5, "y")
     assert get(one, 5) == (5, "y")
     replace(box.begin(), 1, "z")
@@ -224,7 +222,7 @@ def test_it_reads_what_was_there_at_its_first_statement(box: Box, one: Interacti
     assert not one.prepare().statements
 
 
-def test_a_rollback_leaves_nothing_behind(box: Box, one: InteractiveTransaction) -> None:
+def test_rollback_leaves_no_trace(box: Box, one: InteractiveTransaction) -> None:
     delete(one, 1)
     one.rollback()
     assert names(box) == "ace"
@@ -236,7 +234,7 @@ def test_a_rollback_leaves_nothing_behind(box: Box, one: InteractiveTransaction)
     assert names(box) == "bce"
 
 
-def test_one_that_has_read_nothing_costs_no_writer_anything(box: Box, one: InteractiveTransaction) -> None:
+def test_transaction_without_reads_costs_other_writers_nothing(box: Box, one: InteractiveTransaction) -> None:
     one.space(SPACE)
     one.user = GUEST
     with pytest.raises(errors.AccessDenied):
@@ -252,7 +250,7 @@ def test_one_that_has_read_nothing_costs_no_writer_anything(box: Box, one: Inter
     assert names(box) == "x"
 
 
-def test_a_prepared_transaction_can_be_taken_back(box: Box, one: InteractiveTransaction) -> None:
+def test_prepared_transaction_can_be_rolled_back(box: Box, one: InteractiveTransaction) -> None:
     delete(one, 1)
     replace(one, 3, "x")
     prepared = one.prepare()
@@ -262,7 +260,7 @@ def test_a_prepared_transaction_can_be_taken_back(box: Box, one: InteractiveTran
     assert select(box.begin(), index=1) == [1, 3, 5]
 
 
-def test_a_savepoint_restores_what_it_had_written(box: Box, one: InteractiveTransaction) -> None:
+def test_savepoint_restores_earlier_writes(box: Box, one: InteractiveTransaction) -> None:
     replace(one, 1, "x")
     savepoint = one.savepoint()
     replace(one, 1, "y")
@@ -342,7 +340,7 @@ PEACE: dict[str, tuple[Change, Change]] = {
 
 
 @pytest.mark.parametrize("name", CONFLICTS)
-def test_who_read_what_is_no_longer_so_cannot_commit(box: Box, one: InteractiveTransaction, name: str) -> None:
+def test_transaction_with_stale_reads_cannot_commit(box: Box, one: InteractiveTransaction, name: str) -> None:
     mine, theirs = CONFLICTS[name]
     mine(one)
     replace(one, 77, "mine", space=PLAIN)
@@ -354,7 +352,7 @@ def test_who_read_what_is_no_longer_so_cannot_commit(box: Box, one: InteractiveT
 
 
 @pytest.mark.parametrize("name", PEACE)
-def test_who_read_something_else_can(box: Box, one: InteractiveTransaction, name: str) -> None:
+def test_transaction_with_unrelated_reads_can_commit(box: Box, one: InteractiveTransaction, name: str) -> None:
     mine, theirs = PEACE[name]
     mine(one)
     replace(one, 77, "mine", space=PLAIN)
@@ -363,9 +361,7 @@ def test_who_read_something_else_can(box: Box, one: InteractiveTransaction, name
     assert get(box.begin(), 77, space=PLAIN) == (77, "mine")
 
 
-def test_of_two_that_meet_the_first_committer_wins(
-    box: Box, one: InteractiveTransaction, other: InteractiveTransaction
-) -> None:
+def test_first_committer_wins_a_conflict(box: Box, one: InteractiveTransaction, other: InteractiveTransaction) -> None:
     for transaction, name in ((one, "one"), (other, "other")):
         get(transaction, 1)
         replace(transaction, 1, name)
@@ -386,7 +382,7 @@ def test_write_skew_is_a_conflict(box: Box, one: InteractiveTransaction, other: 
         other.prepare()
 
 
-def test_a_write_that_was_taken_back_is_no_conflict(box: Box, one: InteractiveTransaction) -> None:
+def test_rolled_back_write_is_not_a_conflict(box: Box, one: InteractiveTransaction) -> None:
     failing = box.begin()
     get(one, 1)
     replace(failing, 3, "x")
@@ -397,7 +393,7 @@ def test_a_write_that_was_taken_back_is_no_conflict(box: Box, one: InteractiveTr
     assert names(box) == "acmine"
 
 
-def test_who_saw_a_write_that_was_taken_back_cannot_commit(box: Box) -> None:
+def test_transaction_that_read_a_rolled_back_write_cannot_commit(box: Box) -> None:
     failing = box.begin()
     replace(failing, 3, "x")
     one = box.begin_interactive()
@@ -408,7 +404,7 @@ def test_who_saw_a_write_that_was_taken_back_cannot_commit(box: Box) -> None:
         one.prepare()
 
 
-def test_confirmed_reads_do_not_see_what_is_in_flight(box: Box) -> None:
+def test_confirmed_reads_do_not_see_pending_writes(box: Box) -> None:
     in_flight = box.begin()
     replace(in_flight, 3, "x")
     box.in_flight.append(in_flight)
@@ -417,7 +413,7 @@ def test_confirmed_reads_do_not_see_what_is_in_flight(box: Box) -> None:
     assert get(box.begin_interactive(), 3) == (3, "x")
 
 
-def test_a_space_that_is_no_longer_the_same_ends_the_transaction(box: Box, one: InteractiveTransaction) -> None:
+def test_altered_space_aborts_the_transaction(box: Box, one: InteractiveTransaction) -> None:
     get(one, 1, space=PLAIN)
     truncate(box.begin())
     with pytest.raises(errors.TransactionConflict):
@@ -427,7 +423,7 @@ def test_a_space_that_is_no_longer_the_same_ends_the_transaction(box: Box, one: 
     assert get(one, 1) is None
 
 
-def test_confirmed_reads_of_a_space_that_is_about_to_change_are_a_conflict(box: Box) -> None:
+def test_confirmed_read_of_a_space_with_a_pending_definition_is_a_conflict(box: Box) -> None:
     in_flight = box.begin()
     truncate(in_flight)
     box.in_flight.append(in_flight)
@@ -437,7 +433,7 @@ def test_confirmed_reads_of_a_space_that_is_about_to_change_are_a_conflict(box: 
     assert box.views == []
 
 
-def test_one_that_has_failed_has_nothing_but_its_failure(box: Box, one: InteractiveTransaction) -> None:
+def test_failed_transaction_returns_only_its_error(box: Box, one: InteractiveTransaction) -> None:
     insert(one, 7, "lost", space=PLAIN)
     get(one, 1)
     truncate(box.begin())
@@ -454,7 +450,7 @@ def test_one_that_has_failed_has_nothing_but_its_failure(box: Box, one: Interact
     assert box.views == []
 
 
-def test_a_failure_that_is_told_again_and_again_does_not_grow(one: InteractiveTransaction) -> None:
+def test_error_of_a_failed_transaction_does_not_grow_when_repeated(one: InteractiveTransaction) -> None:
     def told() -> errors.TarantoolError:
         with pytest.raises(errors.NoTransaction) as found:
             one.check()
@@ -465,7 +461,9 @@ def test_a_failure_that_is_told_again_and_again_does_not_grow(one: InteractiveTr
     assert frames == frames[:1] * 3
 
 
-def test_one_that_is_over_says_so(box: Box, one: InteractiveTransaction, other: InteractiveTransaction) -> None:
+def test_finished_transaction_rejects_statements(
+    box: Box, one: InteractiveTransaction, other: InteractiveTransaction
+) -> None:
     insert(one, 7, "g", space=PLAIN)
     one.prepare()
     other.end()
@@ -475,7 +473,7 @@ def test_one_that_is_over_says_so(box: Box, one: InteractiveTransaction, other: 
     assert names(box, PLAIN) == "aceg"
 
 
-def test_a_statement_that_fails_is_taken_back_alone(box: Box) -> None:
+def test_failed_statement_is_rolled_back_alone(box: Box) -> None:
     def insert_and_fail() -> None:
         insert(transaction, 9, "i")
         raise KeyboardInterrupt
@@ -496,9 +494,7 @@ def test_rows_of_system_spaces_take_effect_with_the_commit(box: Box, one: Intera
     assert names(box) == "b"
 
 
-def test_rows_of_system_spaces_that_make_no_sense_are_refused_by_the_commit(
-    box: Box, one: InteractiveTransaction
-) -> None:
+def test_invalid_rows_of_system_spaces_are_rejected_by_the_commit(box: Box, one: InteractiveTransaction) -> None:
     insert(one, 2, "b")
     statements.insert(one, one.space("_index"), pack((PLAIN, 7, "odd", "nonsense", {}, ((0, "unsigned"),))))
     with pytest.raises(errors.IndexType):
@@ -507,6 +503,6 @@ def test_rows_of_system_spaces_that_make_no_sense_are_refused_by_the_commit(
     assert not [row for row in box.space("_index").tuples() if b"nonsense" in row]
 
 
-def test_functions_that_change_definitions_are_refused_in_words(one: InteractiveTransaction) -> None:
+def test_functions_that_change_definitions_are_rejected_with_an_explanation(one: InteractiveTransaction) -> None:
     with pytest.raises(errors.Unsupported, match="does not support functions that change definitions"):
         ddl.create_space(one, "another")

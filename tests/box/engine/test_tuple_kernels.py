@@ -124,7 +124,7 @@ def key_by_rules(lane: Lane, raw: bytes) -> Key | None:
 
 
 @given(SOME_LANE, st.data())
-def test_what_the_kernel_vouches_for_the_plain_rules_accept_with_the_same_key(lane: Lane, data: st.DataObject) -> None:
+def test_tuples_accepted_by_the_kernel_pass_the_plain_rules_with_the_same_key(lane: Lane, data: st.DataObject) -> None:
     raws = data.draw(st.lists(fitting(lane) | ARRAYS | WIDE_ARRAYS | VALUES | st.binary(max_size=9), max_size=3))
     found = keys_by_kernel(lane, raws)
     if found is not None:
@@ -139,7 +139,7 @@ def test_the_usual_tuples_need_no_closer_look(lane: Lane, data: st.DataObject) -
 
 
 @given(SOME_LANE, st.data())
-def test_changed_bytes_are_refused_or_right(lane: Lane, data: st.DataObject) -> None:
+def test_corrupted_bytes_are_rejected_or_decoded_correctly(lane: Lane, data: st.DataObject) -> None:
     raw = bytearray(data.draw(fitting(lane)))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -148,7 +148,7 @@ def test_changed_bytes_are_refused_or_right(lane: Lane, data: st.DataObject) -> 
 
 
 @given(SOME_LANE, st.data())
-def test_a_tuple_that_is_cut_off_is_never_vouched_for(lane: Lane, data: st.DataObject) -> None:
+def test_truncated_tuple_is_never_accepted(lane: Lane, data: st.DataObject) -> None:
     raw = data.draw(fitting(lane))
     for size in range(len(raw)):
         assert keys_by_kernel(lane, [raw[:size]]) is None
@@ -172,7 +172,7 @@ def test_the_usual_keys_need_no_closer_look(lane: Lane, data: st.DataObject) -> 
     assert found == [lane.primary.key.exact((key,)) for key in keys]
 
 
-def test_one_that_needs_a_closer_look_is_enough() -> None:
+def test_one_tuple_that_needs_full_checks_is_enough() -> None:
     lane = LANES[0]
     good = [pack((number,)) for number in range(5)]
     for place in range(6):
@@ -182,7 +182,7 @@ def test_one_that_needs_a_closer_look_is_enough() -> None:
 
 
 @pytest.mark.parametrize("open", [b"\x91", b"\x81\xc0", b"\x81\xa1a"])
-def test_nesting_is_vouched_for_only_as_deep_as_the_decoder_goes(open: bytes) -> None:
+def test_nesting_is_accepted_only_to_the_depth_of_the_decoder(open: bytes) -> None:
     lane = LANES[0]
     for depth in (1, NESTING_MAX - 2, NESTING_MAX - 1, NESTING_MAX, NESTING_MAX + 1, STACK_SIZE + 5, 5000):
         raw = b"\x92\x05" + open * depth + b"\xc0"
@@ -191,6 +191,6 @@ def test_nesting_is_vouched_for_only_as_deep_as_the_decoder_goes(open: bytes) ->
     assert keys_by_kernel(lane, [b"\x92\x05" + open * 20 + b"\xc0"]) == [5]
 
 
-def test_counts_that_are_not_there_are_not_believed() -> None:
+def test_count_beyond_the_data_is_rejected() -> None:
     for raw in (b"\xdd\xff\xff\xff\xff\x05", b"\x92\x05\xdf\xff\xff\xff\xff", b"\x92\x05\xdb\xff\xff\xff\xff"):
         assert keys_by_kernel(LANES[0], [raw]) is None

@@ -62,7 +62,7 @@ def test_results_are_those_of_the_plain_operations(rows: list[tuple[list[Any], A
             assert update_raw(raw, decoded, None, rules) == upsert_raw(raw, decoded, None, rules) == result
 
 
-def test_what_is_done_here() -> None:
+def test_operations_done_by_the_kernel() -> None:
     raw = pack((1, "a", -5, 1 << 40))
     done = [
         ([("=", 2, "b")], (1, "b", -5, 1 << 40)),
@@ -72,7 +72,7 @@ def test_what_is_done_here() -> None:
     assert updated([raw] * 3, [pack(each) for each, _ in done], [1] * 3, (0,)) == [pack(result) for _, result in done]
 
 
-def test_what_is_left_to_the_plain_operations() -> None:
+def test_operations_left_to_the_plain_path() -> None:
     raw = pack((1, "a", -5, (1 << 63) - 1, 1.5))
     left: list[Any] = [
         [("=", 1, 2)],  # the key
@@ -104,7 +104,7 @@ def test_a_long_head_becomes_a_short_one() -> None:
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20)), min_size=1, max_size=4))
 @settings(max_examples=100 if UNCOMPILED else 500, deadline=None)
-def test_nothing_is_read_or_written_outside(rows: list[tuple[bytes, bytes]]) -> None:
+def test_kernel_does_not_access_memory_outside_its_buffers(rows: list[tuple[bytes, bytes]]) -> None:
     tuples, operations = [b"\x92" + raw for raw, _ in rows], [b"\x91\x93\xa1=" + raw for _, raw in rows]
     for raw, each, result in zip(tuples, operations, updated(tuples, operations, [0] * len(rows)), strict=True):
         if result is not None:

@@ -73,7 +73,7 @@ def test_splice_counts_bytes_and_out_of_bound_is_an_error() -> None:
             run((1, "abcde"), (":", 2, offset, 0, ""))
 
 
-def test_a_float_is_short_only_where_that_is_exact() -> None:
+def test_float_is_single_only_when_exact() -> None:
     half = b"\xca" + struct.pack(">f", 0.5)
     assert Float(0.5, was_double=False).packed(is_double=False) == half
     assert Float(0.5, was_double=False).packed(is_double=True) == pack(0.5)
@@ -81,13 +81,13 @@ def test_a_float_is_short_only_where_that_is_exact() -> None:
         assert Float(value, was_double=False).packed(is_double=False) == pack(value)
 
 
-def test_bits_of_a_number_written_as_signed_are_an_error() -> None:
+def test_bit_operation_on_a_signed_number_is_an_error() -> None:
     (operation,) = decode_operations((("&", 1, 1),))
     assert compute(operation, b"\xcc\x05") == b"\x01"
     with pytest.raises(errors.UpdateArgType):
         compute(operation, b"\xd0\x05")
 
 
-def test_integers_are_written_as_short_as_they_can_be() -> None:
+def test_integers_are_encoded_in_the_shortest_form() -> None:
     (operation,) = decode_operations((("+", 1, 1),))
     assert compute(operation, b"\xcf" + bytes(8)) == b"\x01"

@@ -27,7 +27,7 @@ def run(*operations: tuple[Any, ...], document: Any = DOCUMENT) -> Any:
     return list(changed.items()) if isinstance(changed, dict) else changed
 
 
-def test_one_operation_leaves_the_order_of_keys() -> None:
+def test_single_operation_keeps_the_order_of_keys() -> None:
     assert [key for key, _ in run(("=", "[2].c", 0))] == ["a", "b", "c", "d"]
     assert [key for key, _ in run(("#", "[2].b", 1))] == ["a", "c", "d"]
     assert [key for key, _ in run(("!", "[2].e", 0))] == ["e", "a", "b", "c", "d"]
@@ -50,7 +50,7 @@ def test_positions_in_an_array_shift_with_insertions_and_deletions() -> None:
     assert run(("#", "[2][3]", 9), ("=", "[2][1]", 5), ("=", "[2][3]", 6), document=(1, 2, 3)) == (5, 2, 6)
 
 
-def test_a_number_in_a_path_finds_a_key_that_is_this_number() -> None:
+def test_number_in_a_path_finds_an_equal_map_key() -> None:
     assert run(("=", "[2][7]", 0), document={7: 1, "a": 2}) == [(7, 0), ("a", 2)]
 
 
@@ -75,20 +75,20 @@ MISMATCHES = [
 
 
 @pytest.mark.parametrize(("operations", "message"), MISMATCHES)
-def test_what_does_not_go_together_is_said(operations: list[tuple[Any, ...]], message: str) -> None:
+def test_conflicting_operations_are_errors(operations: list[tuple[Any, ...]], message: str) -> None:
     with pytest.raises(errors.TarantoolError) as error:
         run(*operations)
     assert error.value.message == message
 
 
-def test_an_assignment_to_the_whole_overrides_what_was_done_inside() -> None:
+def test_assignment_to_a_container_overrides_changes_inside() -> None:
     changed = update_raw(pack((1, DOCUMENT)), decode_operations((("=", "[2].d", 1), ("=", 1, 5))))
     assert unpack(changed) == (1, 5)
     with pytest.raises(errors.UpdateField, match="double update"):
         run(("=", "[2].d", 1), ("+", 1, 5))
 
 
-def test_an_upsert_goes_on_behind_what_fails() -> None:
+def test_upsert_continues_after_a_failed_operation() -> None:
     operations = decode_operations((("+", "[2].c", 1), ("+", "[2].d", 1), ("+", "[2].nothing", 1)))
     assert unpack(upsert_raw(pack((1, DOCUMENT)), operations))[1] == {**DOCUMENT, "d": 5}
 
@@ -103,7 +103,7 @@ def test_large_containers_get_larger_heads() -> None:
 
 
 @pytest.mark.real
-def test_the_real_server_says_the_same_of_what_does_not_go_together(tarantool: ModuleType, tmp_path: Path) -> None:
+def test_conflicting_operations_have_the_errors_of_the_real_server(tarantool: ModuleType, tmp_path: Path) -> None:
     setup = "box.schema.space.create('t', {id=512}):create_index('pk')"
     with tarantool.serve(tmp_path, setup=setup, cfg="wal_mode='none'") as server, RawClient(server.port) as client:
         client.ask([raw_client.insert(512, pack((1, DOCUMENT)))])

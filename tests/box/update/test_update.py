@@ -48,13 +48,13 @@ def test_fields_are_meant_by_number_from_the_base_by_number_from_the_end_and_by_
     assert run((1, 2, 3), ("=", "number", "x")) == (1, "x", 3)
 
 
-def test_assignment_one_behind_the_end_appends_and_further_is_an_error() -> None:
+def test_assignment_at_the_end_appends_and_beyond_is_an_error() -> None:
     assert run((1,), ("=", 2, "x")) == (1, "x")
     with pytest.raises(errors.NoSuchFieldNo, match="Field 3 was not found"):
         run((1,), ("=", 3, "x"))
 
 
-def test_insertion_and_deletion_shift_what_follows() -> None:
+def test_insertion_and_deletion_shift_later_fields() -> None:
     assert run((1, 2), ("!", 1, "a"), ("=", 2, "b")) == ("a", "b", 2)
     assert run((1, 2), ("!", -1, "end")) == (1, 2, "end")
     assert run((1, 2, 3, 4), ("#", 2, 2)) == (1, 4)
@@ -63,7 +63,7 @@ def test_insertion_and_deletion_shift_what_follows() -> None:
         run((1, 2), ("#", 1, 0))
 
 
-def test_a_second_calculation_on_one_field_is_an_error_but_assignment_overrides() -> None:
+def test_second_arithmetic_operation_on_a_field_is_an_error_but_assignment_overrides() -> None:
     assert run((1, 5), ("+", 2, 1), ("=", 2, 9)) == (1, 9)
     with pytest.raises(errors.UpdateField, match="Field 2 UPDATE error: double update of the same field"):
         run((1, 5), ("=", 2, 9), ("+", 2, 1))
@@ -83,12 +83,12 @@ def test_paths_lead_into_documents() -> None:
     assert values[4] == {"a": {"b": 5}, "c d": 1}
 
 
-def test_upsert_leaves_out_what_fails() -> None:
+def test_upsert_skips_failed_operations() -> None:
     operations = decode_operations((("+", 2, 1), ("+", 3, 1), ("=", 9, 0)), index_base=1)
     assert upsert((1, "text", 5), operations) == (1, "text", 6)
 
 
-def test_what_no_operation_touches_keeps_its_bytes() -> None:
+def test_untouched_fields_keep_their_bytes() -> None:
     odd = b"\x94\xcc\x01\xca\x3f\x00\x00\x00\xd9\x01a\xde\x00\x01\xd9\x01k\xd0\x05"
     assert update_raw(odd, ()) == odd
     operations = decode_operations((("=", 1, 7),))
@@ -97,7 +97,7 @@ def test_what_no_operation_touches_keeps_its_bytes() -> None:
     assert update_raw(odd, operations) == odd.replace(b"\xd0\x05", b"\x07")
 
 
-def test_values_are_stored_as_the_request_writes_them() -> None:
+def test_values_are_stored_as_encoded_in_the_request() -> None:
     half = b"\xca\x3f\x00\x00\x00"
     operations = decode_operations(b"\x92\x93\xa1=\x01" + half + b"\x93\xa1!\x02\xd0\x05")
     assert update_raw(b"\x91\x01", operations) == b"\x93\x01" + half + b"\xd0\x05"
@@ -234,7 +234,7 @@ def ours(raw: bytes, operations: bytes, is_upsert: bool) -> tuple[int, str, byte
 
 
 @pytest.mark.real
-def test_random_operations_do_what_the_real_server_does(
+def test_random_operations_equal_those_of_the_real_server(
     tarantool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(update_tree, "changed_twice", said_twice)
@@ -287,7 +287,7 @@ def run_newer(values: tuple[Any, ...], *operations: tuple[Any, ...], rules: Upda
     return changed
 
 
-def test_newer_servers_fill_the_gap_behind_a_tuple_with_nils() -> None:
+def test_newer_servers_fill_the_gap_after_a_tuple_with_nils() -> None:
     assert run_newer((1, 2), ("=", 4, "x")) == (1, 2, None, "x")
     assert run_newer((1, 2), ("!", "map", "x"), ("=", 3, 0)) == (1, 2, 0, None, "x")
     assert run_newer((1, 2), ("=", 3, "x")) == (1, 2, "x")
@@ -301,13 +301,13 @@ def test_newer_servers_fill_the_gap_behind_a_tuple_with_nils() -> None:
         run_newer((1, 2), ("=", 2**31 - 1, 1))
 
 
-def test_newer_servers_delete_nothing_behind_a_tuple() -> None:
+def test_newer_servers_delete_nothing_after_a_tuple() -> None:
     assert run_newer((1, 2), ("#", 3, 1), ("#", 9, 4)) == (1, 2)
     with pytest.raises(errors.NoSuchFieldNo):
         run_newer((1, 2), ("#", -3, 1))
 
 
-def test_the_newest_servers_change_a_field_as_often_as_they_are_told() -> None:
+def test_newest_servers_change_a_field_any_number_of_times() -> None:
     with pytest.raises(errors.UpdateField, match="double update"):
         run_newer((1, 2), ("+", 2, 1), ("-", 2, 5))
     assert run_newer((1, 2), ("+", 2, 1), ("-", 2, 5), rules=NEWEST) == (1, -2)

@@ -66,7 +66,7 @@ class Busy:
         return {"b": self.answers.pop(0)}
 
 
-async def test_who_runs_and_does_not_answer_is_not_dead() -> None:
+async def test_running_process_that_does_not_answer_is_not_dead() -> None:
     board = Board(Console(file=io.StringIO()))
     nodes: Any = Busy()
     said = []

@@ -41,7 +41,7 @@ async def sold(shop: Shop, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_the_shop_was_answered_survives_its_leader(cluster: Cluster) -> None:
+async def test_acknowledged_orders_survive_the_leader(cluster: Cluster) -> None:
     cluster.start()
     first = await cluster.leader()
     await cluster.until_equal()
@@ -64,7 +64,7 @@ async def test_what_the_shop_was_answered_survives_its_leader(cluster: Cluster) 
     assert there - shop.orders <= shop.uncertain
 
 
-async def test_nodes_that_are_gone_are_no_leader(cluster: Cluster) -> None:
+async def test_stopped_node_is_not_a_leader(cluster: Cluster) -> None:
     for member in cluster.members:
         member.log.write_text("ended early\n")
     with pytest.raises(NotReady, match="ended early"):

@@ -11,7 +11,7 @@ from flowstone.cli.demo.elections import DEPOSITS, show_elections
 from flowstone.cli.demo.replication import NAMES
 
 
-async def test_the_successor_has_what_the_leader_was_given(
+async def test_new_leader_has_the_rows_of_the_old_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -59,7 +59,7 @@ async def test_story_ends_with_its_timeout_of_caller(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_leaves_early_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_demo_leaves_no_files(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-m", "flowstone.cli", "demo"]
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -10,7 +10,7 @@ import pytest
 from flowstone.cli.demo.replication import NAMES, show_replica_set
 
 
-async def test_the_replica_set_of_the_demo_comes_to_one_position(
+async def test_demo_replica_set_converges_to_one_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

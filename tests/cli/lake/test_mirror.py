@@ -47,7 +47,7 @@ PROGRESS = MirrorProgress(
         (["127.0.0.1:1"], "Missing argument 'SOURCE...'"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(
+def test_invalid_options_are_reported_before_the_start(
     arguments: list[str],
     message: str,
     tmp_path: Path,
@@ -62,7 +62,7 @@ def test_what_is_wrong_is_said_before_anything_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_spark_does_not_start_for_a_source_that_is_away(
+def test_spark_does_not_start_for_an_unreachable_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def start(*arguments: object, **options: object) -> None:
@@ -92,7 +92,7 @@ def test_events_are_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1]["tables"]["orders"] == {"changes": 1000, "changes_per_second": 500.0, "version": 12}
 
 
-def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_without_a_terminal_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     teller = mirror.Teller(as_json=False)
     teller.tell(MirrorTable("orders", "created"))
     teller.tell(PROGRESS)
@@ -102,7 +102,7 @@ def test_without_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[
     ]
 
 
-def test_lines_of_progress_come_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_are_printed_periodically_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     now = 100.0
     teller = mirror.Teller(as_json=False, now=lambda: now)
 
@@ -130,7 +130,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_shows_figures_per_table_in_one_place() -> None:
+def test_terminal_shows_figures_per_table_in_place() -> None:
     screen = Terminal()
     teller = mirror.Teller(as_json=False, screen=screen)
     teller.tell(PROGRESS)
@@ -160,7 +160,7 @@ def test_signals_stop_a_mirror_in_good_order(capfd: pytest.CaptureFixture[str]) 
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_lines_of_several_threads_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_of_several_threads_are_not_interleaved(capsys: pytest.CaptureFixture[str]) -> None:
     teller = mirror.Teller(as_json=True)
 
     def tell() -> None:

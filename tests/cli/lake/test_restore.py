@@ -42,7 +42,7 @@ def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
         ("latest", "or newest"),
     ],
 )
-def test_a_moment_that_is_none_is_refused_with_the_nearest(
+def test_invalid_moment_is_rejected_with_the_nearest_one(
     flowstone: Command, archive: Path, tmp_path: Path, to: str, message: str
 ) -> None:
     done = flowstone("restore", archive, "--to", to, "--out", tmp_path / "out")
@@ -52,26 +52,26 @@ def test_a_moment_that_is_none_is_refused_with_the_nearest(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_output_that_is_not_empty_is_refused(flowstone: Command, archive: Path) -> None:
+def test_output_directory_must_be_empty(flowstone: Command, archive: Path) -> None:
     done = flowstone("restore", archive, "--to", "5", "--out", archive)
     assert done.code == 2
     assert "is not empty" in done.complaints[-1]
 
 
-def test_an_unknown_format_is_refused(flowstone: Command, archive: Path, tmp_path: Path) -> None:
+def test_unknown_format_is_rejected(flowstone: Command, archive: Path, tmp_path: Path) -> None:
     done = flowstone("restore", archive, "--to", "5", "--out", tmp_path / "out", "--format", "csv")
     assert done.code == 2
     assert "snap, delta, parquet" in done.complaints[-1]
 
 
-def test_a_directory_without_logs_is_refused(flowstone: Command, tmp_path: Path) -> None:
+def test_directory_without_logs_is_rejected(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     done = flowstone("restore", tmp_path / "nothing", "--to", "5", "--out", tmp_path / "out")
     assert done.code in (1, 2)
     assert len(done.complaints) == 1
 
 
-def test_a_directory_that_is_not_there_is_a_wrong_command_line(flowstone: Command, tmp_path: Path) -> None:
+def test_missing_directory_is_a_usage_error(flowstone: Command, tmp_path: Path) -> None:
     done = flowstone("restore", tmp_path / "nosuch", "--to", "5", "--out", tmp_path / "out")
     assert done.code == 2
     assert "no such directory; specify an archive" in done.complaints[-1]
@@ -92,7 +92,7 @@ def test_an_archive_needs_a_moment(flowstone: Command, archive: Path, tmp_path: 
         (("--format", "snap"), "limestone, delta, parquet"),
     ],
 )
-def test_what_is_refused_of_a_limestone(
+def test_options_rejected_for_a_limestone(
     flowstone: Command, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     directory = random_directory(tmp_path / "log", 83, 6)

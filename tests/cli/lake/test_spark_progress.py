@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_line_changes_and_goes() -> None:
+def test_progress_line_is_updated_and_cleared() -> None:
     screen = Terminal()
     line = Line(screen)
     line.tell("sorting")
@@ -27,7 +27,7 @@ def test_a_line_changes_and_goes() -> None:
     assert screen.getvalue() == f"{CLEAR_LINE}sorting…{CLEAR_LINE}sorting (1 of 2 tasks)…{CLEAR_LINE}"
 
 
-def test_nothing_is_written_where_nobody_looks() -> None:
+def test_no_progress_is_written_without_a_terminal() -> None:
     screen = io.StringIO()
     line = Line(screen)
     line.tell("sorting")

@@ -28,7 +28,7 @@ def report(*spaces: SpaceResult, b: SideReport = B, **more: Any) -> VerifyReport
     return VerifyReport(A, b, spaces, **{"differences": (), "wrong": (), "notes": (), **more}, seconds=4.06)
 
 
-def test_equal_sides_are_told_in_a_table() -> None:
+def test_equal_sides_are_listed_in_a_table() -> None:
     found = report(
         SpaceResult(280, "_space", 2, 2),
         SpaceResult(328, "_trigger", 0, 0),
@@ -50,12 +50,12 @@ equal: 131 rows of 4 spaces, in 4.1 s"""
     )
 
 
-def test_nothing_is_cut_off_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_to_a_file_is_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     show(report(SpaceResult(512, "a_space_with_a_rather_long_name_" * 3, 1234567, 1234567)))
     assert "a_space_with_a_rather_long_name_" * 3 in capsys.readouterr().out
 
 
-def test_differences_are_told_with_both_values_and_the_field() -> None:
+def test_differences_are_listed_with_both_values_and_the_field() -> None:
     differing = ShownDifference(
         512, "orders", "[34]", "differs", "[34,102]", "[34,102.0]", (FieldDifference("total", "102", "102.0"),)
     )
@@ -87,7 +87,7 @@ different: 5 differences in 9 rows; B lacks rows, in 4.1 s"""
     )
 
 
-def test_only_late_is_said_to_be_equal_up_to_there() -> None:
+def test_side_that_only_lags_is_equal_up_to_its_position() -> None:
     late = SideReport("archive", "/backup", "uuid", {1: 420}, ((1, 421, 421),))
     assert shown(report(SpaceResult(512, "orders", 9, 9), b=late)).endswith(
         "different: B lacks rows; the 9 compared rows are equal, in 4.1 s"
@@ -104,7 +104,7 @@ def test_only_late_is_said_to_be_equal_up_to_there() -> None:
         (["127.0.0.1:1"], "Missing argument 'B'"),
     ],
 )
-def test_trouble_is_one_line_and_2_and_spark_is_not_started(
+def test_errors_are_one_line_with_exit_code_2_and_spark_is_not_started(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flowstone.spark.spark_session.session", None)
@@ -115,13 +115,13 @@ def test_trouble_is_one_line_and_2_and_spark_is_not_started(
     assert said in line
 
 
-def test_nothing_is_left_of_a_node_that_could_not_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_node_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert run(["verify", "--wait", "0", "127.0.0.1:1", "127.0.0.1:1"]) == 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_nobody_expected_does_not_look_like_a_difference(
+def test_unexpected_error_is_not_reported_as_a_difference(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*arguments: object) -> None:

@@ -23,7 +23,7 @@ def listed(flowstone: Command, *arguments: object) -> list[str]:
     return done.text.splitlines()
 
 
-def test_entries_stand_where_the_recorded_listing_has_them(flowstone: Command) -> None:
+def test_entries_equal_the_recorded_listing(flowstone: Command) -> None:
     text = (recorded.HERE / "dirs-master/before.txt").read_text()
     found = {line.split()[1]: line.split() for line in listed(flowstone, REAL) if line.startswith("pwal_0000 ")}
     section = text.split("== pwal_0000 ")[1].split("==")[0].splitlines()[1:]
@@ -76,7 +76,7 @@ def test_filters(flowstone: Command, arguments: list[str], count: int) -> None:
     assert len(listed(flowstone, *arguments, REAL)) == count
 
 
-def test_what_does_not_count_is_told_and_can_be_left_out(flowstone: Command, tmp_path: Path) -> None:
+def test_ignored_entries_are_marked_and_can_be_hidden(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.SIX)
     lines = listed(flowstone, directory)
     assert [line for line in lines if " void " in line] == lines[6:]
@@ -84,7 +84,7 @@ def test_what_does_not_count_is_told_and_can_be_left_out(flowstone: Command, tmp
     assert listed(flowstone, "--durable", directory / "pwal_0000") == lines[:6]
 
 
-def test_rows_are_what_a_cursor_shows(flowstone: Command) -> None:
+def test_rows_equal_those_of_a_cursor(flowstone: Command) -> None:
     expected = recorded.rows((recorded.HERE / "dirs-master/before.rows.txt").read_text())
     found = [json.loads(line) for line in listed(flowstone, "--rows", "--json", REAL)]
     assert [(row["storage"], bytes.fromhex(row["key"]), bytes.fromhex(row["value"])) for row in found] == expected
@@ -93,7 +93,7 @@ def test_rows_are_what_a_cursor_shows(flowstone: Command) -> None:
     ]
 
 
-def test_a_running_store_is_read_up_to_what_is_durable(flowstone: Command, tmp_path: Path) -> None:
+def test_running_store_is_read_up_to_its_durable_epoch(flowstone: Command, tmp_path: Path) -> None:
     from flowstone.limestone import Datastore
 
     with Datastore(str(tmp_path / "data")) as store:
@@ -128,7 +128,7 @@ def test_text_is_readable_and_unambiguous(flowstone: Command, tmp_path: Path) ->
     ]
 
 
-def test_damage_is_told_behind_all_that_can_be_read(flowstone: Command, tmp_path: Path) -> None:
+def test_damage_is_reported_after_all_readable_entries(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.ENTRY[:-1])
     (directory / "pwal_0001").write_bytes(damage.CLEAN + b"\x55")
     done = flowstone("limestone", "cat", directory)
@@ -141,7 +141,7 @@ def test_damage_is_told_behind_all_that_can_be_read(flowstone: Command, tmp_path
     ]
 
 
-def test_a_damaged_epoch_file_hides_only_what_counts(flowstone: Command, tmp_path: Path) -> None:
+def test_damaged_epoch_file_hides_only_durability(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / names.EPOCH).write_bytes(b"garbage!!")
     done = flowstone("limestone", "cat", directory)
@@ -164,7 +164,7 @@ def test_a_damaged_epoch_file_hides_only_what_counts(flowstone: Command, tmp_pat
         (["--rows", "--epoch", "5", REAL], "--rows covers all files and epochs"),
     ],
 )
-def test_a_wrong_command_line_is_one_line(flowstone: Command, arguments: list[object], word: str) -> None:
+def test_usage_error_is_one_line(flowstone: Command, arguments: list[object], word: str) -> None:
     refused = flowstone("limestone", "cat", *map(str, arguments))
     assert refused.code == 2
     assert len(refused.complaints) == 1
@@ -172,7 +172,7 @@ def test_a_wrong_command_line_is_one_line(flowstone: Command, arguments: list[ob
 
 
 @pytest.mark.parametrize("option", ["--json", "--rows", "--durable"])
-def test_what_is_no_data_directory_is_refused_as_by_inspect(flowstone: Command, tmp_path: Path, option: str) -> None:
+def test_invalid_data_directory_is_rejected_as_by_inspect(flowstone: Command, tmp_path: Path, option: str) -> None:
     (tmp_path / "else").mkdir()
     (tmp_path / "program.py").write_bytes(b"")
     refused = flowstone("limestone", "cat", option, tmp_path)
@@ -182,7 +182,7 @@ def test_what_is_no_data_directory_is_refused_as_by_inspect(flowstone: Command, 
     assert flowstone("limestone", "cat", tmp_path).code == 0, "logs that have lost their manifest can be looked at"
 
 
-def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / "pwal_0000").write_bytes(damage.CLEAN * 3000)
     command = [sys.executable, "-m", "flowstone.cli", "limestone", "cat", str(directory)]

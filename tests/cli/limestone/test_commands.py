@@ -34,7 +34,7 @@ def test_without_a_command_help_is_shown(flowstone: Command) -> None:
 
 
 @pytest.mark.parametrize("command", TOOLS)
-def test_a_wrong_command_line_or_directory_is_64_and_one_line(flowstone: Command, tmp_path: Path, command: str) -> None:
+def test_usage_error_is_exit_code_64_and_one_line(flowstone: Command, tmp_path: Path, command: str) -> None:
     (tmp_path / "empty").mkdir()
     damaged = damage.write(tmp_path / "damaged", b"")
     (damaged / names.MANIFEST).write_bytes(b"{")

@@ -29,7 +29,7 @@ def is_compacted(directory: Path) -> bool:
 
 
 @pytest.mark.parametrize(("answer", "is_done"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("", False)])
-def test_it_asks_first(
+def test_compact_asks_for_confirmation(
     flowstone: Command, directory: Path, monkeypatch: pytest.MonkeyPatch, answer: str, is_done: bool
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
@@ -44,13 +44,13 @@ def test_it_asks_first(
     assert done.complaints == ([] if is_done else ["flowstone: aborted"])
 
 
-def test_it_says_so_when_nothing_is_kept(flowstone: Command, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compact_reports_an_empty_result(flowstone: Command, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
     assert "keeps: no backup" in flowstone("limestone", "compact", "--no-backup", directory).text.splitlines()
 
 
 @pytest.mark.parametrize("options", [[], ["--force"], ["--dry-run"], ["--force", "--spark"], ["--force", "--json"]])
-def test_what_is_compacted_already_stays_as_it_is(flowstone: Command, directory: Path, options: list[str]) -> None:
+def test_compacted_directory_is_unchanged(flowstone: Command, directory: Path, options: list[str]) -> None:
     assert flowstone("limestone", "compact", "--force", "--no-backup", directory).code == 0
     before = {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
     done = flowstone("limestone", "compact", *options, directory)
@@ -63,7 +63,7 @@ def test_what_is_compacted_already_stays_as_it_is(flowstone: Command, directory:
     assert {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()} == before
 
 
-def test_a_backup_is_kept_unless_it_is_not_wished_for(flowstone: Command, directory: Path) -> None:
+def test_backup_is_kept_unless_disabled(flowstone: Command, directory: Path) -> None:
     again = Path(shutil.copytree(directory, directory.parent / "again"))
     done = flowstone("limestone", "compact", "--force", directory)
     backup = next(path for path in directory.parent.iterdir() if path.name.startswith("data.backup_"))
@@ -86,7 +86,7 @@ def test_a_dry_run_changes_nothing(flowstone: Command, directory: Path) -> None:
     assert sorted(directory.parent.rglob("*")) == before
 
 
-def test_json_says_all_and_asks_nothing(flowstone: Command, directory: Path) -> None:
+def test_json_is_complete_and_asks_no_confirmation(flowstone: Command, directory: Path) -> None:
     refused = flowstone("limestone", "compact", "--json", directory)
     assert refused.code == 64
     assert "--force" in refused.complaints[0]
@@ -106,7 +106,7 @@ def test_json_says_all_and_asks_nothing(flowstone: Command, directory: Path) -> 
     assert done == planned | more
 
 
-def test_another_place_to_work_and_another_epoch_can_be_said(flowstone: Command, tmp_path: Path) -> None:
+def test_working_directory_and_epoch_can_be_chosen(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.SIX)
     (tmp_path / "work").mkdir()
     done = flowstone(
@@ -117,7 +117,7 @@ def test_another_place_to_work_and_another_epoch_can_be_said(flowstone: Command,
     assert len(recover(production().disk, str(directory), repairs=False).snapshot) == 3
 
 
-def test_a_place_to_work_that_is_not_there_is_not_made(flowstone: Command, directory: Path) -> None:
+def test_missing_working_directory_is_not_created(flowstone: Command, directory: Path) -> None:
     before = sorted(directory.parent.rglob("*"))
     for place in (directory.parent / "nosuch", directory / names.EPOCH):
         refused = flowstone("limestone", "compact", "--force", "--working-dir", place, directory)
@@ -126,7 +126,7 @@ def test_a_place_to_work_that_is_not_there_is_not_made(flowstone: Command, direc
     assert sorted(directory.parent.rglob("*")) == before
 
 
-def test_links_and_damage_are_refused(flowstone: Command, directory: Path) -> None:
+def test_links_and_damage_are_rejected(flowstone: Command, directory: Path) -> None:
     link = directory.parent / "link"
     link.symlink_to(directory)
     refused = flowstone("limestone", "compact", "--force", link)

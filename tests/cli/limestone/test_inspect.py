@@ -27,7 +27,7 @@ def test_the_exit_code_is_the_real_tools(flowstone: Command, tmp_path: Path, cas
     assert bool(shown.complaints) == (case.inspect > 0)
 
 
-def test_what_is_wrong_is_told_with_its_place(flowstone: Command, tmp_path: Path) -> None:
+def test_problems_are_listed_with_their_places(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.SIX + b"\x55")
     (directory / names.EPOCH).write_bytes((directory / names.EPOCH).read_bytes() + b"\x04")
     shown = flowstone("limestone", "inspect", directory)
@@ -46,7 +46,7 @@ def test_a_table_of_the_files_is_shown_on_request(flowstone: Command) -> None:
     assert "2 normal_with_blob; blobs: 3" in shown.text
 
 
-def test_json_says_all(flowstone: Command, tmp_path: Path) -> None:
+def test_json_is_complete(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.SIX)
     shown = flowstone("limestone", "inspect", "--json", directory)
     assert shown.code == 1
@@ -85,7 +85,7 @@ def test_json_says_all(flowstone: Command, tmp_path: Path) -> None:
     }
 
 
-def test_another_epoch_can_be_said(flowstone: Command, tmp_path: Path) -> None:
+def test_epoch_can_be_chosen(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", damage.SIX)
     shown = flowstone("limestone", "inspect", "--epoch", "6", f"{directory}/")
     assert shown.code == 0

@@ -32,7 +32,7 @@ def test_status_and_exit_code_are_the_real_tools(flowstone: Command, tmp_path: P
     assert flowstone("limestone", "inspect", directory).code == 0
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(flowstone: Command, tmp_path: Path) -> None:
+def test_dry_run_lists_the_repairs_and_changes_nothing(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", SIX + b"\x55")
     (directory / names.EPOCH).write_bytes(epoch_file.record(5) + b"\x04")
     done = flowstone("limestone", "repair", "--dry-run", "--cut", directory)
@@ -64,7 +64,7 @@ def test_a_torn_epoch_file_is_repaired(flowstone: Command, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
-def test_an_epoch_file_that_tells_nothing_needs_to_be_told(flowstone: Command, tmp_path: Path) -> None:
+def test_unreadable_epoch_file_requires_an_epoch(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / names.EPOCH).write_bytes(b"garbage!!")
     done = flowstone("limestone", "repair", directory)
@@ -75,7 +75,7 @@ def test_an_epoch_file_that_tells_nothing_needs_to_be_told(flowstone: Command, t
     assert flowstone("limestone", "inspect", directory).code == 0
 
 
-def test_json_says_all(flowstone: Command, tmp_path: Path) -> None:
+def test_json_is_complete(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", SIX[:-1])
     done = flowstone("limestone", "repair", "--json", "--cut", directory)
     found = json.loads(done.text)
@@ -92,7 +92,7 @@ def test_json_says_all(flowstone: Command, tmp_path: Path) -> None:
     }
 
 
-def test_a_catalog_that_cannot_be_read_keeps_it_from_working(flowstone: Command, tmp_path: Path) -> None:
+def test_unreadable_catalog_prevents_a_repair(flowstone: Command, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / names.CATALOG).write_bytes(b"?")
     done = flowstone("limestone", "repair", directory)

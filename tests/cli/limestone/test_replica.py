@@ -93,7 +93,7 @@ def test_replica_raises_its_limit_of_open_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_replica_serves_masters_until_a_signal_comes(number: signal.Signals, tmp_path: Path) -> None:
+async def test_replica_serves_masters_until_a_signal(number: signal.Signals, tmp_path: Path) -> None:
     with started(tmp_path / "made", "--listen", "tcp://127.0.0.1:0", is_fresh=True) as running:
         assert running.first["event"] == "listening"
         assert running.first["durable_epoch"] == 0
@@ -119,7 +119,7 @@ async def test_asks_for_the_secret(tmp_path: Path) -> None:
         assert "hidden" not in json.dumps(running.stop(signal.SIGTERM))
 
 
-def test_says_who_can_write(tmp_path: Path) -> None:
+def test_replica_lists_the_masters_that_can_write(tmp_path: Path) -> None:
     with started(tmp_path / "a", "--listen", "tcp://0.0.0.0:0") as running:
         running.stop(signal.SIGTERM)
         assert running.process.stderr is not None
@@ -151,7 +151,7 @@ def test_a_wrong_command_line_is_named(
     assert what in result.complaints[-1]
 
 
-def test_an_address_that_is_not_to_be_had_is_named_and_nothing_is_made(flowstone: Command, tmp_path: Path) -> None:
+def test_error_names_an_unavailable_address_and_creates_nothing(flowstone: Command, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -166,7 +166,7 @@ def test_an_address_that_is_not_to_be_had_is_named_and_nothing_is_made(flowstone
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_no_directory_and_an_empty_secret_none(
+def test_file_is_rejected_as_directory_and_empty_secret_as_secret(
     flowstone: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -189,7 +189,7 @@ def test_a_directory_in_use_or_of_something_else(flowstone: Command, tmp_path: P
         assert "in use" in refused.complaints[-1]
 
 
-async def test_goes_on_when_nobody_reads_what_it_tells(tmp_path: Path) -> None:
+async def test_replica_continues_when_its_output_is_closed(tmp_path: Path) -> None:
     with started(tmp_path / "data", "--listen", "tcp://127.0.0.1:0") as running:
         assert running.process.stdout is not None
         running.process.stdout.close()

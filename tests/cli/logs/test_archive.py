@@ -38,7 +38,9 @@ def test_help_has_an_example_and_the_exit_codes(flowstone: Command) -> None:
 
 
 @pytest.mark.real
-def test_once_takes_what_there_is_and_ends_well(flowstone: Command, server: RealServer, tmp_path: Path) -> None:
+def test_once_archives_the_existing_rows_and_exits_with_0(
+    flowstone: Command, server: RealServer, tmp_path: Path
+) -> None:
     server.eval("fill(1, 100)")
     first = flowstone("archive", "--once", server.uri, tmp_path / "archive")
     assert first.code == 0
@@ -61,7 +63,7 @@ def test_once_takes_what_there_is_and_ends_well(flowstone: Command, server: Real
 
 
 @pytest.mark.real
-def test_a_signal_ends_it_well(server: RealServer, tmp_path: Path) -> None:
+def test_signal_ends_the_archive_with_0(server: RealServer, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flowstone.cli", "archive", "--json", server.uri, str(tmp_path / "archive")]
     for number in (signal.SIGTERM, signal.SIGINT):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -88,7 +90,7 @@ def test_a_signal_ends_it_well(server: RealServer, tmp_path: Path) -> None:
     ("user", "text"),
     [("replicator:wrong@", "check the user and the password"), ("nobody:secret@", "box.schema.user.grant")],
 )
-def test_who_may_not_is_told_in_one_line(
+def test_missing_rights_are_one_line(
     flowstone: Command, server: RealServer, tmp_path: Path, user: str, text: str
 ) -> None:
     result = flowstone("archive", f"{user}{server.address}", tmp_path / "archive")
@@ -101,7 +103,7 @@ def test_who_may_not_is_told_in_one_line(
 
 
 @pytest.mark.real
-def test_login_comes_from_the_environment_too(
+def test_credentials_are_read_from_the_environment(
     flowstone: Command, server: RealServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TT_CLI_USERNAME", "replicator")
@@ -109,26 +111,26 @@ def test_login_comes_from_the_environment_too(
     assert flowstone("archive", "--once", server.address, tmp_path / "archive").code == 0
 
 
-def test_a_server_that_is_away_ends_once(flowstone: Command, tmp_path: Path) -> None:
+def test_unreachable_server_is_an_error_with_once(flowstone: Command, tmp_path: Path) -> None:
     result = flowstone("archive", "--once", "127.0.0.1:1", tmp_path / "new" / "archive")
     assert result.code == 1
     assert result.complaints == ["flowstone: cannot connect to 127.0.0.1:1: connection refused"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_empty_directory_that_was_there_stays(flowstone: Command, tmp_path: Path) -> None:
+def test_existing_empty_directory_is_kept(flowstone: Command, tmp_path: Path) -> None:
     assert flowstone("archive", "--once", "127.0.0.1:1", tmp_path).code == 1
     assert tmp_path.is_dir()
 
 
-def test_a_directory_that_cannot_be_made_is_told_as_such(flowstone: Command) -> None:
+def test_directory_that_cannot_be_created_is_reported(flowstone: Command) -> None:
     result = flowstone("archive", "127.0.0.1:1", "/proc/none/archive")
     assert result.code == 2
     what = "cannot create archive directory /proc/none/archive: No such file or directory"
     assert result.complaints == [f"flowstone: {what}; use another directory"]
 
 
-def test_a_wrong_command_line_is_told_apart(flowstone: Command, tmp_path: Path) -> None:
+def test_usage_error_has_its_own_exit_code(flowstone: Command, tmp_path: Path) -> None:
     (tmp_path / "node").mkdir()
     (tmp_path / "node" / "00000000000000000000.snap").touch()
     (tmp_path / "file").touch()
@@ -152,7 +154,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_stays_in_one_line_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_stays_on_one_line_of_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     screen = Terminal()
     teller = _Teller(False, screen=screen)
     progress = events.Progress({1: 9}, {1: 9}, 5, 10.0, 0.1, "follow")
@@ -164,7 +166,7 @@ def test_progress_stays_in_one_line_of_a_terminal(capsys: pytest.CaptureFixture[
     assert "caught up" in capsys.readouterr().err
 
 
-def test_without_a_terminal_there_is_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_hidden_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     _Teller(False).tell(events.Progress({1: 9}, {1: 9}, 5, 10.0, 0.1, "follow"))
     assert capsys.readouterr() == ("", "")
 

@@ -48,7 +48,7 @@ def test_timestamp_is_exclusive_and_taken_in_both_forms(lsns: Any, tmp_path: Pat
     assert lsns("--timestamp", "1970-01-01T02:16:43+02:00", log.path) == [1, 2]
 
 
-def test_spaces_are_chosen_by_id_or_name_and_more_than_one(lsns: Any, shop: Path) -> None:
+def test_spaces_are_selected_by_id_or_name(lsns: Any, shop: Path) -> None:
     assert lsns("--space", "orders", shop) == lsns("--space", "514", shop) == [3, 6]
     assert lsns("--space", "orders", "--space", "512", shop) == [2, 3, 6, 8, 11, 12]
 
@@ -73,12 +73,12 @@ def test_subdirectories_are_read_when_asked_for(flowstone: Command, shop: Path, 
     assert flowstone("cat", "-r", tmp_path).out == flowstone("cat", shop).out
 
 
-def test_settled_leaves_out_what_was_rolled_back_and_all_behind_it(flowstone: Command, lsns: Any, shop: Path) -> None:
+def test_settled_omits_rolled_back_transactions_and_those_after_them(flowstone: Command, lsns: Any, shop: Path) -> None:
     assert lsns("--settled", shop) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 13]
     assert flowstone("cat", "--settled", shop).complaints == ["note: 3 rows skipped (all spaces): rolled back"]
 
 
-def test_settled_holds_back_what_is_not_decided(flowstone: Command, tmp_path: Path) -> None:
+def test_settled_omits_pending_transactions(flowstone: Command, tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.insert(512, 1)
     log.write((31, {2: 0, 3: 0, 0x53: 2}))  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_a_table_puts_brackets_around_transactions(flowstone: Command, shop: Pat
     assert lines[2].endswith("PROMOTE  -         replica_id: 0, lsn: 0, term: 2")
 
 
-def test_a_table_of_one_space_has_its_fields_as_columns(flowstone: Command, shop: Path) -> None:
+def test_table_of_one_space_has_a_column_per_field(flowstone: Command, shop: Path) -> None:
     text = flowstone("cat", "--format=table", "--space=products", "--columns=lsn,id,name,price", shop).text
     assert [line.lstrip("- ").split() for line in text.splitlines()][:3] == [
         ["lsn", "id", "name", "price"],
@@ -181,7 +181,7 @@ def test_large_unsigned_numbers_get_the_type_asked_for(
     assert rows[0]["id"] == shown
 
 
-def test_strings_that_are_no_text_can_be_had_as_bytes(flowstone: Command, tmp_path: Path) -> None:
+def test_strings_that_are_not_utf8_can_be_shown_as_bytes(flowstone: Command, tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "t", ("id", "unsigned"), ("s", "string"))
         log.insert(512, 1, "\udcff")
@@ -202,7 +202,7 @@ def test_generic_parquet_has_every_row_and_the_names_of_spaces(flowstone: Comman
     assert "_space" in read.column("space").to_pylist()
 
 
-def test_columns_that_came_later_are_null_before(flowstone: Command, tmp_path: Path) -> None:
+def test_columns_added_later_are_null_before(flowstone: Command, tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.create_space(512, "t", ("id", "unsigned"))
     log.insert(512, 1)
@@ -218,7 +218,7 @@ def test_columns_that_came_later_are_null_before(flowstone: Command, tmp_path: P
     ]
 
 
-def test_a_column_that_changes_its_type_is_refused_with_advice(flowstone: Command, tmp_path: Path) -> None:
+def test_column_that_changes_its_type_is_rejected_with_advice(flowstone: Command, tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.create_space(512, "t", ("id", "unsigned"), ("v", "string"))
     log.insert(512, 1, "x")
@@ -259,7 +259,7 @@ def damaged(shop: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def test_damage_ends_the_reading_with_one_line(flowstone: Command, damaged: Path) -> None:
+def test_damage_ends_the_listing_with_one_line(flowstone: Command, damaged: Path) -> None:
     stopped = flowstone("cat", "--format=json", damaged)
     assert stopped.code == 1
     assert len(stopped.complaints) == 1
@@ -267,7 +267,7 @@ def test_damage_ends_the_reading_with_one_line(flowstone: Command, damaged: Path
     assert stopped.out.count(b"\n") == 16
 
 
-def test_force_goes_on_and_says_what_was_skipped(flowstone: Command, damaged: Path) -> None:
+def test_force_continues_and_reports_skipped_bytes(flowstone: Command, damaged: Path) -> None:
     forced = flowstone("cat", "--format=json", "--force", damaged)
     assert forced.code == 3
     assert forced.complaints[0].startswith("warning: ")
@@ -275,7 +275,7 @@ def test_force_goes_on_and_says_what_was_skipped(flowstone: Command, damaged: Pa
     assert forced.out.count(b"\n") == 17
 
 
-def test_force_is_no_advice_for_who_gave_it(flowstone: Command, shop: Path, tmp_path: Path) -> None:
+def test_force_is_not_suggested_when_already_given(flowstone: Command, shop: Path, tmp_path: Path) -> None:
     log = tmp_path / LOG
     log.write_bytes((shop / LOG).read_bytes().replace(b"VClock: {}", b"VClock: {x}", 1))
     refused = flowstone("cat", log)
@@ -284,7 +284,7 @@ def test_force_is_no_advice_for_who_gave_it(flowstone: Command, shop: Path, tmp_
     assert (forced.code, "with --force" in forced.complaints[0]) == (1, False)
 
 
-def test_a_gap_that_force_accepts_is_told(flowstone: Command, tmp_path: Path) -> None:
+def test_gap_accepted_by_force_is_reported(flowstone: Command, tmp_path: Path) -> None:
     for start in (0, 5):
         with Log(tmp_path, start=start) as log:
             log.insert(512, start)
@@ -317,7 +317,7 @@ def test_lua_has_the_truncates_of_the_wanted_spaces(flowstone: Command, tmp_path
     assert "512" not in text
 
 
-def test_lua_of_a_snapshot_empties_nothing(flowstone: Command, real_log: Path) -> None:
+def test_lua_of_a_snapshot_truncates_no_space(flowstone: Command, real_log: Path) -> None:
     (snapshot, *_) = sorted(real_log.glob("*.snap"), reverse=True)
     assert "space[330]" not in flowstone("cat", "--format=lua", "--show-system", snapshot).text
 
@@ -368,7 +368,7 @@ def test_a_torn_tail_is_a_warning(flowstone: Command, shop: Path, tmp_path: Path
         (["--output", "empty", "nowhere"], 2, "flowstone: empty: is a directory; specify a file in it"),
     ],
 )  # fmt: skip
-def test_a_wrong_command_line_is_answered_with_one_line(
+def test_usage_error_is_one_line(
     flowstone: Command,
     shop: Path,
     tmp_path: Path,

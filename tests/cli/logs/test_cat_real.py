@@ -64,7 +64,7 @@ def rounded(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_every_row_equals_what_tarantoolctl_prints(
+def test_every_row_equals_the_output_of_tarantoolctl(
     flowstone: Command, real_log: Path, tarantool: ModuleType, name: str
 ) -> None:
     expected = tarantool.cat(real_log / name).splitlines()
@@ -75,7 +75,7 @@ def test_every_row_equals_what_tarantoolctl_prints(
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_without_show_system_the_same_rows_are_left_out(
+def test_rows_hidden_without_show_system_equal_those_of_tarantoolctl(
     flowstone: Command, real_log: Path, tarantool: ModuleType, name: str
 ) -> None:
     expected = tarantool.cat(real_log / name, show_system=False).splitlines()
@@ -85,7 +85,7 @@ def test_without_show_system_the_same_rows_are_left_out(
     ]
 
 
-def test_yaml_is_yaml_and_says_the_same(flowstone: Command, real_log: Path) -> None:
+def test_yaml_is_valid_and_equals_that_of_tarantoolctl(flowstone: Command, real_log: Path) -> None:
     for options in (["--names"], ["--no-names"]):
         documents = list(yaml.safe_load_all(flowstone("cat", "--show-system", *options, real_log).out))
         lines = [
@@ -108,12 +108,12 @@ def test_yaml_names_fields_and_groups_transactions(flowstone: Command, real_log:
     assert '!!binary "//5h"' in text
 
 
-def test_fields_that_came_later_are_named_from_then_on(flowstone: Command, real_log: Path) -> None:
+def test_fields_added_later_are_named_from_then_on(flowstone: Command, real_log: Path) -> None:
     text = flowstone("cat", "--space", "all", "--format=json", "--names", real_log / "00000000000000000059.xlog").text
     assert json.loads(text.splitlines()[0])["BODY"]["tuple"]["note"] == "n"
 
 
-def test_only_what_was_not_rolled_back_is_settled(flowstone: Command, real_log: Path) -> None:
+def test_settled_excludes_rolled_back_rows(flowstone: Command, real_log: Path) -> None:
     def tuples(*options: str) -> list[Any]:
         lines = flowstone("cat", "--format=json", "--space=sync", *options, real_log / "00000000000000000000.xlog").out
         return [json.loads(line)["BODY"]["tuple"] for line in lines.splitlines()]
@@ -122,7 +122,7 @@ def test_only_what_was_not_rolled_back_is_settled(flowstone: Command, real_log: 
     assert tuples("--settled") == [[1, "kept"], [3, "kept too"]]
 
 
-def test_hashes_are_shown_only_to_who_asks(flowstone: Command, real_log: Path) -> None:
+def test_hashes_are_shown_only_on_request(flowstone: Command, real_log: Path) -> None:
     log = real_log / "00000000000000000000.xlog"
     hashes = re.findall(
         rb'"chap-sha1":"([^"]{28})"', flowstone("cat", "--format=json", "--space=_user", "--show-secrets", log).out
@@ -141,7 +141,7 @@ def test_hashes_are_shown_only_to_who_asks(flowstone: Command, real_log: Path) -
 SPACES = ("--space=all", "--space=mine", "--space=sync")
 
 
-def test_lua_gives_a_server_the_same_data(
+def test_server_that_runs_the_lua_has_the_same_data(
     flowstone: Command, real_log: Path, tarantool: ModuleType, tmp_path: Path
 ) -> None:
     logs = sorted(real_log.glob("*.xlog"))
@@ -151,7 +151,7 @@ def test_lua_gives_a_server_the_same_data(
     assert printed == (real_log / "data.txt").read_text()
 
 
-def test_play_gives_a_live_server_the_same_data(
+def test_server_after_play_has_the_same_data(
     flowstone: Command, real_log: Path, tarantool: ModuleType, tmp_path: Path
 ) -> None:
     logs = sorted(real_log.glob("*.xlog"))
@@ -164,7 +164,7 @@ def test_play_gives_a_live_server_the_same_data(
     assert printed == (real_log / "data.txt").read_text()
 
 
-def test_spaces_that_were_truncated_are_the_same_after_play_and_lua(
+def test_truncated_spaces_are_equal_after_play_and_lua(
     flowstone: Command, tarantool: ModuleType, tmp_path: Path
 ) -> None:
     schema = "box.schema.space.create('t'):create_index('pk') box.schema.space.create('u'):create_index('pk') "

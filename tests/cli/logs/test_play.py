@@ -75,7 +75,7 @@ def log(tmp_path: Path) -> Log:
     return log
 
 
-def test_everything_is_replayed_and_told(flowstone: Command, server: Server, log: Log) -> None:
+def test_all_rows_are_replayed_and_counted(flowstone: Command, server: Server, log: Log) -> None:
     log.writer.close()
     done = flowstone("play", server.uri, log.path)
     assert done.code == 0
@@ -98,7 +98,7 @@ def test_filters_work_inside_of_transactions(flowstone: Command, server: Server,
     assert (ids(server), ids(server, "other")) == ([2, 3, 4], [])
 
 
-def test_a_refused_row_stops_and_from_resumes(flowstone: Command, server: Server, log: Log) -> None:
+def test_rejected_row_stops_play_and_from_resumes(flowstone: Command, server: Server, log: Log) -> None:
     log.writer.close()
     call(server, "box.space.other:insert{3}")
     stopped = flowstone("play", server.uri, log.path)
@@ -133,7 +133,7 @@ def test_only_settled_rows_are_replayed_unless_others_are_asked_for(
     assert ids(server) == [1, 2]
 
 
-def test_user_and_password_come_from_options_uri_or_environment(
+def test_credentials_come_from_options_uri_or_environment(
     flowstone: Command, server: Server, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.writer.close()
@@ -160,9 +160,7 @@ def test_user_and_password_come_from_options_uri_or_environment(
         (["127.0.0.1:1"], 1, "flowstone: cannot connect to 127.0.0.1:1: connection refused"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(
-    flowstone: Command, log: Log, arguments: list[str], code: int, says: str
-) -> None:
+def test_errors_are_one_line(flowstone: Command, log: Log, arguments: list[str], code: int, says: str) -> None:
     log.writer.close()
     refused = flowstone("play", *arguments, log.path)
     assert (refused.code, refused.out) == (code, b"")
@@ -170,7 +168,7 @@ def test_what_cannot_be_done_is_told_in_one_line(
     assert refused.complaints[0].startswith(says)
 
 
-def test_a_space_of_another_name_is_refused(flowstone: Command, server: Server, tmp_path: Path) -> None:
+def test_space_with_another_name_is_rejected(flowstone: Command, server: Server, tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "t", ("id", "unsigned"))
         log.create_space(513, "users", ("id", "unsigned"))
@@ -196,7 +194,7 @@ def test_a_truncate_is_replayed(flowstone: Command, server: Server, tmp_path: Pa
     assert (ids(server), ids(server, "other")) == ([2], [1])
 
 
-def test_what_was_replayed_before_damage_is_told(flowstone: Command, server: Server, log: Log) -> None:
+def test_rows_replayed_before_damage_are_counted(flowstone: Command, server: Server, log: Log) -> None:
     log.writer.close()
     path = Path(log.path)
     data = bytearray(path.read_bytes())
@@ -210,7 +208,7 @@ def test_what_was_replayed_before_damage_is_told(flowstone: Command, server: Ser
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_an_interrupt_says_how_far_it_came(server: Server, tmp_path: Path, as_json: bool) -> None:
+def test_interrupted_play_reports_its_position(server: Server, tmp_path: Path, as_json: bool) -> None:
     with Log(tmp_path) as log:
         for start in range(0, 240_000, 1000):
             rows: Any = [(3, {0x10: 512, 0x21: (start + number,)}) for number in range(1000)]

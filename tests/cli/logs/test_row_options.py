@@ -43,18 +43,18 @@ def test_a_moment_is_the_double_nearest_to_its_digits(moment: datetime.datetime)
 @pytest.mark.parametrize(
     "text", ["", "noon", "nan", "inf", "2024-05-01", "2024-05-01T12:00:00", "2024-02-30T12:00:00Z", "2024-05-01T12:00Z"]
 )
-def test_what_is_no_moment_is_refused(text: str) -> None:
+def test_invalid_moment_is_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is not a valid time"):
         parse_timestamp(text)
 
 
 @pytest.mark.parametrize("text", ["-1", "-0.5", "1969-12-31T23:59:59.25Z"])
-def test_moments_before_1970_are_refused(text: str) -> None:
+def test_moments_before_1970_are_rejected(text: str) -> None:
     with pytest.raises(UsageError, match="is before 1970"):
         parse_timestamp(text)
 
 
-def test_bounds_that_cross_are_refused() -> None:
+def test_bounds_in_the_wrong_order_are_rejected() -> None:
     assert make_selection(5, 5, None, None, None, False).to_lsn == 5
     with pytest.raises(UsageError, match="--from 6 is greater than --to 5"):
         make_selection(6, 5, None, None, None, False)
@@ -84,7 +84,7 @@ def test_advice_is_spelled_as_on_the_command_line(hint: str | None, plain: str |
     assert spelled(hint, force=True) == forced
 
 
-def test_every_advice_of_the_rooms_below_is_still_worded_as_we_look_for_it() -> None:
+def test_matched_hint_texts_still_exist_in_the_lower_packages() -> None:
     sources = "".join(
         path.read_text() for path in Path(flowstone.__file__).parent.rglob("*.py") if "cli" not in path.parts
     )

@@ -68,7 +68,7 @@ def test_a_node_serves_metrics_health_and_its_dashboard(serve: Serve) -> None:
     assert "secret" not in json.dumps(lines)
 
 
-def test_elsewhere_than_on_loopback_a_token_is_made_and_said_once(serve: Serve) -> None:
+def test_token_is_created_and_shown_once_off_loopback(serve: Serve) -> None:
     port = free_port()
     served = serve(f"--http-listen=0.0.0.0:{port}")
     served.wait_for("ready")
@@ -81,7 +81,7 @@ def test_elsewhere_than_on_loopback_a_token_is_made_and_said_once(serve: Serve) 
     assert served.end() == 0
 
 
-def test_a_node_that_waits_for_peers_is_live_and_not_ready(serve: Serve) -> None:
+def test_node_waiting_for_peers_is_live_and_not_ready(serve: Serve) -> None:
     port = free_port()
     options = (f"--replication=app:secret@127.0.0.1:{free_port()}", "--replication-connect-timeout=60")
     served = serve(f"--http-listen={port}", *options)
@@ -94,7 +94,7 @@ def test_a_node_that_waits_for_peers_is_live_and_not_ready(serve: Serve) -> None
     assert served.end() == 0
 
 
-def test_a_taken_address_is_one_line(serve: Serve, tmp_path: Path) -> None:
+def test_address_in_use_is_one_line(serve: Serve, tmp_path: Path) -> None:
     first = serve(f"--http-listen=127.0.0.1:{(port := free_port())}")
     first.wait_for("ready")
     second = serve("--work-dir=other", f"--http-listen=127.0.0.1:{port}")

@@ -17,7 +17,7 @@ from tests.real_tarantool import free_port
 __all__ = ["serve"]
 
 
-def test_one_that_is_stopped_while_its_dashboard_waits_for_a_peer_does_not_start(serve: Serve, tmp_path: Path) -> None:
+def test_process_stopped_while_its_dashboard_waits_for_a_peer_does_not_start(serve: Serve, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as peer:
         peer.settimeout(SECONDS)
         address = f"127.0.0.1:{peer.getsockname()[1]}"
@@ -30,9 +30,7 @@ def test_one_that_is_stopped_while_its_dashboard_waits_for_a_peer_does_not_start
     assert not (tmp_path / "data").exists()
 
 
-def test_a_reload_changes_the_form_of_the_log_and_names_what_waits_for_the_next_start(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_reload_changes_the_log_format_and_names_options_that_need_a_restart(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('log_format = "plain"\n')
     served = serve("--config=node.toml")

@@ -16,12 +16,12 @@ from tests.places import ROOT
 TOKEN = "a token of sixteen and more"
 
 
-def test_without_them_nothing_is_served() -> None:
+def test_dashboard_is_off_without_options() -> None:
     made = ProcessOptions.of({})
     assert (made.http_listen, made.http_token, made.http_hosts, made.dashboard) == (None, None, (), False)
 
 
-def test_they_come_from_the_command_line_the_environment_and_the_file(tmp_path: Path) -> None:
+def test_process_options_come_from_the_command_line_the_environment_and_the_file(tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text('dashboard = true\nhttp_listen = 8081\nhttp_hosts = "board.example, other"\n')
     settings = read_settings({"config": str(file)}, {"FLOWSTONE_HTTP_TOKEN": TOKEN}, {})
@@ -51,7 +51,7 @@ def test_each_needs_a_place_to_be_served_at(alone: dict[str, object]) -> None:
         ProcessOptions.of(alone)
 
 
-def test_what_differs_is_named() -> None:
+def test_differing_options_are_named() -> None:
     one, other = ProcessOptions.of({"http_listen": "1"}), ProcessOptions.of({"http_listen": "2", "dashboard": True})
     assert one.differences(other) == ["http_listen", "dashboard"]
     assert one.differences(one) == []
@@ -66,7 +66,7 @@ def documented() -> str:
     return "\n".join(lines)
 
 
-def test_the_documentation_has_every_option_as_it_is() -> None:
+def test_documentation_lists_every_option_with_its_default() -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert documented() in text
 

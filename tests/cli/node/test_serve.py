@@ -96,7 +96,7 @@ def greeting(port: int) -> bytes:
 
 
 @pytest.mark.parametrize("is_fresh", [True, False])
-def test_node_says_ready_serves_and_stops(serve: Serve, tmp_path: Path, is_fresh: bool) -> None:
+def test_node_reports_ready_serves_and_stops(serve: Serve, tmp_path: Path, is_fresh: bool) -> None:
     served = serve(is_fresh=is_fresh)
     assert served.wait_for("ready") == "ready"
     assert served.lines[-1] == "ready"
@@ -107,7 +107,7 @@ def test_node_says_ready_serves_and_stops(serve: Serve, tmp_path: Path, is_fresh
     assert sorted(path.suffix for path in (tmp_path / "data").iterdir() if path.suffix) == [".snap"]
 
 
-def test_signals_that_come_before_it_is_ready_are_heeded_then(serve: Serve) -> None:
+def test_signals_before_ready_are_handled_when_ready(serve: Serve) -> None:
     served = serve()
     served.wait_for("new data in data, dialect 2.11")
     served.tell(signal.SIGHUP)
@@ -117,14 +117,14 @@ def test_signals_that_come_before_it_is_ready_are_heeded_then(serve: Serve) -> N
     assert served.end() == 0
 
 
-def test_an_interrupt_stops_it_as_well(serve: Serve) -> None:
+def test_interrupt_stops_the_node(serve: Serve) -> None:
     served = serve("--dialect=2.6")
     served.wait_for("ready")
     assert greeting(served.port).startswith(b"Tarantool 2.6.0 ")
     assert served.end(signal.SIGINT) == 0
 
 
-def test_a_second_process_is_refused_and_the_first_goes_on(serve: Serve) -> None:
+def test_second_process_is_rejected_and_the_first_continues(serve: Serve) -> None:
     first = serve()
     first.wait_for("ready")
     second = serve()
@@ -133,7 +133,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on(serve: Serve) -> None
     assert greeting(first.port)
 
 
-def test_a_taken_port_is_refused(serve: Serve) -> None:
+def test_port_in_use_is_an_error(serve: Serve) -> None:
     first = serve()
     first.wait_for("ready")
     second = serve(f"--listen=127.0.0.1:{first.port}", "--work-dir=other")
@@ -141,7 +141,7 @@ def test_a_taken_port_is_refused(serve: Serve) -> None:
     assert second.lines[-1].startswith(f"flowstone: cannot listen on 127.0.0.1:{first.port}: ")
 
 
-def test_in_json_a_start_that_failed_is_an_error_and_every_line_has_the_same_fields(serve: Serve) -> None:
+def test_failed_start_in_json_is_an_error_with_the_usual_fields(serve: Serve) -> None:
     first = serve("--log-format=json")
     while not any('"ready"' in line for line in first.lines):
         first.wait_for("}", after=len(first.lines))
@@ -160,7 +160,7 @@ def test_in_json_a_start_that_failed_is_an_error_and_every_line_has_the_same_fie
         assert all({"pid", "cord_name", "file", "line"} <= line.keys() for line in lines)
 
 
-def test_a_damaged_snapshot_is_refused(serve: Serve, tmp_path: Path) -> None:
+def test_damaged_snapshot_is_rejected(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "00000000000000000000.snap").write_bytes(b"SNAP\n0.13\n")
     served = serve()
@@ -168,7 +168,7 @@ def test_a_damaged_snapshot_is_refused(serve: Serve, tmp_path: Path) -> None:
     assert "00000000000000000000.snap" in served.lines[-1]
 
 
-def test_the_data_of_a_killed_process_is_there_after_the_next_start(serve: Serve) -> None:
+def test_data_of_a_killed_process_is_recovered(serve: Serve) -> None:
     first = serve(FLOWSTONE_USER="app:secret")
     first.wait_for("ready")
     with connected(first) as connection:
@@ -222,7 +222,7 @@ def test_hup_reads_the_file_again(serve: Serve, tmp_path: Path) -> None:
     assert served.end() == 0
 
 
-def test_a_file_with_one_option_that_cannot_change_changes_none(serve: Serve, tmp_path: Path) -> None:
+def test_reload_with_one_unchangeable_option_changes_nothing(serve: Serve, tmp_path: Path) -> None:
     file = tmp_path / "node.toml"
     file.write_text("checkpoint_count = 3\n")
     served = serve("--config=node.toml")
@@ -238,7 +238,7 @@ def test_a_file_with_one_option_that_cannot_change_changes_none(serve: Serve, tm
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("has_data", [False, True])
-def test_a_signal_stops_a_start_that_waits_for_peers(serve: Serve, number: signal.Signals, has_data: bool) -> None:
+def test_signal_stops_a_start_that_waits_for_peers(serve: Serve, number: signal.Signals, has_data: bool) -> None:
     if has_data:
         before = serve()
         before.wait_for("ready")
@@ -269,7 +269,7 @@ def assert_stops_at_once(served: Served, number: signal.Signals) -> None:
     assert "ready" not in served.lines
 
 
-def test_a_first_user_is_not_created_where_data_comes_from_peers_and_that_is_said(serve: Serve) -> None:
+def test_first_user_is_not_created_when_data_comes_from_peers_and_a_line_says_so(serve: Serve) -> None:
     first = serve("--user=app:secret", "--work-dir=first")
     first.wait_for("ready")
     assert not any("not created" in line for line in first.lines)
@@ -293,9 +293,7 @@ def test_a_first_user_is_not_created_where_data_comes_from_peers_and_that_is_sai
         (("--walmode=write",), "flowstone serve: No such option: --walmode"),
     ],
 )
-def test_a_wrong_command_line_is_answered_with_one_line(
-    flowstone: Command, arguments: tuple[str, ...], complaint: str
-) -> None:
+def test_usage_error_is_one_line(flowstone: Command, arguments: tuple[str, ...], complaint: str) -> None:
     refused = flowstone("serve", *arguments)
     assert refused.code == 2
     assert len(refused.complaints) == 1

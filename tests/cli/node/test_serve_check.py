@@ -39,7 +39,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_it_shows_the_options_as_a_file_could_have_them_and_writes_nothing(flowstone: Command, tmp_path: Path) -> None:
+def test_check_prints_the_options_in_toml_and_writes_nothing(flowstone: Command, tmp_path: Path) -> None:
     import tomllib
 
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--wal-mode=fsync", "--http-listen=127.0.0.1:0")
@@ -91,7 +91,7 @@ def test_a_running_node_is_no_problem_nor_are_its_addresses(flowstone: Command, 
     assert "# SIGHUP applies all changes or none; restart the node to change any of work_dir, " in text
 
 
-def test_what_needs_a_restart_is_said_beside_a_running_node_only(flowstone: Command, tmp_path: Path) -> None:
+def test_options_that_need_a_restart_are_listed_only_for_a_running_node(flowstone: Command, tmp_path: Path) -> None:
     """Every option that a reload refuses is named, also where the file no longer has it."""
 
     async def with_node() -> str:
@@ -113,7 +113,9 @@ def test_what_needs_a_restart_is_said_beside_a_running_node_only(flowstone: Comm
     assert "restart" not in flowstone("serve", "--check", "--listen=127.0.0.1:0").text
 
 
-def test_without_one_a_taken_address_is_a_problem(flowstone: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_address_in_use_is_a_problem_without_a_running_node(
+    flowstone: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FLOWSTONE_LISTEN", "127.0.0.1:0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -138,7 +140,7 @@ def test_without_one_a_taken_address_is_a_problem(flowstone: Command, monkeypatc
         ),
     ],
 )
-def test_a_complaint_says_where_and_what_to_do(
+def test_problem_states_its_place_and_advice(
     flowstone: Command, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.setenv("FLOWSTONE_LISTEN", "127.0.0.1:0")
@@ -208,7 +210,7 @@ def test_a_file_where_a_directory_should_be_is_a_problem(flowstone: Command, tmp
         ("--read-only", "flowstone: read_only is set, but there is no data in data yet; unset read_only"),
     ],
 )
-def test_what_new_data_cannot_begin_with_is_a_problem(flowstone: Command, option: str, problem: str) -> None:
+def test_options_unusable_for_new_data_are_a_problem(flowstone: Command, option: str, problem: str) -> None:
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", option)
     assert answer.code == 2
     (complaint,) = answer.complaints
@@ -250,7 +252,7 @@ def test_a_wrong_value_is_a_problem(flowstone: Command) -> None:
     assert (answer.code, len(answer.complaints)) == (2, 1)
 
 
-def test_who_can_be_reached_by_others_is_told_of_the_token(flowstone: Command) -> None:
+def test_remote_dashboard_address_is_advised_of_the_token(flowstone: Command) -> None:
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--http-listen=*:0")
     assert answer.code == 0
     assert "a start would generate and print a token" in answer.text

@@ -30,9 +30,7 @@ ANOTHER = "11111111-1111-4111-8111-111111111111"
         ("--read-only", "read_only is set, but there is no data in new yet; unset read_only"),
     ],
 )
-def test_what_will_be_as_wrong_the_next_time_ends_with_2(
-    serve: Serve, tmp_path: Path, option: str, complaint: str
-) -> None:
+def test_permanent_errors_have_exit_code_2(serve: Serve, tmp_path: Path, option: str, complaint: str) -> None:
     """systemd starts it again after any other failure."""
     (tmp_path / "file").touch()
     make_data(tmp_path / "data", dialect="2.6")
@@ -44,7 +42,7 @@ def test_what_will_be_as_wrong_the_next_time_ends_with_2(
         assert served.lines[-1].endswith("file is not a directory; choose another work_dir")
 
 
-def test_what_goes_with_the_data_is_not_refused(tmp_path: Path) -> None:
+def test_options_that_match_the_data_are_accepted(tmp_path: Path) -> None:
     make_data(tmp_path, dialect="2.6")
     place = DataPlace(configure({"work_dir": str(tmp_path), "dialect": "2.6", "read_only": True}))
     files = place.files()
@@ -55,14 +53,14 @@ def test_what_goes_with_the_data_is_not_refused(tmp_path: Path) -> None:
     DataPlace(configure({"work_dir": str(tmp_path), "instance_uuid": own.upper()})).check(files, None)
 
 
-def test_directories_that_would_be_made_are_named_and_not_made(tmp_path: Path) -> None:
+def test_missing_directories_are_named_and_not_created(tmp_path: Path) -> None:
     place = DataPlace(configure({"work_dir": str(tmp_path / "a"), "wal_dir": "wal"}))
     assert list(place.missing()) == [str(tmp_path / "a" / "wal"), str(tmp_path / "a")]
     assert place.files() is None
     assert not (tmp_path / "a").exists()
 
 
-def test_who_begins_a_set_can_write_and_who_joins_one_need_not(tmp_path: Path) -> None:
+def test_bootstrap_leader_must_be_writable_and_joining_members_need_not(tmp_path: Path) -> None:
     options = {"work_dir": str(tmp_path / "a"), "read_only": True}
     with pytest.raises(UsageError, match="read_only is set, but there is no data"):
         DataPlace(configure(options)).check(None, None)

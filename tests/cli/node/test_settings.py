@@ -31,7 +31,7 @@ def test_the_command_line_weighs_more_than_the_environment_and_that_more_than_th
     assert settings.options == expected
 
 
-def test_a_switch_of_the_command_line_turns_off_what_the_file_turns_on(file: Path) -> None:
+def test_command_line_switch_turns_off_an_option_of_the_file(file: Path) -> None:
     assert read({"config": str(file), "read_only": False}).options["read_only"] is False
 
 
@@ -43,7 +43,7 @@ def test_the_file_may_be_named_by_the_environment(file: Path) -> None:
     assert read({}, {"FLOWSTONE_CONFIG": str(file)}).options["wal_mode"] == "fsync"
 
 
-def test_the_first_user_comes_from_any_place_and_may_have_a_colon_in_the_password(file: Path) -> None:
+def test_first_user_comes_from_any_source_and_may_have_a_colon_in_the_password(file: Path) -> None:
     assert read({"user": "a:b:c"}).user == ("a", "b:c")
     assert read({}, {"FLOWSTONE_USER": "a:env"}).user == ("a", "env")
     assert read({"config": str(file)}).user == ("app", "file")
@@ -51,7 +51,7 @@ def test_the_first_user_comes_from_any_place_and_may_have_a_colon_in_the_passwor
 
 
 @pytest.mark.parametrize("text", ["secret", ":secret", "app:"])
-def test_what_is_no_user_is_refused_without_being_shown(text: str) -> None:
+def test_invalid_user_is_rejected_without_showing_the_password(text: str) -> None:
     with pytest.raises(UsageError, match=r"invalid user \(given as --user\); use NAME:PASSWORD") as refused:
         read({"user": text})
     assert "secret" not in str(refused.value)
@@ -64,7 +64,7 @@ def test_what_is_no_user_is_refused_without_being_shown(text: str) -> None:
         ({}, {"FLOWSTONE_WAL_MODE": "often"}, "FLOWSTONE_WAL_MODE"),
     ],
 )
-def test_a_wrong_value_is_refused_with_the_place_it_was_given_at(
+def test_error_names_the_source_of_a_wrong_value(
     arguments: dict[str, Any], environment: dict[str, str], place: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
@@ -73,14 +73,14 @@ def test_a_wrong_value_is_refused_with_the_place_it_was_given_at(
     assert str(refused.value) == told
 
 
-def test_a_wrong_value_in_the_file_is_refused_with_key_and_path(tmp_path: Path) -> None:
+def test_error_for_a_wrong_value_in_the_file_names_key_and_path(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text("read_only = 1\n")
     with pytest.raises(UsageError, match=r"should be of type boolean \(given as read_only in .*node\.toml\)"):
         read({"config": str(path)})
 
 
-def test_every_wrong_option_is_told_with_its_place(tmp_path: Path) -> None:
+def test_every_wrong_option_is_listed_with_its_source(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('listen = "nowhere"\nwal-mod = "fsync"\nread_only = 1\nuser = "app"\nbogus = 1\n')
     with pytest.raises(UsageErrors) as refused:
@@ -92,31 +92,31 @@ def test_every_wrong_option_is_told_with_its_place(tmp_path: Path) -> None:
     assert all(place in line for place, line in zip(places, told, strict=True)), told
 
 
-def test_an_unknown_key_of_the_file_is_refused_with_what_was_meant(tmp_path: Path) -> None:
+def test_unknown_key_of_the_file_is_rejected_with_a_suggestion(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text('wal-mod = "fsync"\n')
     with pytest.raises(UsageError, match=r"unknown option wal-mod; did you mean wal_mode\?"):
         read({"config": str(path)})
 
 
-def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+def test_invalid_toml_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
     path.write_text("box.cfg{listen = 3301}")
     with pytest.raises(UsageError, match=r"node\.toml: .*; use TOML"):
         read({"config": str(path)})
 
 
-def test_variables_that_are_no_options_are_named_but_no_error() -> None:
+def test_unknown_variables_are_reported_without_an_error() -> None:
     """A cluster may put variables of this name into every process, as Kubernetes does for a service."""
     settings = read({}, {"FLOWSTONE_SERVICE_HOST": "10.0.0.1", "FLOWSTONE_KERNEL_CACHE": "/tmp", "HOME": "/tmp"})
     assert (settings.options, settings.strangers) == ({}, ("FLOWSTONE_SERVICE_HOST",))
 
 
-def test_options_that_do_not_go_together_are_refused() -> None:
+def test_conflicting_options_are_rejected() -> None:
     with pytest.raises(UsageError, match="'ssl_key_file': needed with ssl_cert_file"):
         read({"ssl_cert_file": "node.crt"})
 
 
-def test_what_others_forbid_is_told_with_its_place() -> None:
+def test_conflicting_options_are_listed_with_their_sources() -> None:
     with pytest.raises(UsageError, match=r"'election_mode': .* \(given as FLOWSTONE_ELECTION_MODE\)"):
         read({"dialect": "2.6"}, {"FLOWSTONE_ELECTION_MODE": "candidate"})

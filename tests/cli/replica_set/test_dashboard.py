@@ -92,7 +92,7 @@ def test_a_real_server_is_watched_too(tarantool: object, tmp_path: Path) -> None
         assert answered(page)["sets"][0]["members"][0]["report"]["package"] == "Tarantool"
 
 
-def test_where_others_can_come_a_token_is_needed(tmp_path: Path) -> None:
+def test_dashboard_off_loopback_requires_a_token(tmp_path: Path) -> None:
     silent = f"127.0.0.1:{free_port()}"
     with running("--listen", "0.0.0.0:0", silent) as (_, page):
         address, _, token = page.partition("?token=")
@@ -131,7 +131,7 @@ def test_the_link_that_is_printed_opens_whatever_is_in_the_token() -> None:
             assert b"<title>Flowstone</title>" in answer.read()
 
 
-def test_who_is_refused_leaves_a_line_and_a_server_that_is_away_none() -> None:
+def test_rejected_login_is_logged_and_an_unreachable_server_is_not() -> None:
     arguments = ("--listen", "127.0.0.1:0", "--log-format", "json", f"127.0.0.1:{free_port()}")
     with running(*arguments, FLOWSTONE_HTTP_TOKEN="x" * 20) as (process, page):
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -146,7 +146,7 @@ def test_who_is_refused_leaves_a_line_and_a_server_that_is_away_none() -> None:
     ]
 
 
-def test_what_is_wrong_with_the_command_line_is_said_in_one_line(flowstone: Command, tmp_path: Path) -> None:
+def test_usage_error_is_one_line(flowstone: Command, tmp_path: Path) -> None:
     wrong = flowstone("dashboard", "no address at all")
     assert (wrong.code, len(wrong.complaints)) == (2, 1)
     short = flowstone("dashboard", "--listen", "127.0.0.1:0", "--token", "short", "127.0.0.1:1")

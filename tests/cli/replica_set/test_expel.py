@@ -22,7 +22,7 @@ from tests.real_tarantool import free_port
 
 
 @not_for_stand_ins
-def test_a_dead_member_is_expelled_at_the_leader_and_who_was_asked_only_by_force(
+def test_dead_member_is_expelled_at_the_leader_and_reachable_one_only_by_force(
     nodes: Cluster, flowstone: Command
 ) -> None:
     mesh = Mesh(nodes, ("ours",) * 3, direct=True, replication_timeout=1.5)  # nobody else is to be taken for dead
@@ -65,7 +65,7 @@ def test_a_dead_member_is_expelled_at_the_leader_and_who_was_asked_only_by_force
 
 @not_for_stand_ins
 @pytest.mark.parametrize("gone", ["leader", "follower"])
-def test_the_last_of_two_gets_out_of_a_lost_quorum_by_what_it_is_advised(
+def test_advice_recovers_the_last_of_two_members_from_a_lost_quorum(
     nodes: Cluster, flowstone: Command, gone: str
 ) -> None:
     mesh = Mesh(nodes, ("ours",) * 2, direct=True)
@@ -104,9 +104,7 @@ def test_the_last_of_two_gets_out_of_a_lost_quorum_by_what_it_is_advised(
 
 
 @not_for_stand_ins
-def test_where_the_row_waits_behind_a_queue_without_a_quorum_the_order_is_told(
-    nodes: Cluster, flowstone: Command
-) -> None:
+def test_advice_lists_the_order_of_steps_when_the_queue_has_no_quorum(nodes: Cluster, flowstone: Command) -> None:
     mesh = Mesh(nodes, ("ours",) * 2, direct=True, replication_synchro_timeout=60)
     owner, dead = mesh.members
     promote(owner)
@@ -129,7 +127,7 @@ def test_where_the_row_waits_behind_a_queue_without_a_quorum_the_order_is_told(
 
 
 @not_for_stand_ins
-def test_address_that_no_member_lists_is_asked_which_member_it_is(nodes: Cluster, flowstone: Command) -> None:
+def test_unlisted_address_is_queried_for_its_member(nodes: Cluster, flowstone: Command) -> None:
     master = nodes.ours("master")
     replica = nodes.ours("replica", replication=[master.uri])
     number = replica.id
@@ -191,7 +189,7 @@ def rows(member: Member) -> dict[int, str]:
 
 
 @fits("2.6")
-def test_who_got_the_id_while_the_question_stood_open_stays(
+def test_member_that_got_the_id_during_the_confirmation_is_kept(
     cluster: Cluster, flowstone: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for member in (cluster.real("real"), cluster.ours("ours")):

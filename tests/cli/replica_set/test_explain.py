@@ -32,7 +32,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return leave("real", tmp_path_factory.mktemp("explain") / "data")
 
 
-def test_a_server_that_is_well_is_said_to_be(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthy_server_is_reported_healthy(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", server.uri]) == 0
     shown = capsys.readouterr()
     assert "no problems found" in shown.out
@@ -40,7 +40,7 @@ def test_a_server_that_is_well_is_said_to_be(server: Server, capsys: pytest.Capt
     assert shown.err == ""
 
 
-def test_a_finding_is_a_headline_a_reason_and_what_to_do(
+def test_finding_has_a_headline_a_reason_and_advice(
     server: Server, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damaged = tmp_path / "damaged"
@@ -59,7 +59,7 @@ def test_a_finding_is_a_headline_a_reason_and_what_to_do(
     assert f"  evidence: {log}: bytes " in capsys.readouterr().out
 
 
-def test_json_has_the_findings_and_what_was_looked_at(
+def test_json_lists_the_findings_and_their_sources(
     server: Server, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = f"127.0.0.1:{free_port()}"
@@ -74,7 +74,7 @@ def test_json_has_the_findings_and_what_was_looked_at(
     assert seen["end"]["1"] > 60
 
 
-def test_directory_of_an_expelled_member_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directory_of_an_expelled_member_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asyncio.run(leave_expelled(tmp_path / "data", tmp_path / "other"))
     assert run(["explain", str(tmp_path / "data")]) == 1
     shown = capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_two_directories_are_compared(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "INSERT things {id: 2}" in shown
 
 
-def test_who_is_refused_is_told_without_the_password(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejected_login_is_reported_without_the_password(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", "-u", "admin", "-p", "geheim", server.uri]) == 1
     shown = capsys.readouterr()
     assert "[wrong_password]" in shown.out
@@ -111,14 +111,14 @@ def test_who_is_refused_is_told_without_the_password(server: Server, capsys: pyt
 
 
 @pytest.mark.parametrize("where", ["nowhere/at/all", "no such place", "127.0.0.1:"])
-def test_what_is_neither_a_server_nor_a_directory_is_a_wrong_command_line(
+def test_argument_that_is_neither_server_nor_directory_is_a_usage_error(
     where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["explain", where]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_a_file_is_told_to_be_one_with_its_directory(
+def test_file_argument_is_rejected_with_its_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "00000000000000000000.xlog"
@@ -130,7 +130,7 @@ def test_a_file_is_told_to_be_one_with_its_directory(
         assert capsys.readouterr().err.startswith(told)
 
 
-def test_directories_are_told_from_addresses(tmp_path: Path) -> None:
+def test_directories_are_distinguished_from_addresses(tmp_path: Path) -> None:
     assert is_path(str(tmp_path))
     assert is_path("data/a")
     assert not is_path("127.0.0.1:3301")
@@ -149,7 +149,7 @@ def test_directories_are_told_from_addresses(tmp_path: Path) -> None:
         "127.0.0.1:PORT/?transport=ssl&ssl_password=geheim",
     ],
 )
-def test_an_address_with_a_path_in_it_is_no_directory_and_shows_no_password(
+def test_address_with_a_path_is_not_a_directory_and_shows_no_password(
     where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["explain", where.replace("PORT", str(free_port()))]) in (1, 2)
@@ -158,13 +158,13 @@ def test_an_address_with_a_path_in_it_is_no_directory_and_shows_no_password(
     assert not any(part in shown.out + shown.err for part in ("geh", "eim"))
 
 
-def test_servers_that_are_no_members_are_not_counted_as_such() -> None:
+def test_servers_outside_the_set_are_not_counted_as_members() -> None:
     (line,) = looked_at(replica_sets([report(1, {1: 5}), report(0, {1: 5}, ro=True)]), ())
     assert "1 of 1 members answered" in line
     assert line.count("{1: 5}") == 2
 
 
-def test_who_was_not_asked_because_nobody_knows_its_address_is_named() -> None:
+def test_members_without_a_known_address_are_listed() -> None:
     (line,) = looked_at(replica_sets([report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}})]), ())
     assert "1 of 2 members answered" in line
     assert line.endswith("; not queried (address unknown): replica 2")

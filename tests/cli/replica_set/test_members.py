@@ -17,11 +17,11 @@ def test_every_uri_gets_the_user_that_was_named() -> None:
     assert (first.user, second.user, second.password, second.address) == ("admin", "admin", "secret", "db2:3301")
 
 
-def test_with_yes_nobody_is_asked() -> None:
+def test_yes_skips_the_confirmation() -> None:
     assert consent("really?", yes=True)
 
 
-def test_without_a_terminal_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirmation_without_a_terminal_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(UsageError, match="use --yes to skip the confirmation"):
         consent("really?", yes=False)

@@ -20,7 +20,7 @@ from tests.real_tarantool import free_port
 
 
 @not_for_stand_ins
-def test_a_member_leads_when_it_is_promoted_and_no_more_when_it_is_demoted(
+def test_member_leads_after_promote_and_not_after_demote(
     nodes: Cluster, flowstone: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However busy the machine is, nobody is taken for dead, and no election is held twice.
@@ -81,7 +81,7 @@ def test_without_elections_the_queue_changes_hands(nodes: Cluster, flowstone: Co
 
 @not_for_stand_ins
 @pytest.mark.parametrize("why", ["orphan", "config"])
-def test_who_does_not_lead_afterwards_is_a_failure_that_says_why(nodes: Cluster, flowstone: Command, why: str) -> None:
+def test_promotion_without_effect_is_a_failure_with_a_reason(nodes: Cluster, flowstone: Command, why: str) -> None:
     node = nodes.ours("a")
     nobody = f"replicator:secret@127.0.0.1:{free_port()}"
     if why == "orphan":
@@ -103,7 +103,7 @@ def test_who_does_not_lead_afterwards_is_a_failure_that_says_why(nodes: Cluster,
 
 
 @not_for_stand_ins
-def test_who_is_no_member_is_not_promoted(nodes: Cluster, flowstone: Command) -> None:
+def test_server_outside_the_set_is_not_promoted(nodes: Cluster, flowstone: Command) -> None:
     master = nodes.ours("a")
     anonymous = nodes.ours("b", replication=[master.uri], replication_anon=True, read_only=True)
     found = flowstone("promote", "--yes", anonymous.address)
@@ -113,7 +113,7 @@ def test_who_is_no_member_is_not_promoted(nodes: Cluster, flowstone: Command) ->
 
 
 @not_for_stand_ins
-def test_nothing_is_done_where_nobody_can_be_asked(nodes: Cluster, flowstone: Command) -> None:
+def test_promote_changes_nothing_without_a_reachable_member(nodes: Cluster, flowstone: Command) -> None:
     node = nodes.ours("a")
     found = flowstone("promote", node.address)
     assert (found.code, found.text) == (2, "")
@@ -122,7 +122,7 @@ def test_nothing_is_done_where_nobody_can_be_asked(nodes: Cluster, flowstone: Co
 
 
 @fits("2.6")
-def test_2_6_is_told_to_know_no_promotion(cluster: Cluster, flowstone: Command) -> None:
+def test_promote_reports_that_2_6_lacks_promotion(cluster: Cluster, flowstone: Command) -> None:
     real, node = cluster.real("real"), cluster.ours("node")
     for action in ("promote", "demote"):
         for member, package in ((real, "Tarantool"), (node, "Flowstone")):

@@ -31,7 +31,7 @@ def write(member: Member, key: int) -> None:
 
 
 @fits("2.6")
-def test_members_join_anew_with_their_ids_after_their_rows_are_known_to_be_elsewhere(
+def test_members_rejoin_with_their_ids_once_their_rows_are_found_elsewhere(
     cluster: Cluster, flowstone: Command
 ) -> None:
     master = cluster.real("master")
@@ -72,7 +72,7 @@ def test_members_join_anew_with_their_ids_after_their_rows_are_known_to_be_elsew
 
 
 @fits("2.6")
-def test_rows_that_nobody_else_has_are_named_and_only_lost_by_force(cluster: Cluster, flowstone: Command) -> None:
+def test_rows_without_another_copy_are_listed_and_deleted_only_by_force(cluster: Cluster, flowstone: Command) -> None:
     master = cluster.real("master")
     master.eval("box.schema.space.create('s', {id = 512}):create_index('pk')")
     replica = cluster.ours("replica", replication=[master.uri])
@@ -98,7 +98,7 @@ def test_rows_that_nobody_else_has_are_named_and_only_lost_by_force(cluster: Clu
 
 @fits("2.6")
 @pytest.mark.parametrize("kind", ["real", "ours"])
-def test_rows_whose_numbers_stand_for_others_elsewhere_are_named_and_only_lost_by_force(
+def test_rows_with_conflicting_lsns_are_listed_and_deleted_only_by_force(
     cluster: Cluster, flowstone: Command, kind: str
 ) -> None:
     """By the vclocks, the other has all of them."""
@@ -124,9 +124,7 @@ def test_rows_whose_numbers_stand_for_others_elsewhere_are_named_and_only_lost_b
 
 
 @fits("2.6")
-def test_what_could_not_be_compared_is_said_to_be_elsewhere_by_its_numbers_and_deleted_by_force_only(
-    cluster: Cluster, flowstone: Command
-) -> None:
+def test_rows_matched_only_by_lsn_are_listed_and_deleted_only_by_force(cluster: Cluster, flowstone: Command) -> None:
     master = cluster.real("master")
     master.eval("box.schema.space.create('s', {id = 512}):create_index('pk')")
     master.eval(LOOKER)
@@ -185,7 +183,7 @@ def test_logs_and_vinyl_files_in_directories_of_their_own_go_with_the_snapshots(
 
 
 @fits("2.6")
-def test_a_directory_of_another_set_or_of_no_member_is_refused(
+def test_directory_of_another_set_or_of_no_member_is_rejected(
     cluster: Cluster, flowstone: Command, tmp_path: Path
 ) -> None:
     master, stranger = cluster.real("master"), cluster.real("stranger")

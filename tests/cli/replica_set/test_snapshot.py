@@ -17,7 +17,7 @@ from tests.real_tarantool import free_port
 
 
 @fits("2.6")
-def test_snapshots_are_written_one_after_the_other(cluster: Cluster, flowstone: Command) -> None:
+def test_snapshots_are_written_one_at_a_time(cluster: Cluster, flowstone: Command) -> None:
     members = [cluster.real("real"), cluster.ours("ours")]
     before = [len(member.files("snap")) for member in members]
     nobody = f"127.0.0.1:{free_port()}"
@@ -46,9 +46,7 @@ def test_snapshots_are_written_one_after_the_other(cluster: Cluster, flowstone: 
         ("data/5.snap: Input/output error", "see its log"),
     ],
 )
-async def test_an_error_of_the_system_there_comes_with_advice_and_without_a_code_that_says_nothing(
-    flowstone: Command, message: str, advice: str
-) -> None:
+async def test_system_error_has_advice_and_no_generic_code(flowstone: Command, message: str, advice: str) -> None:
     async with peer(answering(lambda request: refusal(0, message), (2, 6, 0))) as address:
         found = await asyncio.to_thread(flowstone, "snapshot", "--yes", address)
     assert (found.code, found.text) == (1, "")
@@ -56,7 +54,7 @@ async def test_an_error_of_the_system_there_comes_with_advice_and_without_a_code
 
 
 @not_for_stand_ins
-def test_a_server_that_hangs_is_told_by_its_address_with_what_may_be_wrong(nodes: Cluster, flowstone: Command) -> None:
+def test_timeout_names_the_server_with_possible_causes(nodes: Cluster, flowstone: Command) -> None:
     node = nodes.ours("a")
     node.pause()
     try:
@@ -79,7 +77,7 @@ box.schema.user.grant('backup', 'execute', 'function', 'box.snapshot')
 """
 
 
-def test_one_that_was_written_is_told_to_who_may_not_ask_for_its_position(
+def test_written_snapshot_is_reported_without_the_right_to_query_its_position(
     tarantool: object, tmp_path: Path, flowstone: Command
 ) -> None:
     with real_tarantool.serve(tmp_path, setup=ONLY_SNAPSHOTS) as server:
@@ -93,7 +91,7 @@ def test_one_that_was_written_is_told_to_who_may_not_ask_for_its_position(
 
 
 @pytest.mark.parametrize("answer", ["7", "{}", "{checkpoints = {}}", "{checkpoints = {{}}}", "{checkpoints = {1}}"])
-def test_one_that_was_written_is_told_whatever_the_server_says_of_its_position(
+def test_written_snapshot_is_reported_despite_an_invalid_position(
     tarantool: object, tmp_path: Path, flowstone: Command, answer: str
 ) -> None:
     setup = f"rawset(box.info, 'gc', function() return {answer} end)"

@@ -140,7 +140,7 @@ def _watched(address: str, *, lines: int = 25) -> bytes:
     return seen
 
 
-def test_lines_that_a_terminal_has_no_room_for_are_counted(flowstone: Command) -> None:
+def test_lines_beyond_the_terminal_height_are_counted(flowstone: Command) -> None:
     address = f"127.0.0.1:{free_port()}"
     needed = len(flowstone("status", address).text.splitlines())
     assert f"… {needed - 4} more lines; enlarge the terminal, ".encode() in _watched(address, lines=5)
@@ -159,7 +159,7 @@ def _read_until(screen: IO[bytes], text: bytes | None) -> bytes:
     return seen
 
 
-def test_where_nobody_answers_the_code_is_1(flowstone: Command) -> None:
+def test_exit_code_is_1_when_no_server_answers(flowstone: Command) -> None:
     port = free_port()
     found = flowstone("status", f"127.0.0.1:{port}")
     assert found.code == 1
@@ -168,7 +168,7 @@ def test_where_nobody_answers_the_code_is_1(flowstone: Command) -> None:
 
 
 @fits("2.6")
-def test_a_user_who_may_not_look_is_told_so_and_no_password_is_shown(cluster: Cluster, flowstone: Command) -> None:
+def test_missing_rights_are_reported_without_the_password(cluster: Cluster, flowstone: Command) -> None:
     member = cluster.real("a")
     found = flowstone("status", "-u", "replicator", "-p", "secret", "--json", member.address)
     assert found.code == 1
@@ -185,6 +185,6 @@ def test_an_interval_without_watch_is_a_wrong_command_line(flowstone: Command) -
     assert found.errors == ["flowstone: --interval requires --watch; add --watch, or omit --interval"]
 
 
-def test_a_uri_that_is_none_is_a_wrong_command_line() -> None:
+def test_invalid_uri_is_a_usage_error() -> None:
     assert run(["status", "no address"]) == 2
     assert run(["status"]) == 2

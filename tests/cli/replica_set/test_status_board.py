@@ -82,7 +82,7 @@ def test_a_set_is_shown_in_the_shape_of_tt_with_tables() -> None:
     assert lines(*three()) == EXPECTED.splitlines()
 
 
-def test_at_80_columns_long_names_are_folded_and_nothing_is_lost() -> None:
+def test_long_names_wrap_at_80_columns() -> None:
     name = "storage-with-a-name-that-somebody-thought-about-001-a"
     text = lines(report(1, {number: 10**9 + number for number in range(1, 9)}, name=name))
     assert max(map(len, text)) <= 80
@@ -92,7 +92,7 @@ def test_at_80_columns_long_names_are_folded_and_nothing_is_lost() -> None:
     assert not any("…" in line for line in text)
 
 
-def test_two_sets_stand_one_below_the_other() -> None:
+def test_two_sets_are_shown_one_below_the_other() -> None:
     text = lines(report(1, {1: 5}), report(2, {2: 5}, cluster={"uuid": "other"}))
     assert [line for line in text if line.startswith("•")] == ["• 5e700000-0000-4000-8000-000000000000", "• other"]
     assert not any("explain" in line for line in text)
