@@ -78,27 +78,27 @@ async def test_the_right_password_makes_the_user(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_a_wrong_password_is_refused_without_being_shown(server: Server) -> None:
+async def test_wrong_password_is_rejected_and_not_shown(server: Server) -> None:
     with pytest.raises(CredsMismatch) as caught:
         await connect(f"bob:wrong-hidden@{server.uri}")
     assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.real
-async def test_an_unknown_user_is_refused(server: Server) -> None:
+async def test_unknown_user_is_rejected(server: Server) -> None:
     with pytest.raises((NoSuchUser, CredsMismatch)):
         await connect(f"nobody:x@{server.uri}")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_nobody_listening_is_one_clear_error(host: str) -> None:
+async def test_connection_refused_is_one_error(host: str) -> None:
     uri = f"bob:hidden@{host}:{free_port()}"
     with pytest.raises(ConnectionFailed, match=rf"^cannot connect to {host}:\d+: connection refused$") as caught:
         await connect(uri)
     assert "hidden" not in str(caught.value)
 
 
-async def test_a_missing_unix_socket_is_one_clear_error(tmp_path: Path) -> None:
+async def test_missing_unix_socket_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ConnectionFailed, match=r"cannot connect to unix/:.*: No such file"):
         await connect(f"unix/:{tmp_path}/none")
 
@@ -121,7 +121,7 @@ async def test_a_peer_that_closes_at_once_may_want_tls() -> None:
             await connect(uri)
 
 
-async def test_a_peer_without_tls_is_said_to_have_none() -> None:
+async def test_error_names_a_peer_without_tls() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting())
         await reader.read()
@@ -132,7 +132,7 @@ async def test_a_peer_without_tls_is_said_to_have_none() -> None:
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n".ljust(128), b"short"])
-async def test_a_peer_that_is_no_tarantool_is_refused(said: bytes) -> None:
+async def test_peer_that_is_not_tarantool_is_rejected(said: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         await writer.drain()
@@ -143,7 +143,7 @@ async def test_a_peer_that_is_no_tarantool_is_refused(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\xc1", b"\xce\xff\xff\xff\xff", b"\x05\x82\x00\x00\x01\x63", b"\x01\xc0"])
-async def test_bytes_that_are_no_packet_fail_every_waiting_request(garbage: bytes) -> None:
+async def test_invalid_packet_fails_every_pending_request(garbage: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting())
         await reader.read(1)
@@ -179,7 +179,7 @@ async def test_a_peer_that_leaves_fails_every_waiting_request() -> None:
                 await connection.answer(one)
 
 
-async def test_what_is_sent_into_a_lost_connection_and_not_waited_for_is_no_complaint() -> None:
+async def test_request_sent_on_a_lost_connection_without_await_logs_nothing() -> None:
     complaints: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
     async with peer(answering(lambda row: (0, b"\x80"), (2, 6, 0))) as uri, await connect(uri) as connection:
@@ -207,7 +207,7 @@ async def test_features_are_learned_from_servers_that_have_them() -> None:
         assert not connection.has(Feature.INSERT_ARROW)
 
 
-async def test_another_instance_than_the_one_that_is_meant_gets_no_login() -> None:
+async def test_unexpected_instance_gets_no_login() -> None:
     seen = []
 
     def answer(row: Any) -> tuple[int, bytes]:

@@ -53,7 +53,7 @@ def test_upsert_without_a_base_counts_from_zero() -> None:
         (["#", 127, 1], ("#", 128, 1)),
     ],
 )
-def test_numbers_move_from_base_zero_to_base_one(before: Any, after: Any) -> None:
+def test_field_numbers_change_from_base_zero_to_base_one(before: Any, after: Any) -> None:
     assert unpack(rebase(pack([before]), 0)) == (after,)
     assert unpack(rebase(pack([before, before]), 0)) == (after, after)
 
@@ -76,7 +76,7 @@ def truncate(*key: Any, replica_id: int = 1) -> Row:
     return Row(RequestType.REPLACE, replica_id, lsn=5, body=pack({0x10: 330, 0x21: key}))
 
 
-def test_a_truncate_changes_the_space_that_it_empties() -> None:
+def test_truncate_belongs_to_the_truncated_space() -> None:
     found = statement_of(truncate(512, 1, "new field"))
     assert found is not None
     assert (found.space_id, found.changed_space_id) == (330, 512)
@@ -84,13 +84,13 @@ def test_a_truncate_changes_the_space_that_it_empties() -> None:
 
 
 @pytest.mark.parametrize("key", [(), ("text",), (-1,)])
-def test_a_truncate_of_nothing_sensible_is_one_of_its_own_space(key: tuple[Any, ...]) -> None:
+def test_malformed_truncate_belongs_to_its_own_space(key: tuple[Any, ...]) -> None:
     found = statement_of(truncate(*key))
     assert found is not None
     assert found.changed_space_id == 330
 
 
-def test_a_snapshot_counts_truncates_but_makes_none() -> None:
+def test_snapshot_truncate_counts_are_not_replayed() -> None:
     assert statement_of(truncate(512, 1, replica_id=0)) is None
 
 
@@ -105,7 +105,7 @@ def test_a_snapshot_counts_truncates_but_makes_none() -> None:
         b"\x82\x10\x05\x21\x92\x01",
     ],
 )
-def test_a_row_that_lacks_something_is_an_error_that_names_it(body: bytes) -> None:
+def test_error_names_the_missing_key_of_a_row(body: bytes) -> None:
     with pytest.raises(RowError):
         statement_of(Row(RequestType.INSERT, lsn=7, body=body))
 

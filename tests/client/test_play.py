@@ -120,7 +120,7 @@ async def test_every_kind_of_row_is_replayed(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_values_arrive_with_the_bytes_they_were_written_with(server: Server) -> None:
+async def test_values_keep_their_encoding(server: Server) -> None:
     values = (
         uuid.UUID(int=5),
         Decimal("-1.50"),
@@ -149,7 +149,7 @@ async def test_values_arrive_with_the_bytes_they_were_written_with(server: Serve
 
 
 @pytest.mark.real
-async def test_a_refused_row_stops_exactly_there(server: Server) -> None:
+async def test_play_stops_at_the_rejected_row(server: Server) -> None:
     log = Log()
     transactions = inserts(log, [*range(1, 500), 250, *range(500, 600)])
     with pytest.raises(PlayError) as caught:
@@ -167,7 +167,7 @@ async def test_a_refused_row_stops_exactly_there(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_a_transaction_of_many_rows_is_there_whole_or_not_at_all(server: Server) -> None:
+async def test_long_transaction_is_applied_completely_or_not_at_all(server: Server) -> None:
     log = Log()
     good = make_transaction([log.insert(key, key) for key in range(10)])
     bad = make_transaction([log.insert(key, key) for key in (10, 11, 5, 12)])
@@ -190,7 +190,7 @@ async def test_replay_resumes_where_it_stopped(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_rows_that_change_nothing_are_skipped_and_counted(server: Server) -> None:
+async def test_rows_without_effect_are_skipped_and_counted(server: Server) -> None:
     log = Log(2)
     nop = make_transaction([log.insert(1, 1), log.row(RequestType.NOP)])
     confirm = log.one(log.row(RequestType.RAFT_CONFIRM, replica_id=1, lsn=5))
@@ -216,7 +216,7 @@ async def test_schema_and_data_are_replayed_in_order(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_engines_that_share_no_transaction_are_replayed_all_the_same(server: Server) -> None:
+async def test_engines_without_shared_transactions_are_replayed(server: Server) -> None:
     vinyl = "if box.space.v then box.space.v:drop() end "
     vinyl += "box.schema.space.create('v', {id = 650, engine = 'vinyl'}):create_index('pk')"
     await lua(server, vinyl)
@@ -229,7 +229,7 @@ async def test_engines_that_share_no_transaction_are_replayed_all_the_same(serve
 
 
 @pytest.mark.real
-async def test_a_space_or_index_that_is_not_there_is_named(server: Server) -> None:
+async def test_error_names_a_missing_space_or_index(server: Server) -> None:
     log = Log()
     with pytest.raises(PlayError, match="space 12345") as caught:
         await play(production(), server.uri, [log.one(log.insert(1, space=12345))])
@@ -242,7 +242,7 @@ async def test_a_space_or_index_that_is_not_there_is_named(server: Server) -> No
 
 
 @pytest.mark.real
-async def test_a_user_without_rights_is_told_what_to_grant(server: Server) -> None:
+async def test_error_for_missing_rights_names_the_grant(server: Server) -> None:
     log = Log()
     with pytest.raises(
         PlayError, match=r"grant\('nobody', 'execute', 'universe'\), which lets the user run any"
@@ -269,7 +269,7 @@ async def test_many_rows_are_quick(server: Server) -> None:
 
 
 @pytest.mark.real
-async def test_what_was_read_before_the_source_failed_is_applied(server: Server) -> None:
+async def test_rows_read_before_the_source_failed_are_applied(server: Server) -> None:
     async def source() -> AsyncIterator[LogTransaction]:
         for one in inserts(Log(), range(3)):
             yield one
@@ -285,14 +285,14 @@ async def streamed(store: Streaming, transactions: list[LogTransaction], **optio
         return await play(production(), uri, transactions, **options)
 
 
-async def test_a_stream_carries_a_batch_as_one_transaction() -> None:
+async def test_batch_is_one_transaction_on_a_stream() -> None:
     store = Streaming()
     assert (await streamed(store, inserts(Log(), range(1500)))).rows == 1500
     assert store.keys == list(range(1500))
     assert store.log.count("BEGIN") == store.log.count("COMMIT") == 2
 
 
-async def test_on_a_stream_a_refused_row_stops_exactly_there() -> None:
+async def test_play_on_a_stream_stops_at_the_rejected_row() -> None:
     store = Streaming()
     with pytest.raises(PlayError, match="row with LSN 4 "):
         await streamed(store, inserts(Log(), [1, 2, 3, 2, 5]))
@@ -300,7 +300,7 @@ async def test_on_a_stream_a_refused_row_stops_exactly_there() -> None:
     assert store.log.count("ROLLBACK") == 1
 
 
-async def test_on_a_stream_a_transaction_is_kept_together() -> None:
+async def test_transaction_is_not_split_on_a_stream() -> None:
     store = Streaming()
     log = Log()
     good = make_transaction([log.insert(key, key) for key in (1, 2)])
@@ -310,14 +310,14 @@ async def test_on_a_stream_a_transaction_is_kept_together() -> None:
     assert store.keys == [1, 2]
 
 
-async def test_a_server_that_cannot_hold_transactions_open_is_asked_in_lua() -> None:
+async def test_server_without_streams_gets_transactions_in_lua() -> None:
     store = Streaming(yields=True)
     assert (await streamed(store, inserts(Log(), range(2500)))).rows == 2500
     assert store.keys == list(range(2500))
     assert (store.log.count("BEGIN"), store.log.count("EVAL")) == (1, 3)
 
 
-async def test_a_lost_connection_says_what_was_under_way() -> None:
+async def test_error_of_a_lost_connection_names_the_rows_in_flight() -> None:
     store = Streaming()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -343,7 +343,7 @@ async def test_batches_end_at_their_size(monkeypatch: pytest.MonkeyPatch) -> Non
     assert store.log.count("BEGIN") > 2
 
 
-async def test_a_lost_connection_names_each_replica_whose_rows_were_under_way() -> None:
+async def test_error_of_a_lost_connection_names_each_replica_with_rows_in_flight() -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def answer(row: Row) -> tuple[int, bytes]:
             if row.type == RequestType.COMMIT:
@@ -384,7 +384,7 @@ async def test_a_space_of_another_name_stops_before_its_first_row() -> None:
     assert "; replay into a server where 'orders' has id 601: box.schema.space.create('orders', {id = 601})" in said
 
 
-async def test_a_truncate_is_checked_by_the_name_of_what_it_empties() -> None:
+async def test_truncate_is_checked_by_the_name_of_the_truncated_space() -> None:
     store = Streaming(names={600: "other"})
     log = Log()
     truncate = log.row(RequestType.UPSERT, space_id=330, tuple=(SPACE, 1), ops=(("+", 1, 1),))
@@ -409,7 +409,7 @@ def of_snapshot(number: int, *tuple: Any, space: int = SPACE) -> LogTransaction:
     return make_transaction([Row(RequestType.INSERT, lsn=number, body=body)])
 
 
-async def test_a_refused_row_of_a_snapshot_is_told_by_number_and_has_nothing_to_resume_at() -> None:
+async def test_rejected_snapshot_row_is_named_by_number_without_a_resume_position() -> None:
     store = Streaming()
     with pytest.raises(PlayError, match=r"^row 2 of the snapshot \(INSERT, space 600\) was rejected") as caught:
         await streamed(store, [of_snapshot(1, 1), of_snapshot(2, 1), *inserts(Log(), [5])])
@@ -420,7 +420,7 @@ async def test_a_refused_row_of_a_snapshot_is_told_by_number_and_has_nothing_to_
     assert caught.value.result == PlayResult(1, 1, 0, {})
 
 
-async def test_rows_of_a_snapshot_empty_nothing_and_leave_no_position() -> None:
+async def test_snapshot_rows_truncate_nothing_and_yield_no_position() -> None:
     store = Streaming()
     result = await streamed(store, [of_snapshot(1, 600, 3, space=330), of_snapshot(2, 7), *inserts(Log(), [8])])
     assert result == PlayResult(2, 2, 1, {1: 1})
@@ -485,7 +485,7 @@ class Held:
         await answering(self.store, (2, 11, 9), before=wait)(reader, writer)
 
 
-async def test_who_interrupts_learns_what_became_of_the_batch_under_way() -> None:
+async def test_interrupt_reports_the_outcome_of_the_batch_in_flight() -> None:
     held, seen = Held(), list[PlayResult]()
     async with peer(held.talk) as uri:
         replay = asyncio.create_task(play(production(), uri, inserts(Log(), range(1500)), on_progress=seen.append))
@@ -500,7 +500,7 @@ async def test_who_interrupts_learns_what_became_of_the_batch_under_way() -> Non
     assert held.store.keys == list(range(1000))
 
 
-async def test_who_interrupts_does_not_wait_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interrupt_does_not_wait_for_a_silent_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERRUPT_SECONDS", 0.05)
     held = Held()
     async with peer(held.talk) as uri:

@@ -13,7 +13,7 @@ ADVICE = (to_replicate, to_watch, to_run_transactions)
 
 @pytest.mark.parametrize("advice", ADVICE, ids=lambda advice: advice.__name__)
 @pytest.mark.parametrize("user", [None, "guest"])
-def test_who_gave_no_user_is_told_to_and_guests_are_granted_nothing(
+def test_hint_without_credentials_asks_for_a_user_and_no_guest_rights(
     advice: Callable[[str | None], str], user: str | None
 ) -> None:
     told = advice(user)
@@ -22,13 +22,13 @@ def test_who_gave_no_user_is_told_to_and_guests_are_granted_nothing(
 
 
 @pytest.mark.parametrize("advice", ADVICE, ids=lambda advice: advice.__name__)
-def test_a_right_that_is_one_to_run_lua_is_called_so(advice: Callable[[str | None], str]) -> None:
+def test_right_to_run_lua_is_named_as_such(advice: Callable[[str | None], str]) -> None:
     told = advice("watcher")
     assert "box.schema.user.grant('watcher', " in told
     assert ("'universe'" in told) is ("lets the user run any Lua on the server" in told)
 
 
-def test_who_only_watches_is_advised_the_one_function_first() -> None:
+def test_watching_user_is_advised_the_single_function_first() -> None:
     one, everything = to_watch("watcher").split("; or, ")
     assert one == (
         "on its master: box.schema.func.create('box.info', {if_not_exists = true}) and "

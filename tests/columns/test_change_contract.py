@@ -103,30 +103,30 @@ def test_system_spaces_are_shown_on_request() -> None:
     assert changes(ChangeContract(UUID, show_system=True), *rows).column("_lsn").to_pylist() == [1, 2]
 
 
-def test_a_space_that_goes_is_not_truncated() -> None:
+def test_dropped_space_is_not_truncated() -> None:
     assert not len(changes(ChangeContract(UUID, ORDERS), whole(delete(1, 512, space=330))))
 
 
 @pytest.mark.parametrize("space", [ORDERS, None])
-def test_columns_are_chosen_by_name_and_come_in_that_order(space: SpaceDefinition | None) -> None:
+def test_columns_are_selected_by_name_in_the_given_order(space: SpaceDefinition | None) -> None:
     table = changes(ChangeContract(UUID, space, wanted=("_key", "_lsn", "_operations_msgpack")), *MIXED)
     assert table.column_names == ["_key", "_lsn", "_operations_msgpack"]
     assert table.column("_key").to_pylist()[2] == "[2]"
     assert len(changes(ChangeContract(UUID, space, wanted=()), *MIXED)) == (7 if space else 9)
 
 
-def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_error_for_an_unknown_column_lists_the_known_ones() -> None:
     with pytest.raises(UnknownColumn, match=r"no column 'nope'; known columns: _operation, .*, id, name, _extra"):
         _ = ChangeContract(UUID, ORDERS, wanted=("id", "nope")).schema
 
 
-def test_a_field_that_is_called_as_one_of_ours_is_refused() -> None:
+def test_field_named_like_a_metadata_column_is_rejected() -> None:
     space = SpaceDefinition(512, "t", fields=(FieldDefinition("_commit_version"),))
     with pytest.raises(ColumnClash, match="field '_commit_version' of space 't' has the name of a metadata column"):
         _ = ChangeContract(UUID, space).schema
 
 
-def test_spark_is_told_the_same_columns_in_its_own_words() -> None:
+def test_spark_schema_equals_the_columns() -> None:
     names = "unsigned integer number double string varbinary boolean uuid datetime map any".split()
     fields = tuple(FieldDefinition(f"f`{name}", name) for name in names)
     contract = ChangeContract(UUID, SpaceDefinition(1, "t", fields=(*fields, FieldDefinition("price", "decimal"))))
@@ -156,13 +156,13 @@ def test_contracts_travel_to_executors() -> None:
     assert copy.schema == contract.schema
 
 
-def test_rows_of_one_space_only_are_named_without_a_look_at_each() -> None:
+def test_space_name_is_constant_for_rows_of_one_space() -> None:
     rows: list[Row] = [insert(number, number, "x") for number in range(1, 100)]
     table = changes(ChangeContract(UUID), *(whole(row) for row in rows))
     assert set(table.column("_space").to_pylist()) == {"orders"}
 
 
-def test_sort_keys_are_given_on_request_to_rows_that_have_a_key() -> None:
+def test_sort_keys_are_optional_and_null_without_a_key() -> None:
     contract = ChangeContract(UUID, wanted=("_lsn", "_sort_key", "_space_id"))
     table = changes(contract, *MIXED, whole(statement(DELETE, 12, {0x10: 512, 0x11: 1, 0x20: ("x",)})))
     keys = dict(listed(table, "_lsn", "_sort_key"))
@@ -185,7 +185,7 @@ def test_only_the_named_spaces_are_taken() -> None:
     assert listed(changes(contract, *MIXED), "_lsn") == [(9,), (11,)]
 
 
-def test_rows_of_former_formats_show_what_is_still_there() -> None:
+def test_rows_of_former_formats_fill_the_remaining_columns() -> None:
     now = SpaceDefinition(
         512,
         "orders",

@@ -66,14 +66,14 @@ def starts_of(rows: list[bytes], fields: int, key_fields: list[int]) -> tuple[in
     return bad, starts.T.tolist(), slab.buf
 
 
-def test_fields_are_found_and_missing_ones_marked() -> None:
+def test_fields_are_located_and_missing_ones_marked() -> None:
     bad, starts, buf = starts_of([insert([b"\x05", b"\xa1x", b"\x06"]), insert([b"\x07"], lsn=2, tsn=2)], 2, [])
     assert bad == -1
     assert [int(buf[at]) for at in starts[0]] == [0x05, 0xA1, 0x06]  # the third is the first extra one
     assert (int(buf[starts[1][0]]), starts[1][1:]) == (0x07, [-1, -1])
 
 
-def test_a_key_fills_the_fields_that_it_is_of() -> None:
+def test_key_fills_its_fields() -> None:
     pairs = {0x10: b"\x05", 0x20: array([b"\x0a", b"\x0b", b"\x0c"])}
     rows = [Row(5, 1, lsn=1, tsn=1, body=body(pairs)).encode()]
     bad, ((first, second, third, extra),), buf = starts_of(rows, 3, [2, 0])
@@ -82,12 +82,12 @@ def test_a_key_fills_the_fields_that_it_is_of() -> None:
     assert (second, extra) == (-1, -1)
 
 
-def test_a_key_of_another_index_fills_nothing() -> None:
+def test_key_of_another_index_fills_no_field() -> None:
     pairs = {0x10: b"\x05", 0x11: b"\x01", 0x20: array([b"\x0a"])}
     assert starts_of([Row(5, 1, lsn=1, tsn=1, body=body(pairs)).encode()], 1, [0])[:2] == (-1, [[-1, -1]])
 
 
-def test_the_row_whose_tuple_is_no_array_is_named() -> None:
+def test_error_names_the_row_with_an_invalid_tuple() -> None:
     rows = [insert([b"\x01"]), Row(2, 1, lsn=2, tsn=2, body=body({0x21: b"\x80"})).encode()]
     assert starts_of(rows, 1, [])[0] == 1
 

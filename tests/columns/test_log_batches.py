@@ -43,7 +43,7 @@ def typed(log: Log, shape: TypedShape) -> pa.Table:
     return pa.Table.from_batches(shape.batches(found, schema), schema)
 
 
-def test_columns_of_all_definitions_come_together(log: Log) -> None:
+def test_columns_of_all_definitions_are_merged(log: Log) -> None:
     alter(log, ("id", "unsigned"), ("note", "string"))
     log.insert(512, 2, "x")
     table = typed(log, TypedShape(wanted=("id", "price", "note")))
@@ -51,7 +51,7 @@ def test_columns_of_all_definitions_come_together(log: Log) -> None:
     assert typed(log, TypedShape()).column_names[-6:-1] == ["note", "_extra", "_key", "_operations", "_index_id"]
 
 
-def test_two_types_of_one_name_conflict(log: Log) -> None:
+def test_conflicting_types_of_one_column_are_an_error(log: Log) -> None:
     alter(log, ("id", "string"))
     log.insert(512, "x")
     with pytest.raises(ColumnConflict, match="column 'id' is int64 in one definition"):
@@ -63,7 +63,7 @@ def test_options_reach_the_decoder(log: Log) -> None:
     assert table.column("price").to_pylist() == [Decimal("1.50")]
 
 
-def test_unknown_columns_are_refused(log: Log) -> None:
+def test_unknown_columns_are_rejected(log: Log) -> None:
     with pytest.raises(UnknownColumn, match="no column 'nope'; known columns: _replica_id, "):
         TypedShape(wanted=("nope",)).schema(pieces(log))
 
@@ -92,7 +92,7 @@ def test_text_has_json_for_messagepack_and_base64_for_bytes(log: Log) -> None:
     ]
 
 
-def test_texts_beyond_what_a_column_holds_are_refused(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strings_beyond_the_column_capacity_are_rejected(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     (batch, *_) = GenericShape().batches(pieces(log))
     monkeypatch.setattr(column_kernels, "OFFSET_MAX", 10)
     with pytest.raises(ColumnError, match="more than 2 GiB"):

@@ -38,7 +38,7 @@ def test_a_delete_shows_its_key_in_the_columns_of_the_primary_key(tmp_path: Path
     assert batch.select(["_type", "id", "name"]).to_pylist() == [{"_type": "DELETE", "id": 7, "name": None}]
 
 
-def test_rows_of_a_space_that_nobody_defines_are_all_extra(tmp_path: Path) -> None:
+def test_rows_of_an_undefined_space_have_only_extra_fields(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.insert(600, 1, "x")
     (batch,) = typed(log.path, 600)

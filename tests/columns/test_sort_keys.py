@@ -98,7 +98,7 @@ def test_keys_are_the_engines_own(case: tuple[SpaceDefinition, list[tuple[Any, .
 
 
 @given(st.lists(DOUBLES.filter(lambda value: value == value), min_size=2, max_size=8))
-def test_doubles_stand_as_in_an_index_of_doubles_alone(values: list[float]) -> None:
+def test_doubles_sort_as_in_an_index_of_doubles(values: list[float]) -> None:
     keys = sort_keys(space_of(IndexPart(0, "double")), packed([(value,) for value in values])).to_pylist()
     alone = [key_encoding.encode_double(value) for value in values]
     for a, a_alone in zip(keys, alone, strict=True):
@@ -114,7 +114,7 @@ def test_numbers_of_all_kinds_are_equal_where_their_values_are() -> None:
     assert len({*sort_keys(space, pa.array(values, pa.binary())).to_pylist()}) == 1
 
 
-def test_a_collation_decides_what_is_equal() -> None:
+def test_collation_decides_equality() -> None:
     space = space_of(IndexPart(0, "string", collation=2))
     a, b, c = sort_keys(space, packed([("Straße",), ("STRASSE",), ("strasz",)])).to_pylist()
     assert a == b < c
@@ -131,7 +131,7 @@ def test_collations_of_users_are_given() -> None:
     assert a == b
 
 
-def test_a_binary_collation_is_none() -> None:
+def test_binary_collation_is_no_collation() -> None:
     plain, none = space_of(IndexPart(0, "string")), space_of(IndexPart(0, "string", collation=0))
     values = packed([("a\x00b",), ("",)])
     assert (
@@ -164,7 +164,7 @@ def test_a_space_without_a_primary_key_has_no_keys() -> None:
 
 
 @pytest.mark.parametrize("raw", [pack(("text",)), pack(()), b"\x91", b"\xc1", pack(5)])
-def test_what_does_not_fit_is_an_error_that_names_the_space(raw: bytes) -> None:
+def test_error_names_the_space_of_a_value_that_does_not_fit(raw: bytes) -> None:
     with pytest.raises(WrongKey, match="space 's'"):
         sort_keys(space_of(IndexPart(0, "unsigned")), pa.array([raw]))
 

@@ -50,7 +50,7 @@ async def test_connects_and_knows_the_server(library: Library, connection: Any) 
     assert connection.features.transactions is library.has_streams
 
 
-async def test_a_wrong_password_is_refused(library: Library) -> None:
+async def test_wrong_password_is_rejected(library: Library) -> None:
     with pytest.raises(TarantoolDatabaseError) as caught:
         await connect(library, password="wrong")
     assert (caught.value.code, caught.value.message) == (47, "Incorrect password supplied for user 'first'")
@@ -99,7 +99,7 @@ async def test_writes_by_field_names(library: Library, connection: Any) -> None:
     assert rows(await connection.delete("books", [7])) == [[7, "Middlemarch", 1872, None]]
 
 
-async def test_values_of_every_type_come_back(loans: Any) -> None:
+async def test_values_of_every_type_round_trip(loans: Any) -> None:
     row: list[Any] = [
         1,
         -(2**63),
@@ -144,7 +144,7 @@ async def test_errors_have_code_text_and_class(
     assert (frame.error_type, frame.code, frame.message, frame.err_no) == ("ClientError", code, text, 0)
 
 
-async def test_a_refusal_says_what_was_refused(library: Library) -> None:
+async def test_error_names_the_cause(library: Library) -> None:
     reader = await connect(library, username=READER, password=READER_PASSWORD)
     assert rows(await reader.select("books", [1])) == [[*ROWS[0]]]
     with pytest.raises(TarantoolDatabaseError) as caught:
@@ -155,7 +155,7 @@ async def test_a_refusal_says_what_was_refused(library: Library) -> None:
     await reader.disconnect()
 
 
-async def test_reads_the_schema_again_when_it_has_changed(library: Library, connection: Any) -> None:
+async def test_client_reads_the_schema_again_after_a_change(library: Library, connection: Any) -> None:
     before = connection.schema_id
     library.run(create_space(600, "later"), create_index([[0, "string"]], space=600, name="primary"))
     await connection.ping()
@@ -165,7 +165,7 @@ async def test_reads_the_schema_again_when_it_has_changed(library: Library, conn
     library.run(drop_index(0, space=600), drop_space(600))
 
 
-async def test_calls_what_is_built_in(connection: Any) -> None:
+async def test_client_calls_built_in_functions(connection: Any) -> None:
     info = (await connection.call("box.info")).body[0]
     assert (info["status"], info["ro"]) == ("running", False)
     assert (await connection.call("box.space.books:count")).body[0] == 4

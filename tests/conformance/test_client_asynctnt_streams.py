@@ -41,7 +41,7 @@ def rows(response: Any) -> list[list[Any]]:
     return [list(row) for row in response.body]
 
 
-async def test_a_stream_commits_what_others_then_see(connection: Any) -> None:
+async def test_commit_on_a_stream_is_visible_to_others(connection: Any) -> None:
     async with connection.stream() as stream:
         await stream.insert("loans", [1, "ann"])
         await stream.update("loans", [1], [["=", 1, "bob"]])
@@ -61,7 +61,7 @@ async def test_a_stream_takes_everything_back(connection: Any) -> None:
     assert rows(await connection.select("loans")) == [[1, "ann"]]
 
 
-async def test_a_failed_statement_leaves_its_transaction_as_it_was(connection: Any) -> None:
+async def test_failed_statement_does_not_change_its_transaction(connection: Any) -> None:
     await connection.insert("loans", [1, "ann"])
     stream = connection.stream()
     await stream.begin()
@@ -88,7 +88,7 @@ async def test_the_first_to_commit_wins(connection: Any) -> None:
     assert rows(await connection.select("loans")) == [[1, 11]]
 
 
-async def test_what_is_wrong_with_a_transaction_is_said(connection: Any) -> None:
+async def test_transaction_errors_are_reported(connection: Any) -> None:
     stream = connection.stream()
     await stream.begin()
     with pytest.raises(TarantoolDatabaseError) as caught:
@@ -100,7 +100,7 @@ async def test_what_is_wrong_with_a_transaction_is_said(connection: Any) -> None
     assert caught.value.code == 230
 
 
-async def test_a_transaction_that_takes_too_long_is_taken_back(connection: Any) -> None:
+async def test_transaction_that_times_out_is_rolled_back(connection: Any) -> None:
     stream = connection.stream()
     await stream.begin(tx_timeout=0.05)
     await stream.insert("loans", [1, "ann"])

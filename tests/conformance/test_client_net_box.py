@@ -62,7 +62,7 @@ def seen(
         yield visit(open_library(node.port, is_node=True), directory)
 
 
-def test_the_script_sees_what_it_should(expected: list[str]) -> None:
+def test_script_output_is_as_expected(expected: list[str]) -> None:
     """A script that saw nothing but errors would agree with itself everywhere."""
     lines = dict(line.split(": ", 1) for line in expected)
     assert lines["state"] == '["active","Binary",true,true,true,"nil"]'
@@ -73,5 +73,5 @@ def test_the_script_sees_what_it_should(expected: list[str]) -> None:
     assert len(expected) > 60
 
 
-def test_net_box_sees_of_a_node_what_it_sees_of_the_real_server(expected: list[str], seen: list[str]) -> None:
+def test_net_box_output_is_equal_on_a_node_and_the_real_server(expected: list[str], seen: list[str]) -> None:
     assert seen == expected

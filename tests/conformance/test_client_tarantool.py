@@ -44,7 +44,7 @@ def loans(library: Library, connection: Any) -> Any:
     return connection
 
 
-def test_connects_and_says_who_it_is(library: Library, connection: Any) -> None:
+def test_connection_reports_the_server_version(library: Library, connection: Any) -> None:
     assert connection.ping() > 0
     assert connection.version_id == (library.version[0] << 16 | library.version[1] << 8 | library.version[2])
     assert isinstance(connection.uuid, uuid.UUID)
@@ -67,7 +67,7 @@ def test_features_are_those_of_the_dialect(library: Library, connection: Any) ->
 
 
 @pytest.mark.parametrize("password", ["wrong", ""])
-def test_a_wrong_password_is_refused(library: Library, password: str) -> None:
+def test_wrong_password_is_rejected(library: Library, password: str) -> None:
     stranger = connect(library, password=password, connect_now=False)
     with pytest.raises(DatabaseError) as caught:
         stranger.connect()
@@ -87,7 +87,7 @@ def test_loads_the_schema(library: Library, connection: Any) -> None:
         connection.schema.get_index("books", "nothing")
 
 
-def test_a_user_with_few_rights_sees_only_what_is_granted(library: Library) -> None:
+def test_user_with_few_rights_sees_only_granted_spaces(library: Library) -> None:
     reader = connect(library, user=READER, password=READER_PASSWORD)
     assert reader.select("books", 1).data == [ROWS[0]]
     with pytest.raises(SchemaError):
@@ -132,7 +132,7 @@ def test_writes(loans: Any) -> None:
     assert loans.space("loans").select().data == [[2, "dot", 0]]
 
 
-def test_values_of_every_type_come_back(loans: Any) -> None:
+def test_values_of_every_type_round_trip(loans: Any) -> None:
     row: list[Any] = [
         1,
         -(2**63),
@@ -191,7 +191,7 @@ def test_reads_again_after_the_schema_has_changed(library: Library, connection: 
         connection.insert("later", ("b",))
 
 
-def test_calls_what_is_built_in(connection: Any) -> None:
+def test_client_calls_built_in_functions(connection: Any) -> None:
     info = connection.call("box.info").data[0]
     assert info["status"] == "running"
     assert info["ro"] is False
@@ -200,7 +200,7 @@ def test_calls_what_is_built_in(connection: Any) -> None:
     assert connection.call("box.space.books.index.year:max").data == [ROWS[1]]
 
 
-def test_a_node_refuses_lua_and_sql_in_one_sentence(library: Library, connection: Any) -> None:
+def test_node_rejects_lua_and_sql_with_one_sentence(library: Library, connection: Any) -> None:
     for method, text in (("eval", "return 1"), ("execute", "SELECT 1")):
         if not library.is_node:
             assert getattr(connection, method)(text).data[0] in (1, [1])
@@ -212,7 +212,7 @@ def test_a_node_refuses_lua_and_sql_in_one_sentence(library: Library, connection
     assert connection.ping() > 0
 
 
-def test_a_mesh_of_one_works_as_well(library: Library) -> None:
+def test_mesh_of_one_server_works(library: Library) -> None:
     mesh = connector.MeshConnection("127.0.0.1", library.port, user=library.user, password=library.password)
     assert mesh.select("books", 1).data == [ROWS[0]]
     mesh.close()

@@ -54,7 +54,7 @@ COPIES = 24
 
 
 @pytest.mark.parametrize("case", BATCHED, ids=lambda case: case.name)
-def test_the_node_executes_in_bulk_what_the_real_server_executes_one_by_one(
+def test_bulk_execution_on_the_node_equals_single_execution_on_the_real_server(
     case: Case, real: Target, node: Target
 ) -> None:
     theirs, ours = real.run_in_batches(case, COPIES), node.run_in_batches(case, COPIES)
@@ -63,7 +63,7 @@ def test_the_node_executes_in_bulk_what_the_real_server_executes_one_by_one(
 
 
 @pytest.mark.parametrize("case", [case for case in ALL_CASES if case.name in EXCEPTIONS], ids=lambda case: case.name)
-def test_where_the_node_differs_it_says_what_is_documented(case: Case, real: Target, node: Target) -> None:
+def test_documented_differences_of_the_node_exist(case: Case, real: Target, node: Target) -> None:
     theirs, ours = real.run(case), node.run(case)
     assert ours[0] != theirs[0], "no longer an exception"
     assert str(ours[0]).startswith(EXCEPTIONS[case.name].ours), f"{ours[0]} where the real server says {theirs[0]}"

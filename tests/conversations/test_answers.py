@@ -107,7 +107,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("dialect", "scenario", "name"), CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
-def test_answers_are_those_of_the_server_of_the_same_age(
+def test_answers_equal_those_of_the_server_of_the_same_version(
     dialect: str, scenario: str, name: str, answers: Callable[[str], dict[tuple[str, str], Played]]
 ) -> None:
     conversation, played = recording.load(dialect, scenario, name), answers(dialect)[scenario, name]

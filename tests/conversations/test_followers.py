@@ -31,7 +31,7 @@ def sent_tuples(conversation: Conversation) -> list[list[object]]:
 
 
 @pytest.mark.parametrize(("version", "names"), FOLLOWED, ids=[version for version, _ in FOLLOWED])
-async def test_follow_shows_what_a_recorded_master_sent(version: str, names: tuple[str, ...]) -> None:
+async def test_follow_yields_the_rows_of_a_recorded_master(version: str, names: tuple[str, ...]) -> None:
     conversations = [recording.load(version, "03-anon-register", name) for name in names]
     outside = replicas.outside_at(conversations[0])
     async with server.serving(conversations) as upstream:
@@ -53,7 +53,9 @@ def apart(conversations: list[Conversation]) -> list[Conversation]:
 
 
 @pytest.mark.parametrize(("version", "names"), FOLLOWED, ids=[version for version, _ in FOLLOWED])
-async def test_archive_keeps_what_a_recorded_master_sent(version: str, names: tuple[str, ...], tmp_path: Path) -> None:
+async def test_archive_contains_the_rows_of_a_recorded_master(
+    version: str, names: tuple[str, ...], tmp_path: Path
+) -> None:
     recorded = [recording.load(version, "03-anon-register", name) for name in names]
     conversations = apart(recorded)
     async with server.serving(conversations) as upstream:

@@ -130,7 +130,7 @@ def only_the_subscription(conversation: Conversation) -> Conversation:
 
 
 @pytest.mark.parametrize(("version", "scenario", "name", "node"), STREAMS, ids=names(STREAMS))
-async def test_rows_of_recorded_logs_are_sent_as_the_recorded_master_sent_them(
+async def test_rows_of_recorded_logs_are_sent_as_by_the_recorded_master(
     version: str, scenario: str, name: str, node: str, tmp_path: Path
 ) -> None:
     directory = masters.copy_files(version, scenario, node, tmp_path / "data", masters.ALL_LOGS)
@@ -143,7 +143,7 @@ async def test_rows_of_recorded_logs_are_sent_as_the_recorded_master_sent_them(
     assert [packet.payload for packet in played.answers if packet.lsn][: len(rows)] == [row.payload for row in rows]
 
 
-async def test_a_second_connection_of_an_anonymous_replica_cannot_register_it_while_the_first_follows(
+async def test_anonymous_replica_cannot_register_on_a_second_connection_while_the_first_follows(
     tmp_path: Path,
 ) -> None:
     directory = masters.copy_until("3.8", "03-anon-register", "master", tmp_path / "data", 13)
@@ -172,7 +172,7 @@ def acknowledging_nothing(conversation: Conversation) -> Conversation:
 
 
 @pytest.mark.parametrize("version", ["2.11", "3.8"])
-async def test_who_watches_the_ballot_learns_of_a_registration(version: str, tmp_path: Path) -> None:
+async def test_ballot_watcher_is_notified_of_a_registration(version: str, tmp_path: Path) -> None:
     directory = masters.copy_until(version, "01-join-subscribe", "master", tmp_path / "data", 14)
     joining = what_a_lone_master_does(recording.load(version, "01-join-subscribe", "join-01"))
     watching = recording.load(version, "01-join-subscribe", "join-02")

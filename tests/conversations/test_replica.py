@@ -97,7 +97,7 @@ REPLICA_UUID = "11111111-0000-4000-8000-000000000002"
 
 
 @pytest.mark.parametrize(("version", "first", "second"), JOINED, ids=[version for version, *_ in JOINED])
-async def test_a_node_joins_follows_and_comes_back_as_the_recorded_replica_did(
+async def test_node_joins_follows_and_reconnects_like_the_recorded_replica(
     version: str, first: str, second: str, tmp_path: Path
 ) -> None:
     conversations = load_all(version, "01-join-subscribe", "join-")
@@ -159,7 +159,7 @@ MESH = [("2.6", ("to-a-01",), "to-b-02"), ("3.8", ("to-a-01", "to-a-02"), "to-b-
 
 
 @pytest.mark.parametrize(("version", "to_a", "to_b"), MESH, ids=[version for version, *_ in MESH])
-async def test_a_node_that_writes_too_gets_and_gives_what_its_recorded_place_in_a_mesh_did(
+async def test_writing_node_exchanges_the_rows_of_its_recorded_place_in_a_mesh(
     version: str, to_a: tuple[str, ...], to_b: str, tmp_path: Path
 ) -> None:
     conversations = [recording.load(version, "04-mesh", name) for name in to_a]
@@ -267,7 +267,7 @@ def refusals(version: str, prefix: str) -> tuple[list[Conversation], str, str]:
 
 @pytest.mark.parametrize("version", ["2.6", "3.8"])
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_node_that_is_not_let_in_asked_as_the_recorded_one_and_says_why(
+async def test_rejected_node_sends_the_recorded_requests_and_reports_the_reason(
     version: str, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     conversations, instance_uuid, reason = refusals(version, name)
@@ -284,7 +284,7 @@ async def test_a_node_that_is_not_let_in_asked_as_the_recorded_one_and_says_why(
 
 
 @pytest.mark.parametrize("version", ["2.6", "3.8"])
-async def test_a_node_of_another_replica_set_is_stopped_and_says_why(
+async def test_node_of_another_replica_set_stops_and_reports_the_reason(
     version: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     conversations, instance_uuid, reason = refusals(version, "err-replicaset")

@@ -7,7 +7,7 @@ from tests.docs.blocks import RUN, page_at, paths
 NOT_RUN_MAX = 14
 
 
-def test_few_blocks_are_not_run_and_each_says_why() -> None:
+def test_few_blocks_are_not_run_and_each_states_the_reason() -> None:
     blocks = [(path, block) for path in paths() for block in page_at(path).blocks]
     excused = [f"{path}:{block.line}: {block.reason_not_to_run}" for path, block in blocks if block.reason_not_to_run]
     assert len(excused) <= NOT_RUN_MAX, "\n".join(excused)

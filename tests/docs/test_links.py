@@ -46,7 +46,7 @@ def test_links_lead_somewhere(path: str) -> None:
     assert broken(path, (ROOT / path).read_text()) == []
 
 
-def test_a_link_that_leads_nowhere_is_found() -> None:
+def test_broken_link_is_found() -> None:
     page = "docs/reference/mirror.md"
     assert broken(page, "[a](nowhere.md) [b](lake.md#nothing) [c](../../README.md)\n```text\n[d](gone.md)\n```\n") == [
         "nowhere.md: no such file",
@@ -56,7 +56,7 @@ def test_a_link_that_leads_nowhere_is_found() -> None:
     assert broken(page, "[a](lake.md#columns) [b](#limestone) [c](https://example.org/x)\n## Limestone\n") == []
 
 
-def test_pages_that_the_code_mentions_are_there() -> None:
+def test_pages_mentioned_in_the_code_exist() -> None:
     modules = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
     mentioned = {name for path in modules if path.parent.name != "docs" for name in MENTION.findall(path.read_text())}
     assert mentioned

@@ -81,12 +81,12 @@ def test_a_page_that_is_false_fails(text: str, tmp_path: Path, python: Path) -> 
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_a_page_that_breaks_the_rules_is_refused(text: str) -> None:
+def test_page_that_breaks_the_rules_is_rejected(text: str) -> None:
     with pytest.raises(BadPage):
         page_of("page.md", text)
 
 
-def test_nothing_is_left_running(tmp_path: Path, python: Path) -> None:
+def test_no_process_is_left_running(tmp_path: Path, python: Path) -> None:
     run("```sh\nsleep 600 & echo $! >child\n```\n", tmp_path, python)
     stat = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"

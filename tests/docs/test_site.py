@@ -28,12 +28,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_it_is_built_strictly_and_has_every_page(site: Path) -> None:
+def test_site_builds_in_strict_mode_with_every_page(site: Path) -> None:
     pages = [path.removeprefix("docs/").replace(".md", ".html") for path in paths() if path.startswith("docs/")]
     assert [page for page in pages if not (site / page).is_file()] == []
 
 
-def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
     fetched = {found for page in site.rglob("*.html") for found in FETCHED.findall(page.read_text())}
     assert fetched == set()
 

@@ -42,7 +42,7 @@ CORPUS = (bytes(8), b"F" + bytes(4))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_guidance_finds_a_bug_behind_several_checks_and_blind_mutation_does_not(seed: int) -> None:
+def test_guided_mutation_finds_a_bug_after_several_checks_and_blind_mutation_does_not(seed: int) -> None:
     target, here = Target(planted, CORPUS), Coverage(__file__)
     guided = Fuzzer(target, seed, coverage=here).run(runs=PLANTED_RUNS)
     assert guided is not None
@@ -52,7 +52,7 @@ def test_guidance_finds_a_bug_behind_several_checks_and_blind_mutation_does_not(
     assert Fuzzer(target, seed, is_guided=False).run(runs=PLANTED_RUNS) is None
 
 
-def test_inputs_that_take_new_ways_join_the_pool_and_others_do_not() -> None:
+def test_inputs_with_new_coverage_join_the_pool() -> None:
     here = Coverage(__file__)
     assert here.is_news(planted, b"x")
     assert not here.is_news(planted, b"y")
@@ -74,7 +74,7 @@ def fuzz(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
     )
 
 
-def test_every_decoder_stands_inputs_that_look_for_new_ways() -> None:
+def test_every_decoder_survives_guided_inputs() -> None:
     """With kernels as plain Python, where a read outside of the bytes is an error, and their edges count."""
     found = fuzz("all", *(["--seconds", str(SECONDS)] if FULL else []))
     assert found.returncode == 0, found.stdout + found.stderr
@@ -87,7 +87,7 @@ def test_a_run_can_be_repeated_in_another_process() -> None:
     assert second.startswith(f"{inputs}, {edges}, {pool}, {digest}, ")
 
 
-def test_an_input_that_breaks_a_decoder_is_printed_and_kept_and_is_a_failure(
+def test_input_that_breaks_a_decoder_is_printed_kept_and_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def fragile(data: bytes) -> None:

@@ -29,12 +29,12 @@ def test_the_corpus_is_valid(name: str) -> None:
 
 @every_target
 @given(data=st.binary(max_size=300))
-def test_any_bytes_are_decoded_or_refused(name: str, data: bytes) -> None:
+def test_any_bytes_are_decoded_or_rejected(name: str, data: bytes) -> None:
     TARGETS[name].try_input(data)
 
 
 @every_target
-def test_mutations_of_valid_inputs_are_decoded_or_refused(name: str) -> None:
+def test_mutations_of_valid_inputs_are_decoded_or_rejected(name: str) -> None:
     target, rng = TARGETS[name], random.Random(name)
     for _ in range(20_000 if FULL else 600):
         target.try_input(mutated(rng.choice(target.corpus), rng))

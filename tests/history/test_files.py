@@ -9,7 +9,7 @@ from flowstone.outside import production
 from tests.history.logs import Log
 
 
-def test_a_directory_means_its_logs_by_position_and_nothing_else(tmp_path: Path) -> None:
+def test_directory_is_read_as_its_logs_by_position(tmp_path: Path) -> None:
     for start in (20, 3):
         with Log(tmp_path, start=start) as log:
             log.insert(512, 1)
@@ -28,9 +28,7 @@ def test_a_directory_means_its_logs_by_position_and_nothing_else(tmp_path: Path)
         (["0.snap", "22.snap"], ["22.snap"]),
     ],
 )
-def test_of_the_snapshots_only_the_one_that_the_logs_start_from_is_read(
-    tmp_path: Path, files: list[str], expected: list[str]
-) -> None:
+def test_only_the_snapshot_before_the_logs_is_read(tmp_path: Path, files: list[str], expected: list[str]) -> None:
     def full(name: str) -> str:
         return name.rjust(len("00000000000000000000.snap"), "0")
 
@@ -57,7 +55,7 @@ def test_subdirectories_are_looked_into_only_when_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "message"), [("absent.xlog", "no such file"), ("notes.txt", "not a log file")])
-def test_a_path_that_is_no_log_is_named_in_one_clear_error(tmp_path: Path, name: str, message: str) -> None:
+def test_error_names_a_path_that_is_not_a_log(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(NoSuchLog, match=message) as caught:
         find_logs(production().disk, [str(tmp_path / name)])

@@ -53,7 +53,7 @@ def test_each_row_is_read_under_the_schema_of_its_lsn(tmp_path: Path) -> None:
     assert found == {first: ("users", ("id",)), second: ("people", ("key",)), third: ("other", ("code",))}
 
 
-def test_a_single_log_knows_the_schema_from_the_files_before_it(tmp_path: Path) -> None:
+def test_single_log_is_read_with_the_schema_of_earlier_files(tmp_path: Path) -> None:
     with Log(tmp_path) as first:
         first.create_space(512, "users", ("id", "unsigned"))
         first.insert(512, 1)
@@ -95,7 +95,7 @@ def test_a_missing_log_between_two_is_a_gap_unless_forced(tmp_path: Path) -> Non
     assert [gap.missing for gap in reading.report.gaps] == [((1, 2, 2),)]
 
 
-def test_a_torn_log_with_another_behind_it_is_a_gap(tmp_path: Path) -> None:
+def test_torn_log_before_another_log_is_a_gap(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.insert(512, 1)
     end = log.writer.size
@@ -109,7 +109,7 @@ def test_a_torn_log_with_another_behind_it_is_a_gap(tmp_path: Path) -> None:
         rows_of(Reading(production(), [str(torn), log.path]))
 
 
-def test_a_log_that_starts_behind_its_snapshot_is_a_gap(tmp_path: Path) -> None:
+def test_log_that_starts_after_its_snapshot_is_a_gap(tmp_path: Path) -> None:
     disk = production().disk
     with SnapWriter(disk, str(tmp_path), Meta(FileType.SNAP, INSTANCE, {1: 3}, version="2.11.9"), 1.0):
         pass
@@ -119,7 +119,7 @@ def test_a_log_that_starts_behind_its_snapshot_is_a_gap(tmp_path: Path) -> None:
         rows_of(Reading(production(), find_logs(disk, [str(tmp_path)])))
 
 
-def test_the_snapshot_says_who_owned_the_queue(tmp_path: Path) -> None:
+def test_snapshot_names_the_owner_of_the_queue(tmp_path: Path) -> None:
     """A PROMOTE of a term that is over by then means nothing."""
     disk = production().disk
     with SnapWriter(disk, str(tmp_path), Meta(FileType.SNAP, INSTANCE, {1: 10}, version="2.11.9"), 1.0) as snapshot:
@@ -143,7 +143,7 @@ def test_a_truncate_follows_its_space_when_asked_for(tmp_path: Path) -> None:
         assert [row.lsn for row in rows_of(Reading(production(), [log.path], selection=selection))] == expected
 
 
-def test_a_snapshot_in_front_of_logs_lies_before_any_lsn(tmp_path: Path) -> None:
+def test_snapshot_before_the_logs_precedes_any_lsn(tmp_path: Path) -> None:
     disk = production().disk
     with SnapWriter(disk, str(tmp_path), Meta(FileType.SNAP, INSTANCE, {1: 3}, version="2.11.9"), 1.0) as snapshot:
         snapshot.add_tuples(512, [pack((number,)) for number in range(20)])
@@ -155,7 +155,7 @@ def test_a_snapshot_in_front_of_logs_lies_before_any_lsn(tmp_path: Path) -> None
     assert len(rows_of(Reading(production(), paths[:1], selection=from_four))) == 16  # alone, by row number as in tt
 
 
-def test_damage_in_a_file_read_for_its_definitions_is_told(tmp_path: Path) -> None:
+def test_damage_in_a_file_read_for_definitions_is_reported(tmp_path: Path) -> None:
     with Log(tmp_path) as first:
         first.create_space(512, "users", ("id", "unsigned"))
     with Log(tmp_path, start=first.lsn) as second:
@@ -168,7 +168,7 @@ def test_damage_in_a_file_read_for_its_definitions_is_told(tmp_path: Path) -> No
     assert any(first.path in line and "definitions may be missing" in line for line in reading.report.warnings())
 
 
-def test_rolled_back_rows_are_left_out_and_undecided_ones_held_back(tmp_path: Path) -> None:
+def test_rolled_back_rows_are_omitted_and_pending_rows_deferred(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "money", ("id", "unsigned"), is_sync=True)
         kept = log.insert(512, 1, flags=SYNC_FLAGS)
@@ -182,7 +182,7 @@ def test_rolled_back_rows_are_left_out_and_undecided_ones_held_back(tmp_path: Pa
     assert (reading.report.rows_rolled_back, reading.report.rows_pending) == (1, 2)
 
 
-def test_a_definition_that_was_rolled_back_never_held(tmp_path: Path) -> None:
+def test_rolled_back_definition_has_no_effect(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.create_space(512, "users", ("id", "unsigned"))
         first = log.insert(512, 1, flags=SYNC_FLAGS)
@@ -206,7 +206,7 @@ def test_pending_transactions_survive_an_upgrade_of_the_server(tmp_path: Path) -
     assert [row.lsn for row in rows] == [waiting, after]
 
 
-def test_an_old_log_whose_space_is_not_defined_cannot_be_settled(tmp_path: Path) -> None:
+def test_old_log_with_an_undefined_space_cannot_be_settled(tmp_path: Path) -> None:
     with Log(tmp_path, version="2.6.0") as log:
         log.insert(512, 1)
     with pytest.raises(UnknownSpace, match="cannot tell whether rows of space 512 are settled"):
@@ -226,7 +226,7 @@ def test_old_logs_are_settled_by_their_schema(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("chunk_size", [64, 1 << 20], ids=["a block per chunk", "one chunk"])
 @pytest.mark.parametrize("directory", RECORDED, ids=lambda path: "-".join(path.parts[-4:]))
-def test_recorded_logs_settle_as_the_tracker_alone_says(
+def test_recorded_logs_settle_as_by_the_tracker_alone(
     directory: Path, chunk_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader, "CHUNK_SIZE", chunk_size)

@@ -29,7 +29,7 @@ def write(log: Log, *spaces: int) -> None:
     log.write(*((RequestType.INSERT, {0x10: space, 0x21: (log.lsn,)}) for space in spaces))
 
 
-def test_rows_come_as_the_transactions_they_were(tmp_path: Path) -> None:
+def test_rows_are_grouped_into_their_transactions(tmp_path: Path) -> None:
     log = Log(tmp_path)
     for spaces in ((512,), (512, 513), (513, 512, 512)):
         write(log, *spaces)
@@ -45,7 +45,7 @@ def test_filtered_rows_keep_their_transaction_boundaries(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("settled", [False, True])
 @pytest.mark.parametrize("flags", [0, SYNC_FLAGS])
-def test_a_change_of_schema_inside_a_transaction_does_not_split_it(tmp_path: Path, flags: int, settled: bool) -> None:
+def test_schema_change_does_not_split_its_transaction(tmp_path: Path, flags: int, settled: bool) -> None:
     log = Log(tmp_path)
     log.write((RequestType.RAFT_PROMOTE, {2: 0, 3: 0, 0x53: 2}))
     space = (RequestType.INSERT, {0x10: 280, 0x21: (512, 1, "t", "memtx", 0, {}, [])})

@@ -28,7 +28,7 @@ def read(log: Log, **selection: Any) -> list[Record]:
     return list(records(Reading(production(), [log.path], selection=Selection(**selection)).pieces()))
 
 
-def test_tuples_are_named_as_far_as_the_format_goes(log: Log) -> None:
+def test_tuple_fields_are_named_up_to_the_end_of_the_format(log: Log) -> None:
     log.insert(512, 1, "x", "more")
     (row,) = read(log)
     assert row.named_body() == {"space_id": 512, "space": "t", "tuple": {"id": 1, "text": "x", 3: "more"}}
@@ -69,7 +69,7 @@ def test_control_rows_have_named_fields(
     assert record.named_body() == record.plain_body() == body
 
 
-def test_headers_show_what_is_not_the_rule(log: Log) -> None:
+def test_headers_show_unusual_keys(log: Log) -> None:
     insert = (RequestType.INSERT, {0x10: 512, 0x21: (1,)})
     log.write(insert)
     log.write(insert, insert, flags=6)

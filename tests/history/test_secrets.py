@@ -86,7 +86,7 @@ def test_a_piece_without_users_passes_untouched(tmp_path: Path) -> None:
     assert next(hide_secrets([piece])) is piece
 
 
-def test_a_transaction_of_several_pieces_stays_one(tmp_path: Path) -> None:
+def test_transaction_of_several_pieces_stays_one_transaction(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.write(
         (RequestType.INSERT, {0x10: 304, 0x21: USER}),
@@ -116,7 +116,7 @@ def test_a_slab_is_rewritten_once_for_all_its_pieces(tmp_path: Path, monkeypatch
     assert len(calls) == len({id(piece.slab) for piece in found})
 
 
-def test_names_and_types_of_users_stay_readable(tmp_path: Path) -> None:
+def test_names_and_types_of_users_are_not_masked(tmp_path: Path) -> None:
     log = Log(tmp_path)
     log.write(
         (RequestType.UPDATE, {0x10: 304, 0x15: 1, 0x20: ("clerk",), 0x21: (("=", 3, "boss"), ("=", "type", "role"))})

@@ -89,7 +89,7 @@ async def archive_with_rows(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-async def test_a_node_does_not_start_from_a_log_that_lies(kind: str, tmp_path: Path) -> None:
+async def test_node_does_not_start_from_a_forged_log(kind: str, tmp_path: Path) -> None:
     block, reason = BLOCKS[kind]
     await node_with_rows(tmp_path)
     path = put_behind(tmp_path, block)
@@ -100,7 +100,7 @@ async def test_a_node_does_not_start_from_a_log_that_lies(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BLOCKS if kind not in OF_ROWS])
-async def test_an_archive_does_not_go_on_from_a_log_that_lies(kind: str, tmp_path: Path) -> None:
+async def test_archive_does_not_continue_from_a_forged_log(kind: str, tmp_path: Path) -> None:
     block, _ = BLOCKS[kind]
     await archive_with_rows(tmp_path)
     path = put_behind(tmp_path, block)

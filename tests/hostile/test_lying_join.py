@@ -75,7 +75,7 @@ def assert_nothing_left(directory: Path, caplog: pytest.LogCaptureFixture) -> No
 
 @dialects
 @lies()
-async def test_a_node_without_data_takes_none_of_it(
+async def test_node_without_data_rejects_a_forged_join(
     lie: JoinLie, dialect: Literal["2.6", "2.11"], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flowstone")
@@ -87,7 +87,7 @@ async def test_a_node_without_data_takes_none_of_it(
 
 @dialects
 @lies(fetches=True)
-async def test_follow_takes_none_of_it(
+async def test_follow_rejects_a_forged_join(
     lie: JoinLie, dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with lying(lie, dialect, FETCH) as uri:
@@ -100,7 +100,7 @@ async def test_follow_takes_none_of_it(
 
 @dialects
 @lies(fetches=True, applies=False)
-async def test_an_archive_takes_none_of_it(
+async def test_archive_rejects_a_forged_join(
     lie: JoinLie, dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with lying(lie, dialect, FETCH) as uri:
@@ -124,7 +124,7 @@ async def endless_snapshot(talk: Talk, asked: RequestType, is_long: asyncio.Even
 
 
 @pytest.mark.parametrize("asked", [JOIN, FETCH], ids=["node", "follow"])
-async def test_who_gets_a_snapshot_without_end_can_be_stopped_and_leaves_nothing(
+async def test_receiver_of_an_endless_snapshot_can_be_stopped_and_leaves_no_files(
     asked: RequestType, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = Role(Dialect.V2_11, REPLICASET, VClock({1: 1}))

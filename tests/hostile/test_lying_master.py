@@ -29,7 +29,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
 
 
 @pytest.mark.parametrize(("lie", "dialect"), CASES)
-def test_a_lie_of_a_master_is_refused_and_nothing_of_it_kept(
+def test_forged_rows_of_a_master_are_rejected_and_not_stored(
     lie: Lie, dialect: str, stages: Stages, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flowstone")

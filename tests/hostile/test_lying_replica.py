@@ -75,7 +75,7 @@ class LyingReplica:
 
 
 @pytest.mark.parametrize(("lie", "dialect"), CASES)
-def test_a_lie_of_a_replica_is_refused_and_nobody_else_notices(
+def test_forged_request_of_a_replica_is_rejected_without_affecting_others(
     lie: ReplicaLie, dialect: str, stages: Stages, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flowstone")

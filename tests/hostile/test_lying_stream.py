@@ -56,7 +56,7 @@ def has_mark(directory: Path) -> bool:
 
 @dialects
 @lies
-async def test_follow_stops_and_shows_what_it_had(lie: Lie, dialect: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_follow_stops_and_keeps_the_valid_rows(lie: Lie, dialect: str, caplog: pytest.LogCaptureFixture) -> None:
     async with liar(lie, dialect) as told:
         uri = f"spy:{SECRET}@{told.address}"
         async with flowstone.follow(uri, replication_timeout=TIMEOUT) as replica:
@@ -71,7 +71,7 @@ async def test_follow_stops_and_shows_what_it_had(lie: Lie, dialect: str, caplog
 
 @dialects
 @lies
-async def test_an_archive_ends_and_has_nothing_of_it(
+async def test_archive_stops_without_storing_forged_rows(
     lie: Lie, dialect: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with liar(lie, dialect) as told:

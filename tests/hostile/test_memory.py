@@ -76,7 +76,7 @@ needs_time = pytest.mark.full_scale(reason="takes the time of a quarter of a gig
 
 
 @pytest.mark.parametrize("kind", ["transaction", pytest.param("packet", marks=needs_time)])
-async def test_what_never_ends_costs_bounded_memory(kind: str, tmp_path: Path) -> None:
+async def test_endless_input_uses_bounded_memory(kind: str, tmp_path: Path) -> None:
     tell, reason = LIES[kind]
     with served_node.serve(tmp_path, "--replication-timeout=0.5") as node:
         connection = await served_node.connect(node)

@@ -13,11 +13,11 @@ SALT = base64.b64decode("pJtZ9M0k5Oz6H/QbITFPI3DMjdn15f7NTQsSFxgQKfU=")
 RECORDED = bytes.fromhex("624f6cd5cb2e71d2d418b4e22e564572cf071cb4")
 
 
-def test_scramble_is_the_one_that_a_real_replica_sent() -> None:
+def test_scramble_equals_that_of_a_real_replica() -> None:
     assert scramble("secret", SALT) == RECORDED
 
 
-def test_hash_of_the_empty_password_is_the_one_real_servers_store_for_guest() -> None:
+def test_hash_of_the_empty_password_equals_that_of_guest_on_real_servers() -> None:
     assert base64.b64encode(hash_of_hash("")) == b"vhvewKp0tNyweZQ+cFKAlsyphfg="
 
 

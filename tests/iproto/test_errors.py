@@ -27,13 +27,13 @@ def test_error_of_a_code_is_caught_by_its_name() -> None:
     assert str(error) == f"Duplicate key exists (ER_TUPLE_FOUND, 3); {HINTS[3]}"
 
 
-def test_a_gap_in_logs_is_told_from_an_error_in_lua_by_its_class() -> None:
+def test_log_gap_and_lua_error_have_different_classes() -> None:
     gap = ErrorStack((ErrorRecord("XlogGapError", "Missing .xlog file"),))
     assert error_of(32, "Missing .xlog file", gap).hint == HINTS[219]
     assert error_of(32, "attempt to index nil").hint == HINTS[32]
 
 
-def test_an_orphan_is_not_made_writable_by_an_option() -> None:
+def test_hint_for_an_orphan_does_not_suggest_an_option() -> None:
     text = "Can't modify data on a read-only instance - "
     assert error_of(7, f"{text}box.cfg.read_only is true").hint == HINTS[7]
     orphan = error_of(7, f"{text}it is an orphan")
@@ -75,7 +75,7 @@ def test_numbers_of_replication_are_those_of_real_servers() -> None:
     assert AccessDenied is CLASSES[42]
 
 
-def test_a_name_that_is_no_error_is_no_attribute() -> None:
+def test_unknown_error_name_is_not_an_attribute() -> None:
     with pytest.raises(AttributeError):
         errors.NoSuchThing
 

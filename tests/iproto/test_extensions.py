@@ -78,7 +78,7 @@ def test_every_minus_nibble_is_read(sign: str) -> None:
 @pytest.mark.parametrize(
     "data", ["", "00", "01", "0011", "001a1c", "c01c", "cd001c", "ce7fffffff1c", "00" + "99" * 39 + "9c"]
 )
-def test_broken_decimal_is_refused(data: str) -> None:
+def test_malformed_decimal_is_rejected(data: str) -> None:
     with pytest.raises(ExtensionError):
         decode_decimal(bytes.fromhex(data))
 
@@ -94,7 +94,7 @@ def test_broken_decimal_is_refused(data: str) -> None:
         ("1E-999999", "1E-999999"),
     ],
 )
-def test_a_decimal_prints_in_full_up_to_what_servers_store(value: str, text: str) -> None:
+def test_decimal_prints_in_full_up_to_the_precision_of_servers(value: str, text: str) -> None:
     assert decimal_text(Decimal(value)) == text
 
 
@@ -136,7 +136,7 @@ def test_datetime_survives(value: Datetime) -> None:
     "data",
     ["", "00" * 7, "00" * 12, "ff" * 7 + "7f", "00" * 8 + "ffffffff" + "00" * 4, "00" * 12 + "ff7f0000"],
 )
-def test_broken_datetime_is_refused(data: str) -> None:
+def test_malformed_datetime_is_rejected(data: str) -> None:
     with pytest.raises(ExtensionError):
         decode_datetime(bytes.fromhex(data))
 
@@ -166,12 +166,12 @@ def test_a_datetime_of_the_standard_library_is_written_with_its_offset(moment: d
         assert value.to_datetime() == moment
 
 
-def test_a_datetime_without_a_timezone_is_refused_with_advice() -> None:
+def test_datetime_without_a_timezone_is_rejected_with_advice() -> None:
     with pytest.raises(LocalProtocolError, match="datetime 2024-02-29 00:00:00 has no timezone; add a timezone"):
         pack([datetime.datetime(2024, 2, 29)])  # noqa: DTZ001
 
 
-def test_a_zone_that_tarantool_cannot_hold_is_named() -> None:
+def test_error_names_a_timezone_unknown_to_tarantool() -> None:
     zone = datetime.timezone(datetime.timedelta(hours=-13))
     with pytest.raises(LocalProtocolError, match="zone offset of -780 minutes"):
         pack(datetime.datetime(2024, 2, 29, tzinfo=zone))
@@ -194,7 +194,7 @@ def test_interval_survives(value: Interval) -> None:
 
 
 @pytest.mark.parametrize("data", ["", "01", "0100", "010901", "0100c0", "000001", "0108ff", "0100ce80000000"])
-def test_broken_interval_is_refused(data: str) -> None:
+def test_malformed_interval_is_rejected(data: str) -> None:
     with pytest.raises(ExtensionError):
         decode_interval(bytes.fromhex(data))
 

@@ -17,7 +17,7 @@ WIRE = VECTORS / "wire"
 
 
 @pytest.mark.parametrize(("age", "version"), [("2.6", (2, 6, 0)), ("3.8", (3, 8, 0))])
-def test_recorded_greeting_is_understood_and_made_again(age: str, version: tuple[int, int, int]) -> None:
+def test_recorded_greeting_round_trips(age: str, version: tuple[int, int, int]) -> None:
     data = (WIRE / f"{age}-ping-vote-id.s2c.bin").read_bytes()[:128]
     greeting = decode_greeting(data)
     assert greeting.version == version

@@ -95,7 +95,7 @@ def test_error_has_the_key_order_of_real_servers() -> None:
         (b"\x01" * 600, "599 bytes follow"),
     ],
 )
-def test_broken_bytes_are_one_clear_error(data: bytes, said: str) -> None:
+def test_malformed_bytes_are_one_error(data: bytes, said: str) -> None:
     with pytest.raises(RemoteProtocolError, match=said):
         unpack(data)
 
@@ -130,7 +130,7 @@ def test_errors_inside_errors_end_somewhere() -> None:
         Extension(6, b"\x01\xff"),
     ],
 )
-def test_an_extension_with_odd_content_hides_none_of_its_neighbours(odd: Extension) -> None:
+def test_extension_with_invalid_content_does_not_hide_its_neighbours(odd: Extension) -> None:
     data = pack((1, odd, "next"))
     assert unpack(data) == (1, odd, "next")
     assert pack(unpack(data)) == data
@@ -158,7 +158,7 @@ def test_values_without_a_messagepack_form_are_rejected(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, 1 << 99999], ids=["above", "below", "far above"])
-def test_an_integer_that_is_too_large_is_said_to_be(value: int) -> None:
+def test_error_names_an_integer_that_is_too_large(value: int) -> None:
     with pytest.raises(LocalProtocolError, match=r"outside the range of -2\^63 to 2\^64 - 1"):
         pack((1, {"deep": value}))
 

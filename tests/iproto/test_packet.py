@@ -45,7 +45,7 @@ def test_requests_are_the_bytes_of_a_recorded_client() -> None:
     assert encode_request(RequestType.ID, 10, pack({0x54: 1, 0x55: [0, 1]})) == sent[30:47]
 
 
-def test_stream_id_goes_into_the_header() -> None:
+def test_stream_id_is_in_the_header() -> None:
     assert encode_request(RequestType.BEGIN, 1, b"", stream_id=5).hex() == "ce0000000783000e01010a05"
 
 
@@ -86,7 +86,7 @@ def test_any_unsigned_length_is_accepted(length: str, size: int) -> None:
     assert split(bytes.fromhex(length) + b"x" * size) == ([b"x" * size], len(length) // 2 + size)
 
 
-def test_a_packet_too_large_is_refused_before_it_arrives() -> None:
+def test_oversized_packet_is_rejected_before_it_arrives() -> None:
     with pytest.raises(PacketError, match="claims 1000 bytes"):
         split(b"\xcd\x03\xe8", size_max=999)
     for data in (b"\xc0", b"\x00", b"\xa1x"):
@@ -112,7 +112,7 @@ def test_random_and_damaged_packets_give_our_error(noise: bytes, at: int, byte: 
             pass
 
 
-def test_packets_in_front_of_what_is_none_are_given_first() -> None:
+def test_packets_before_an_invalid_one_are_returned_first() -> None:
     data = frame(b"\x80") + b"\xc1"
     assert split(data) == ([b"\x80"], 6)
     with pytest.raises(PacketError, match="not a length"):

@@ -33,18 +33,18 @@ def read(data: bytes) -> Response:
     return decode_response(packet)
 
 
-def test_a_plain_success_is_what_a_real_server_sends() -> None:
+def test_ok_reply_equals_that_of_a_real_server() -> None:
     assert encode_ok(7, 0x50).hex() == "ce000000188300ce0000000001cf000000000000000705ce0000005080"
 
 
-def test_data_is_what_a_real_server_sends() -> None:
+def test_data_reply_equals_that_of_a_real_server() -> None:
     head = "8300ce0000000001cf000000000000000705ce000000508130dd"
     assert encode_data(7, 0x50, []).hex() == f"ce0000001e{head}00000000"
     assert encode_data(7, 0x50, [b"\x00"]).hex() == f"ce0000001f{head}0000000100"
     assert encode_data_parts(7, 0x50, 2, b"\x01\x02") == encode_data(7, 0x50, [b"\x01", b"\x02"])
 
 
-def test_an_error_is_what_a_real_server_sends_but_for_its_source_line() -> None:
+def test_error_reply_equals_that_of_a_real_server_except_for_its_source_line() -> None:
     text = "Space '9512' does not exist"
     stack = ErrorStack((ErrorRecord("ClientError", text, "./src/box/schema.h", 84, 0, 36),))
     assert encode_error(7, 0x50, errors.NoSuchSpace(text, stack=stack)).hex() == (
@@ -109,7 +109,7 @@ def test_readonly_error_has_the_fields_of_the_real_server(why: str, fields: dict
     assert list(shown) == list(fields), "in the order of the real server"
 
 
-def test_an_event_has_no_schema_version_and_a_value_only_if_there_is_one() -> None:
+def test_event_has_no_schema_version_and_an_optional_value() -> None:
     assert encode_event(3, pack("box.id"), None).hex() == "ce0000000e" + "82004c0103" + "8157a6626f782e6964"
     response = read(encode_event(3, pack("box.id"), pack({"id": 1})))
     assert (response.type, response.sync) == (76, 3)

@@ -82,7 +82,7 @@ def framed(payload: bytes, width: int) -> bytes:
 
 
 @given(st.lists(st.lists(STATEMENTS, max_size=5), min_size=1, max_size=3))
-def test_statements_as_clients_send_them_are_simple(connections: list[list[bytes]]) -> None:
+def test_statements_of_real_clients_are_simple(connections: list[list[bytes]]) -> None:
     found = scanned([b"".join(packets) for packets in connections])
     assert found.cells.shape[1] == sum(map(len, connections))
     assert (found.cells[scan.CODE] >= 0).all()
@@ -90,12 +90,12 @@ def test_statements_as_clients_send_them_are_simple(connections: list[list[bytes
 
 
 @given(st.lists(st.lists(STATEMENTS | odd_requests(), max_size=4).map(b"".join), min_size=1, max_size=3))
-def test_any_requests_are_what_the_plain_decoder_says(buffers: list[bytes]) -> None:
+def test_scan_of_any_requests_equals_the_plain_decoder(buffers: list[bytes]) -> None:
     check(scanned(buffers))
 
 
 @given(st.lists(STATEMENTS | odd_requests(), min_size=1, max_size=3), st.data())
-def test_changed_bytes_are_what_the_plain_decoder_says(packets: list[bytes], data: st.DataObject) -> None:
+def test_scan_of_changed_bytes_equals_the_plain_decoder(packets: list[bytes], data: st.DataObject) -> None:
     changed = bytearray(b"".join(packets))
     for _ in range(data.draw(st.integers(1, 3))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -103,7 +103,7 @@ def test_changed_bytes_are_what_the_plain_decoder_says(packets: list[bytes], dat
 
 
 @given(st.lists(st.binary(max_size=100), min_size=1, max_size=3))
-def test_any_bytes_are_cut_as_split_cuts_them(buffers: list[bytes]) -> None:
+def test_scan_splits_any_bytes_like_split(buffers: list[bytes]) -> None:
     check(scanned(buffers, size_max=50))
 
 
@@ -135,7 +135,7 @@ def test_an_unfinished_packet_waits_at_its_first_byte(packets: list[bytes], data
         (b"\xa3abc", scan.WRONG_LENGTH),
     ],
 )
-def test_a_scan_says_why_it_stopped_behind_the_last_whole_packet(tail: bytes, status: int) -> None:
+def test_scan_reports_its_stop_reason_after_the_last_complete_packet(tail: bytes, status: int) -> None:
     good = statement(REPLACE, 1, 512, (1,))
     found = scanned([good + tail, good], size_max=1024)
     assert found.spans[:, scan.STATUS].tolist() == [status, scan.WAITING]
@@ -143,7 +143,7 @@ def test_a_scan_says_why_it_stopped_behind_the_last_whole_packet(tail: bytes, st
     assert found.cells[scan.SPAN].tolist() == [0, 1]
 
 
-def test_a_full_table_leaves_the_rest_where_it_is() -> None:
+def test_scan_stops_at_a_full_table() -> None:
     packets = [statement(SELECT, sync, 512, (sync,)) for sync in range(10)]
     found = scanned([b"".join(packets[:4]), b"".join(packets[4:])], room=7)
     assert found.cells[scan.SYNC].tolist() == list(range(7))
@@ -179,7 +179,7 @@ def test_a_full_table_leaves_the_rest_where_it_is() -> None:
         frame(b"\xc1"),
     ],
 )
-def test_what_needs_more_than_the_scanner_knows_is_not_simple(packet: bytes) -> None:
+def test_requests_beyond_the_scanner_are_not_simple(packet: bytes) -> None:
     """Nor does it disturb its neighbours."""
     good = statement(REPLACE, 9, 512, (1,))
     found = scanned([good + packet + good])
@@ -187,7 +187,7 @@ def test_what_needs_more_than_the_scanner_knows_is_not_simple(packet: bytes) -> 
     check(found)
 
 
-def test_a_sync_above_two_to_the_63_is_kept() -> None:
+def test_sync_of_64_bits_is_kept() -> None:
     found = scanned([statement(SELECT, 2**64 - 2, 512, (1,))])
     assert found.cells[scan.SYNC].tolist() == [-2]
 

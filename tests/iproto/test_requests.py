@@ -54,7 +54,7 @@ def test_other_known_keys_of_a_header_are_passed_over() -> None:
         (b"\x82\x01\x03\xa1a\x05", 3),
     ],
 )
-def test_a_broken_header_is_answered_with_what_is_known_of_it(data: bytes, sync: int) -> None:
+def test_malformed_header_is_answered_with_its_known_fields(data: bytes, sync: int) -> None:
     assert problem(data) == (20, "Invalid MsgPack - packet header")
     assert decode_request(data).sync == sync
 
@@ -86,7 +86,7 @@ def test_a_broken_body_is_answered_by_error_20(body: bytes, is_2_6: bool) -> Non
     assert problem(packet({0: 3, 1: 1}, body), is_2_6=is_2_6) == (20, "Invalid MsgPack - packet body")
 
 
-def test_a_broken_body_is_found_even_where_nobody_reads_it() -> None:
+def test_malformed_body_is_found_although_no_handler_reads_it() -> None:
     assert problem(packet({0: 64, 1: 1}, b"\x81")) == (20, "Invalid MsgPack - packet body")
     assert decode_request(packet({0: 64, 1: 1}, b"\x05")).error is None
 
@@ -119,24 +119,24 @@ def test_a_missing_field_is_named(type: int, body: dict, name: str) -> None:
         assert problem(packet({0: type, 1: 1}, pack(body)), is_2_6=is_2_6) == expected
 
 
-def test_statements_may_come_without_a_body_and_calls_may_not() -> None:
+def test_statements_may_lack_a_body_and_calls_may_not() -> None:
     assert problem(packet({0: 3, 1: 1}))[0] == 69
     assert problem(packet({0: 10, 1: 1})) == (20, "Invalid MsgPack - missing request body")
 
 
-def test_keys_of_a_statement_that_are_no_numbers_are_passed_over() -> None:
+def test_statement_keys_that_are_not_numbers_are_ignored() -> None:
     body = b"\x83\xa1a\x01\x10\xcd\x02\x00\x21\x91\x01"
     assert decode_request(packet({0: 3, 1: 1}, body)).fields == {0x10: b"\xcd\x02\x00", 0x21: b"\x91\x01"}
     assert problem(packet({0: 10, 1: 1}, b"\x82\xa1a\x01\x22\xa1f")) == (20, "Invalid MsgPack - packet body")
 
 
-def test_a_space_name_stands_for_its_id_except_in_2_6() -> None:
+def test_space_name_replaces_the_id_except_in_2_6() -> None:
     data = packet({0: 3, 1: 1}, pack({0x5E: "a", 0x21: ()}))
     assert decode_request(data).text(0x5E) == "a"
     assert problem(data, is_2_6=True)[0] == 69
 
 
-def test_transaction_requests_need_a_stream_and_some_refuse_one() -> None:
+def test_transaction_requests_need_a_stream_and_some_requests_reject_one() -> None:
     assert problem(packet({0: 14, 1: 1})) == (230, "Unable to process BEGIN request out of stream")
     assert problem(packet({0: 73, 1: 1, 10: 1}, b"\x80")) == (229, "Unable to process ID request in stream")
     assert problem(packet({0: 7, 1: 1, 10: 1}, b"\x80"))[0] == 229
@@ -144,7 +144,7 @@ def test_transaction_requests_need_a_stream_and_some_refuse_one() -> None:
         assert decode_request(packet({0: type, 1: 1, 10: 1})).error is None
 
 
-def test_begin_and_commit_may_say_that_they_are_synchronous_and_others_what_they_like() -> None:
+def test_is_sync_is_checked_only_in_begin_and_commit() -> None:
     for type in (14, 15):
         data = packet({0: type, 1: 1, 10: 1}, pack({0x61: True}))
         assert decode_request(data).fields == {0x61: b"\xc3"}
@@ -159,7 +159,7 @@ def test_2_6_knows_no_streams_and_the_lowest_byte_of_a_type() -> None:
     assert decode_request(packet({0: 14, 1: 1}), is_2_6=True).error is None
 
 
-def test_types_of_keys_that_2_6_does_not_know_are_not_its_business() -> None:
+def test_types_of_keys_unknown_to_2_6_are_not_checked() -> None:
     body = pack({0x10: 1, 0x21: (), 0x1F: "yes"})
     assert decode_request(packet({0: 3, 1: 1}, body), is_2_6=True).error is None
     assert problem(packet({0: 3, 1: 1}, body)) == (20, "Invalid MsgPack - packet body")
@@ -195,7 +195,7 @@ def test_a_request_keeps_each_value_of_its_body(type: int, body: dict, is_2_6: b
 
 @pytest.mark.parametrize("type", [65, 66, 69, 70])
 @pytest.mark.parametrize("is_2_6", [True, False])
-def test_the_body_of_a_replicas_request_is_kept_whole(type: int, is_2_6: bool) -> None:
+def test_body_of_a_replica_request_is_kept_complete(type: int, is_2_6: bool) -> None:
     assert decode_request(packet({0: type, 1: 3}), is_2_6=is_2_6) == Request(type, 3, 0, 0, {})
     body = pack({0x24: "uuid", "other": [1]})
     assert decode_request(packet({0: type, 1: 3}, body), is_2_6=is_2_6) == Request(type, 3, 0, 0, {}, None, body)
@@ -219,6 +219,6 @@ def test_a_map_is_split_into_raw_values_by_those_keys_that_are_numbers() -> None
         b"\x81\xa1a" + b"\x91" * 5000 + b"\x01",
     ],
 )
-def test_what_is_no_map_is_not_split(data: bytes) -> None:
+def test_body_that_is_not_a_map_is_not_split(data: bytes) -> None:
     with pytest.raises(ValueError):
         split_map(data)

@@ -65,7 +65,7 @@ def test_rows_for_a_log_are_those_of_the_plain_encoder(many: list[Row], timestam
     assert built(size, out) == b"".join(expected)
 
 
-def test_no_byte_is_written_behind_an_output_that_is_too_small() -> None:
+def test_no_byte_is_written_after_the_end_of_a_small_output() -> None:
     buf, cells = table(b"".join(Row(2, 1, lsn=lsn, tsn=lsn, body=pack({0x10: 512})).encode() for lsn in (1, 2)))
     whole = np.full(400, 0xAA, np.uint8)
     assert row_batches.build_log_rows(buf, cells, 0, 2, 5, whole[:100]) == row_batches.NO_ROOM
@@ -97,7 +97,7 @@ def transaction(lsn: int, count: int) -> list[Row]:
 
 
 @given(st.lists(st.integers(1, 5), max_size=8), st.lists(st.integers(0, 600), max_size=5))
-def test_packets_are_scanned_the_same_however_they_come_cut(counts: list[int], cuts: list[int]) -> None:
+def test_scan_does_not_depend_on_packet_fragmentation(counts: list[int], cuts: list[int]) -> None:
     many = [row for number, count in enumerate(counts) for row in transaction(10 * number + 1, count)]
     packets = [frame(row.encode()) for row in many]
     data = b"".join(packets)
@@ -152,14 +152,14 @@ GOOD = frame(Row(2, 1, lsn=1, tsn=1, body=b"\x80").encode())
         (frame(b"\x81\x00\xcd\x80\x14\x81\x31\xa1x"), row_batches.ERROR_PACKET),
     ],
 )
-def test_what_is_wrong_with_a_packet_is_told_apart(packet: bytes, why: int) -> None:
+def test_packet_errors_are_distinguished(packet: bytes, why: int) -> None:
     scanner = Scanner()
     assert scanner.scan(GOOD + packet + GOOD) == why
     assert scanner.value(row_batches.ROWS) == scanner.value(row_batches.WHOLE_ROWS) == 1
     assert scanner.value(row_batches.AT) == len(GOOD)
 
 
-def test_a_row_of_another_transaction_before_the_end_of_one_is_told() -> None:
+def test_row_of_another_transaction_inside_a_transaction_is_reported() -> None:
     scanner = Scanner()
     first, second, _ = transaction(5, 3)
     assert scanner.scan(b"".join(frame(row.encode()) for row in (first, second))) == row_batches.NEED
@@ -168,14 +168,14 @@ def test_a_row_of_another_transaction_before_the_end_of_one_is_told() -> None:
     assert scanner.value(row_batches.ROWS) == 2
 
 
-def test_a_transaction_that_claims_too_many_bytes_is_told_before_they_have_come() -> None:
+def test_oversized_transaction_is_reported_before_its_bytes_arrive() -> None:
     first, second, _ = (frame(row.encode()) for row in transaction(5, 3))
     limit = len(first) + len(second) - 1
     assert Scanner(transaction_size_max=limit).scan(first + second[:5]) == row_batches.TOO_LARGE
     assert Scanner(transaction_size_max=limit + 1).scan(first + second) == row_batches.NEED
 
 
-def test_a_full_table_goes_on_where_it_stopped() -> None:
+def test_scan_resumes_after_a_full_table() -> None:
     data = b"".join(frame(row.encode()) for row in transaction(5, 3))
     scanner = Scanner()
     assert scanner.scan(data, 2) == row_batches.FULL
@@ -239,7 +239,7 @@ def transactions(draw: st.DrawFn) -> list[list[Row]]:
 
 
 @given(transactions(), st.sampled_from((0, 3, 300, 2**40)), st.data())
-def test_what_is_left_of_transactions_is_transactions(many: list[list[Row]], sync: int, data: st.DataObject) -> None:
+def test_remaining_rows_are_complete_transactions(many: list[list[Row]], sync: int, data: st.DataObject) -> None:
     count = sum(map(len, many))
     chosen = data.draw(st.lists(st.booleans(), min_size=count, max_size=count))
     keep = row_batches.ALL if all(chosen) and data.draw(st.booleans()) else np.array(chosen, np.uint8)

@@ -158,7 +158,7 @@ def check_body(found: Scan, number: int, row: Row) -> None:
 
 
 @given(st.lists(st.lists(encoded_rows(), max_size=3), max_size=3), st.binary(max_size=5))
-def test_rows_of_several_spans_are_what_the_plain_decoder_says(blocks: list[list[bytes]], gap: bytes) -> None:
+def test_rows_of_several_spans_equal_those_of_the_plain_decoder(blocks: list[list[bytes]], gap: bytes) -> None:
     data, spans = b"", []
     for block in blocks:
         data += gap
@@ -197,7 +197,7 @@ def test_every_truncation_of_a_row_is_malformed_at_its_start(raw: bytes) -> None
 
 
 @given(st.lists(encoded_rows(), min_size=1, max_size=3), st.data())
-def test_changed_bytes_give_the_rows_of_the_plain_decoder_or_none(rows: list[bytes], data: st.DataObject) -> None:
+def test_changed_bytes_yield_the_rows_of_the_plain_decoder_or_none(rows: list[bytes], data: st.DataObject) -> None:
     changed = bytearray(b"".join(rows))
     for _ in range(data.draw(st.integers(1, 3))):
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
@@ -247,7 +247,7 @@ def test_any_bytes_are_rows_up_to_the_offset_that_is_reported(data: bytes) -> No
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_no_server_writes_is_malformed(row: bytes, why: str) -> None:
+def test_forms_written_by_no_server_are_malformed(row: bytes, why: str) -> None:
     assert scanned(b"\x81\x00\x0c" + row).wrong == ((0, 3),)
 
 
@@ -266,7 +266,7 @@ def test_the_table_grows_with_the_rows() -> None:
     assert found.cells[scan.ROW_END, -1] == len(data)
 
 
-def test_a_span_with_something_wrong_is_left_out_whole_when_asked() -> None:
+def test_malformed_span_is_skipped_on_request() -> None:
     good, bad = b"\x82\x00\x0c\x03\x07", b"\xc1\x00"
     data = good + good + bad + good + good
     spans = [(0, 5), (5, 12), (12, 17), (17, 22)]
@@ -277,7 +277,7 @@ def test_a_span_with_something_wrong_is_left_out_whole_when_asked() -> None:
 
 
 @given(ANYTHING | EXTENSIONS, st.binary(max_size=5))
-def test_the_end_of_a_value_is_found_and_only_with_all_of_it(value: bytes, tail: bytes) -> None:
+def test_end_of_a_value_is_found_only_when_complete(value: bytes, tail: bytes) -> None:
     buf = np.frombuffer(value + tail, np.uint8)
     assert skip_value(buf, 0, len(buf)) == len(value)
     for size in range(len(value)):

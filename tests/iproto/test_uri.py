@@ -51,18 +51,18 @@ def test_every_form_is_read(text: str, uri: Uri) -> None:
         "unix/:",
     ],
 )
-def test_what_is_no_address_is_refused_with_the_forms_that_are(text: str) -> None:
+def test_invalid_address_is_rejected_with_the_valid_forms(text: str) -> None:
     with pytest.raises(UriError, match="host:port"):
         parse_uri(text)
 
 
 @pytest.mark.parametrize("wrong", [None, 3301, b"3301"])
-def test_what_is_no_text_is_no_address(wrong: Any) -> None:
+def test_value_that_is_not_a_string_is_not_an_address(wrong: Any) -> None:
     with pytest.raises(UriError, match=f"not {type(wrong).__name__}.*host:port"):
         parse_uri(wrong)
 
 
-def test_addresses_are_shown_as_they_are_written() -> None:
+def test_addresses_are_shown_as_written() -> None:
     for text in ("db1:3301", "[::1]:3301", "bob@db1:3301", "unix/:/tmp/a.sock"):
         assert str(parse_uri(text)) == text
 
@@ -94,7 +94,7 @@ def test_a_password_is_not_shown_when_the_address_is_wrong(secret: str, place: s
         ("transport=ssl&transport=plain", "duplicate URI parameter transport"),
     ],
 )
-def test_a_mistyped_parameter_is_refused_by_its_name(query: str, complaint: str) -> None:
+def test_error_names_an_unknown_parameter(query: str, complaint: str) -> None:
     with pytest.raises(UriError, match=complaint) as caught:
         parse_uri(f"bob:hidden@db1:1?{query}&ssl_password=hidden")
     assert "hidden" not in str(caught.value)
@@ -128,7 +128,7 @@ def test_a_uri_is_shown_with_its_parameters_but_without_secrets() -> None:
         ("db1:3301/?transport=ssl&ssl_password=a", False),
     ],
 )
-def test_only_what_can_be_no_address_and_hold_no_secret_is_meant_as_a_path(text: str, is_one: bool) -> None:
+def test_argument_is_a_path_only_if_it_cannot_be_an_address_or_hold_a_secret(text: str, is_one: bool) -> None:
     assert means_a_path(text) is is_one
 
 
@@ -152,7 +152,7 @@ def test_login_is_added_to_an_address_without_a_user() -> None:
         ("db1:1?transport=ssl,db2:2", "2 addresses"),
     ],
 )
-def test_several_addresses_are_refused_where_one_is_expected(text: str, complaint: str) -> None:
+def test_several_addresses_are_rejected_when_one_is_expected(text: str, complaint: str) -> None:
     with pytest.raises(UriError, match=complaint) as caught:
         parse_uri(text)
     assert "hidden" not in str(caught.value)
@@ -160,7 +160,7 @@ def test_several_addresses_are_refused_where_one_is_expected(text: str, complain
 
 
 @pytest.mark.parametrize("given", ["a:1, u:p@b:2", ["a:1", "u:p@b:2"]])
-def test_members_are_a_list_or_one_string(given: Any) -> None:
+def test_members_are_a_list_or_a_string(given: Any) -> None:
     assert parse_members(given) == (Uri("a", 1), Uri("b", 2, "u", "p"))
 
 
@@ -180,7 +180,7 @@ def test_password_with_a_comma_is_not_taken_for_a_list() -> None:
         (3301, "not int"),
     ],
 )
-def test_invalid_members_are_refused_without_secrets(given: Any, complaint: str) -> None:
+def test_invalid_members_are_rejected_without_showing_secrets(given: Any, complaint: str) -> None:
     with pytest.raises(UriError, match=complaint) as caught:
         parse_members(given)
     assert "hidden" not in str(caught.value)

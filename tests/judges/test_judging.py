@@ -14,7 +14,7 @@ from tests.judges.judging import Refused, judge, judge_all, user_rows
 from tests.judges.real_server import booted
 
 
-def test_judge_imports_nothing_from_the_code_under_test() -> None:
+def test_judge_imports_no_code_under_test() -> None:
     for name in ("files", "tuples", "recovery", "real_server", "judging"):
         tree = ast.parse((Path(__file__).parent / f"{name}.py").read_text())
         modules = [each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)]
@@ -22,13 +22,13 @@ def test_judge_imports_nothing_from_the_code_under_test() -> None:
         assert not [module for module in modules if module.split(".")[0] == "flowstone"]
 
 
-def test_directory_that_servers_refuse_is_refused(tmp_path: Path) -> None:
+def test_directory_rejected_by_servers_is_rejected(tmp_path: Path) -> None:
     write(tmp_path, [*DEPOSED, together(nop(2), flags=6)])
     with pytest.raises(Refused, match="belongs to other instance with id 2"):
         judge(tmp_path)
 
 
-def test_directories_with_other_rows_are_refused(tmp_path: Path) -> None:
+def test_directories_with_other_rows_are_rejected(tmp_path: Path) -> None:
     for name, key in (("one", 1), ("two", 2), ("three", 1)):
         write(tmp_path / name, [together(put(1, key))])
     verdicts = judge_all({"one": tmp_path / "one", "three": tmp_path / "three"})
@@ -37,7 +37,7 @@ def test_directories_with_other_rows_are_refused(tmp_path: Path) -> None:
         judge_all({"one": tmp_path / "one", "two": tmp_path / "two"})
 
 
-def test_empty_directory_is_refused(tmp_path: Path) -> None:
+def test_empty_directory_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="no snapshot"):
         judge(tmp_path)
 
@@ -54,7 +54,7 @@ os.exit(0)
 
 @pytest.mark.real
 @pytest.mark.usefixtures("tarantool")
-def test_2_6_judges_by_an_older_snapshot_if_it_cannot_load_the_newest(tmp_path: Path) -> None:
+def test_2_6_judges_by_an_older_snapshot_when_it_cannot_load_the_newest(tmp_path: Path) -> None:
     (binary,) = [each for each in binaries() if is_fit(each.version, "<2.11")]
     (tmp_path / "server.lua").write_text(SYNCHRONOUS_SNAPSHOT)
     subprocess.run([binary.path, "server.lua"], cwd=tmp_path, check=True, timeout=60)

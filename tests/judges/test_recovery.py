@@ -15,7 +15,7 @@ REAL = [binary for binary in binaries() if is_fit(binary.version, ">=2.11")]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_verdict_is_the_expected_one_and_that_of_real_servers(case: Case, tmp_path: Path) -> None:
+def test_verdict_equals_the_expected_one_and_that_of_real_servers(case: Case, tmp_path: Path) -> None:
     write(tmp_path / "data", case.rows)
     verdict = recovered(tmp_path / "data")
     if case.refusal is None:
@@ -72,7 +72,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_verdict_on_damaged_files_is_that_of_real_servers(how: str, tmp_path: Path) -> None:
+def test_verdict_on_damaged_files_equals_that_of_real_servers(how: str, tmp_path: Path) -> None:
     write(tmp_path / "data", [together(put(number, number)) for number in (1, 2, 3)])
     damage(tmp_path / "data", how)
     ours = recovered(tmp_path / "data")

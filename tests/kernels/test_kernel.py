@@ -54,13 +54,13 @@ def test_arrays_tuples_and_numbers_arrive_whole(columns: slice) -> None:
     assert total(values, pair, -7, 0.5) == (expected, int(expected * 0.5))
 
 
-def test_machine_code_equals_the_python_it_was_made_from() -> None:
+def test_machine_code_equals_its_python_source() -> None:
     assert isinstance(total, Kernel)
     values, pair = np.arange(6, dtype=np.int64).reshape(2, 3), Pair(np.array([5]), np.array([6]))
     assert total(values, pair, 3, 1.0) == total.py_func(values, pair, 3, 1.0)
 
 
-def test_a_kernel_writes_into_the_arrays_it_is_given() -> None:
+def test_kernel_writes_into_its_array_arguments() -> None:
     out = np.zeros(5, np.int64)
     assert mark(out[1:4], -9) is None
     assert out.tolist() == [0, -9, -9, -9, 0]
@@ -70,7 +70,7 @@ def test_words_are_unsigned_both_ways() -> None:
     assert above(np.uint64(2**64 - 2)) == 2**64 - 1
 
 
-def test_a_kernel_that_returns_what_we_cannot_take_is_refused() -> None:
+def test_kernel_with_an_unsupported_return_type_is_rejected() -> None:
     @kernel
     def half(value: int) -> float:
         return value / 2
@@ -100,12 +100,12 @@ def stepped(value: int) -> int:
 
 
 @pytest.mark.parametrize("raising", [checked, through, stepped], ids=lambda each: each.__name__)
-def test_a_kernel_that_can_raise_is_refused_before_it_runs(raising: Any) -> None:
+def test_kernel_that_can_raise_is_rejected_before_it_runs(raising: Any) -> None:
     with pytest.raises(TypeError, match=f"kernel {raising.__name__} can raise"):
         raising(1)
 
 
-def test_machine_code_that_raises_all_the_same_is_an_error_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_that_raises_is_an_error_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     from flowstone.kernels import compiler
 
     monkeypatch.setattr(compiler, "_EXCEPTION", "never there")
@@ -122,7 +122,7 @@ def test_machine_code_that_raises_all_the_same_is_an_error_and_no_crash(monkeypa
         raising(101)
 
 
-def test_what_machine_code_would_misread_is_refused() -> None:
+def test_arguments_that_machine_code_would_misread_are_rejected() -> None:
     with pytest.raises(TypeError, match="byte order"):
         mark(np.zeros(3, ">i8"), 1)
     with pytest.raises(TypeError, match="not aligned"):

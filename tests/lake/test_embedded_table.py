@@ -93,7 +93,7 @@ def test_a_new_table_has_typed_columns_and_its_position(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("seed", range(1 if ON_SPARK else 3))
-def test_random_merges_give_what_a_dict_gives_at_every_version(tmp_path: Path, seed: int) -> None:
+def test_random_merges_equal_a_dict_at_every_version(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     table = new_table(tmp_path)
     model: dict[bytes, bytes] = {}
@@ -121,7 +121,7 @@ def test_random_merges_give_what_a_dict_gives_at_every_version(tmp_path: Path, s
 
 @of_our_files
 @pytest.mark.usefixtures("small_files")
-def test_files_stay_few_and_apart_under_merges(tmp_path: Path) -> None:
+def test_merged_files_stay_few_and_do_not_overlap(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({number: order(number) for number in range(1000)}), ORDERS, at(2), UUID)
     before = len(table.files())
@@ -146,7 +146,7 @@ def test_a_merge_of_neighbours_leaves_other_files_alone(tmp_path: Path) -> None:
     assert table.positions == {UUID: at(4)}
 
 
-def test_a_replay_does_nothing(tmp_path: Path) -> None:
+def test_replayed_batch_changes_nothing(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({1: order(1)}), ORDERS, at(5, r2=3), UUID)
     for position in (at(5, r2=3), at(5), at(4, r2=3), VClock()):
@@ -157,7 +157,7 @@ def test_a_replay_does_nothing(tmp_path: Path) -> None:
         table.merge(folded({2: order(2)}), ORDERS, at(6, r2=2), UUID)
 
 
-def test_a_stale_writer_fails_and_changes_nothing(tmp_path: Path) -> None:
+def test_stale_writer_fails_and_changes_nothing(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     zombie = reopened(table)
     table.merge(folded({1: order(1)}), ORDERS, at(5), UUID)
@@ -207,7 +207,7 @@ def test_several_sets_share_a_table_without_touching_each_other(tmp_path: Path) 
 
 @of_our_files
 @pytest.mark.usefixtures("small_files")
-def test_many_new_keys_behind_all_others_are_files_of_their_own(tmp_path: Path) -> None:
+def test_new_keys_after_all_others_get_files_of_their_own(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({number: order(number) for number in range(100)}), ORDERS, at(2), UUID)
     before = set(table.files())
@@ -220,7 +220,7 @@ def test_many_new_keys_behind_all_others_are_files_of_their_own(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("small_files")
-def test_a_new_format_rewrites_all_rows_in_one_commit(tmp_path: Path) -> None:
+def test_new_format_rewrites_all_rows_in_one_commit(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({number: packed(number, "x", 1.5, f"n{number}") for number in range(100)}), ORDERS, at(2), UUID)
     version = table.version
@@ -266,7 +266,7 @@ def test_alter_without_column_changes_writes_only_the_note(tmp_path: Path) -> No
     assert reopened(table).schema.space == ORDERS
 
 
-def test_a_dropped_table_stays_as_it_was_and_says_so(tmp_path: Path) -> None:
+def test_dropped_table_keeps_its_data_and_is_marked(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({1: order(1)}), ORDERS, at(2), UUID)
     table.drop(at(3), UUID, moment(3))
@@ -283,7 +283,7 @@ def periods(table: EmbeddedTable) -> list[tuple[Any, ...]]:
     return sorted(found, key=lambda row: (row[0], row[2], row[3] or 1 << 60))
 
 
-def test_a_history_closes_what_was_current_and_adds_each_state(tmp_path: Path) -> None:
+def test_history_ends_current_states_and_adds_new_ones(tmp_path: Path) -> None:
     table = new_table(tmp_path, history=True)
     table.append_history(
         states((1, order(1, "a"), 2), (2, order(2, "a"), 3), (1, order(1, "b"), 4)), ORDERS, at(4), UUID
@@ -339,7 +339,7 @@ def test_random_histories_equal_a_plain_account(tmp_path: Path) -> None:
     )
 
 
-def test_a_truncated_history_ends_all_states_and_a_new_format_rewrites_former_ones(tmp_path: Path) -> None:
+def test_truncated_history_ends_all_states_and_a_new_format_rewrites_former_states(tmp_path: Path) -> None:
     table = new_table(tmp_path, history=True)
     table.append_history(
         states((1, order(1, "a"), 2), (2, order(2, "a"), 3), (1, order(1, "b"), 4)), ORDERS, at(4), UUID
@@ -363,7 +363,7 @@ def test_states_and_histories_are_not_mistaken_for_each_other(tmp_path: Path) ->
 
 
 @of_our_files
-def test_vacuum_removes_what_no_kept_version_needs_and_orphans(tmp_path: Path) -> None:
+def test_vacuum_removes_unreferenced_files_and_orphans(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     for turn in range(2, 6):
         table.merge(folded({1: order(1, str(turn))}), ORDERS, at(turn), UUID)
@@ -382,7 +382,7 @@ def test_vacuum_removes_what_no_kept_version_needs_and_orphans(tmp_path: Path) -
     assert table.row_count == 2
 
 
-def test_tables_of_others_are_refused(tmp_path: Path) -> None:
+def test_foreign_tables_are_rejected(tmp_path: Path) -> None:
     from deltalake import write_deltalake
 
     write_deltalake(str(tmp_path / "t"), pa.table({"a": [1]}))
@@ -391,7 +391,7 @@ def test_tables_of_others_are_refused(tmp_path: Path) -> None:
     assert EmbeddedTable.open(str(tmp_path / "nothing"), {}) is None
 
 
-def test_a_value_that_fits_no_column_names_its_key_and_changes_nothing(tmp_path: Path) -> None:
+def test_error_names_the_key_of_a_value_that_fits_no_column(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     with pytest.raises(LakeError, match=r"'orders', tuple with _key x'.*': field 'id' is above") as raised:
         table.merge(folded({1: order(1), 2**64 - 1: order(2**64 - 1)}), ORDERS, at(2), UUID)

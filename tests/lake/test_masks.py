@@ -52,12 +52,12 @@ def test_a_digest_is_of_the_text_another_system_has() -> None:
     ]
 
 
-def test_a_salt_makes_it_an_hmac() -> None:
+def test_salted_hash_is_an_hmac() -> None:
     ((_, email, _),) = masked([(1, "a@x", 5)], "users.email=sha256", salt="pepper")
     assert email == hmac.new(b"pepper", b"a@x", hashlib.sha256).hexdigest()
 
 
-def test_null_and_redact_leave_nothing() -> None:
+def test_null_and_redact_remove_the_value() -> None:
     values = [(1, "a@x", 30, "n", "extra"), (2, "b@x", None)]
     assert masked(values, "users.email=redact", "users.age=null") == [
         (1, REDACTED, None, "n", "extra"),
@@ -69,7 +69,7 @@ value = st.one_of(st.none(), st.integers(-5, 2**64 - 1), st.text(max_size=300), 
 
 
 @given(st.lists(st.lists(value, min_size=1, max_size=6)), st.integers(0, 3))
-def test_other_fields_are_as_they_were(rows: list[list[Any]], skipped: int) -> None:
+def test_other_fields_are_unchanged(rows: list[list[Any]], skipped: int) -> None:
     mask = Masking.parse(["users.email=null", "users.note=sha256"]).of(USERS)
     assert mask is not None
     array = pa.array([pack(tuple(row)) for row in rows], pa.binary())[skipped:]
@@ -82,7 +82,7 @@ def test_other_fields_are_as_they_were(rows: list[list[Any]], skipped: int) -> N
         assert left[1:2] in ([], [None])
 
 
-def test_the_definition_says_what_masked_tuples_are() -> None:
+def test_definition_has_the_types_of_masked_tuples() -> None:
     mask = Masking.parse(["users.age=sha256", "users.email=null"]).of(USERS)
     assert mask is not None
     fields = mask.definition(USERS).fields
@@ -99,7 +99,7 @@ def test_masks_reach_executors() -> None:
     assert pickle.loads(pickle.dumps(mask)) == mask
 
 
-def test_a_space_name_goes_up_to_the_last_dot() -> None:
+def test_space_name_ends_at_the_last_dot() -> None:
     assert parse_mask("shop.users.email=null") == Mask("shop.users", "email", "null")
 
 
@@ -154,7 +154,7 @@ def renamed(*names: str, space: str = "users") -> SpaceDefinition:
         ),
     ],
 )
-def test_a_mask_stays_with_the_field_it_was_given_for(now: SpaceDefinition, message: str) -> None:
+def test_mask_stays_with_its_field(now: SpaceDefinition, message: str) -> None:
     masking = Masking.parse(["users.email=sha256"])
     with pytest.raises(WrongMask, match=message):
         masking.follow(USERS, now)
@@ -179,7 +179,7 @@ def test_second_mask_of_a_field_is_rejected() -> None:
         Masking.parse(["users.email=null", "users.email=sha256"])
 
 
-def test_a_fingerprint_tells_masks_and_salts_apart() -> None:
+def test_fingerprint_depends_on_masks_and_salt() -> None:
     texts = ["users.email=null", "users.age=sha256"]
     same = {Masking.parse(texts).fingerprint, Masking.parse(texts[::-1]).fingerprint}
     others = {Masking.parse(texts[:1]).fingerprint, Masking.parse(texts, "s").fingerprint, Masking().fingerprint}

@@ -16,7 +16,7 @@ KEYS = st.binary(max_size=3)
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(KEYS, KEYS), min_size=1), st.lists(KEYS, unique=True))
-def test_every_new_key_has_one_home_and_every_old_one_is_found(
+def test_new_key_belongs_to_one_file_and_old_keys_are_found(
     bounds: list[tuple[bytes, bytes]], new: list[bytes]
 ) -> None:
     ranges = sorted((KeyRange(min(pair), max(pair)) for pair in bounds), key=lambda each: each.first)
@@ -32,7 +32,7 @@ def test_every_new_key_has_one_home_and_every_old_one_is_found(
         assert bool(share) == bool(share.touched or share.home)
 
 
-def test_changes_come_in_the_order_of_keys_and_leave_only_what_is_there() -> None:
+def test_changes_are_in_key_order_without_deleted_rows() -> None:
     changes = RowChanges.of(folded({300: packed(300), 2: None, 1: packed(1)}), b"p")
     assert changes.keys.to_pylist() == [b"p" + key_of(number) for number in (1, 2, 300)]
     assert changes.upserts(LakeSchema(ORDERS), 0, 3)["id"].to_pylist() == [1, 300]
@@ -49,7 +49,7 @@ def test_rows_are_parted_by_keys_and_put_together_in_order() -> None:
     assert in_key_order([rows.slice(0, 0), rows.slice(0, 0)]).num_rows == 0
 
 
-def test_states_end_when_the_next_one_of_their_key_begins() -> None:
+def test_state_ends_when_the_next_state_of_its_key_begins() -> None:
     schema = LakeSchema(ORDERS, history=True)
     given = RowStates(states((2, packed(2, "a"), 3), (1, packed(1, "b"), 5), (1, packed(1, "a"), 4), (2, None, 6)), b"")
     current, former = given.current(schema), given.former(schema)

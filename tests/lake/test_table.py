@@ -18,12 +18,12 @@ def read(transactions: dict[str, int], *commits: Any, uuid: str = UUID) -> VCloc
 
 
 @pytest.mark.parametrize("position", [VClock(), at(5), at(7, r0=3, r31=2)])
-def test_a_position_is_read_as_it_was_written(position: VClock) -> None:
+def test_position_round_trips(position: VClock) -> None:
     assert read(dict(transactions_of(position, UUID))) == position
     assert read(dict(transactions_of(position, UUID)), uuid=OTHER_UUID) is None
 
 
-def test_where_only_the_signature_moved_the_newest_commit_that_says_so_is_asked() -> None:
+def test_position_is_read_from_the_newest_commit_that_has_one() -> None:
     transactions = dict(transactions_of(at(5, r2=1), UUID)) | {f"flowstone/{UUID}": 9}
     commits = [
         {"operation": "OPTIMIZE"},
@@ -37,7 +37,7 @@ def test_where_only_the_signature_moved_the_newest_commit_that_says_so_is_asked(
         read(transactions, commits[0])
 
 
-def test_a_position_that_is_there_is_a_replay_and_another_branch_an_error() -> None:
+def test_known_position_is_a_replay_and_another_branch_an_error() -> None:
     assert not is_replay("t", None, at(1))
     assert not is_replay("t", at(1), at(1, r2=1))
     assert is_replay("t", at(5), at(5))

@@ -43,7 +43,7 @@ def found_in(pinned: PinnedTable, *keys: bytes) -> dict[bytes, bytes]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=50), min_size=1, unique=True), st.lists(st.binary(max_size=50)))
-def test_no_key_lies_outside_of_its_range(inside: list[bytes], asked: list[bytes]) -> None:
+def test_no_key_is_outside_of_its_range(inside: list[bytes], asked: list[bytes]) -> None:
     ordered = sorted(inside)
     between = KeyRange(ordered[0][:RANGE_BYTES], ordered[-1][:RANGE_BYTES])
     keys = SortedKeys(pa.array(sorted({*inside, *asked}), pa.binary()))
@@ -53,7 +53,7 @@ def test_no_key_lies_outside_of_its_range(inside: list[bytes], asked: list[bytes
     assert KeyRange(b"", None).places(keys) == range(len(keys))
 
 
-def test_a_file_says_its_keys_in_its_name_and_in_its_footer(tmp_path: Path) -> None:
+def test_file_states_its_keys_in_its_name_and_footer(tmp_path: Path) -> None:
     files = TableFiles(str(tmp_path))
     written = files.write(rows(b"", b"b" * 60, b"c" * 60))
     assert files.range_of(written.entry.path) == KeyRange(b"", b"c" * RANGE_BYTES)
@@ -62,7 +62,7 @@ def test_a_file_says_its_keys_in_its_name_and_in_its_footer(tmp_path: Path) -> N
     assert files.read("other.parquet", SCHEMA.file_schema) == rows(b"", b"b" * 60, b"c" * 60)
 
 
-def test_a_file_of_another_writer_is_sorted_when_it_is_read(tmp_path: Path) -> None:
+def test_file_of_another_writer_is_sorted_on_read(tmp_path: Path) -> None:
     pq.write_table(rows(b"z", b"a"), tmp_path / "x.parquet", write_statistics=False)
     files = TableFiles(str(tmp_path))
     assert files.read("x.parquet", SCHEMA.file_schema)["_key"].to_pylist() == [b"a", b"z"]
@@ -70,7 +70,7 @@ def test_a_file_of_another_writer_is_sorted_when_it_is_read(tmp_path: Path) -> N
     assert found_in(PinnedTable(files, ("x.parquet",)), b"z", b"q") == {b"z": packed(1, "7a")}
 
 
-def test_statistics_bound_what_the_file_has(tmp_path: Path) -> None:
+def test_statistics_bound_the_contents_of_a_file(tmp_path: Path) -> None:
     definition = space(("id", "unsigned"), ("text", "string"), ("at", "datetime"), ("number", "double"))
     schema = LakeSchema(definition, history=True)
     times = pa.array([datetime(2026, 1, 1, 0, 0, 0, 1500, UTC), None], schema.schema.field("_valid_from").type)

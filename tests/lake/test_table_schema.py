@@ -52,7 +52,7 @@ def test_a_value_that_does_not_fit_is_named_by_its_key() -> None:
     assert raised.value.hint == "specify the columns of the table"
 
 
-def test_options_and_chosen_columns_are_kept_in_the_note() -> None:
+def test_options_and_selected_columns_are_stored_in_the_note() -> None:
     options = ColumnOptions(unsigned_as="decimal")
     schema = LakeSchema(ORDERS, (UUID,), options, ("id",), several_sets=True, history=True, dropped=(UUID,))
     assert LakeSchema.from_note(schema.note) == schema == deepcopy(schema)
@@ -65,7 +65,7 @@ def test_options_and_chosen_columns_are_kept_in_the_note() -> None:
         _ = LakeSchema(ORDERS, wanted=("nope",)).schema
 
 
-def test_a_changed_definition_shows_what_it_changes() -> None:
+def test_changed_definition_lists_its_changes() -> None:
     schema = LakeSchema(ORDERS, wanted=("id", "name"))
     plain = [(each.name, each.type) for each in ORDERS.fields]
     assert schema.shows_as(schema.moved(space(*plain, name="other")))

@@ -25,13 +25,13 @@ def _one(*answers: Report | Unreachable) -> Finding:
     return found[0]
 
 
-def test_where_all_is_well_nothing_is_found() -> None:
+def test_healthy_set_has_no_findings() -> None:
     assert _found(*pair({1: 10}, {1: 10}, {})) == ()
     assert _found(report(1, {1: 5})) == ()
     assert explain(()) == ()
 
 
-def test_a_stopped_follower_is_told_with_both_ends_and_their_positions() -> None:
+def test_stopped_follower_is_reported_with_both_ends_and_their_positions() -> None:
     told = {"status": "stopped", "message": "Duplicate key exists in unique index 'pk' in space 'ledger'"}
     finding = _one(*pair({1: 12}, {1: 10}, told))
     assert (finding.kind, finding.severity) == (Kind.DUPLICATE_KEY, Severity.STOPPED)
@@ -40,7 +40,7 @@ def test_a_stopped_follower_is_told_with_both_ends_and_their_positions() -> None
     assert "db2:3301 is at {1: 10}" in finding.evidence
 
 
-def test_advice_holds_no_command_that_a_member_has_written() -> None:
+def test_advice_contains_no_command_written_by_a_member() -> None:
     gap = "Missing .xlog file between LSN 4 {1: 4} and 8 {1: 8}"
     lost = "db1:3301 has lost its rows 5…7: its vclock is {1: 4}, ours {1: 7}"
     for message, at in ((gap, "URI"), (lost, "db2:3301")):
@@ -50,7 +50,7 @@ def test_advice_holds_no_command_that_a_member_has_written() -> None:
         assert not any("evil" in command for command in commands[1::2])
 
 
-def test_a_conflict_among_users_is_told_without_their_hashes() -> None:
+def test_conflict_among_users_is_reported_without_password_hashes() -> None:
     words = 'Duplicate key exists in unique index "name" in space "_user"'
     hashes = ' with old tuple - [32, 1, "app", {"chap-sha1": "JHDAwG3uQv0WGLuZAFrcouydHhk="}] and new tuple - [3]'
     sets = replica_sets(pair({1: 12}, {1: 10}, {"status": "stopped", "message": words + hashes}))
@@ -60,7 +60,7 @@ def test_a_conflict_among_users_is_told_without_their_hashes() -> None:
     assert "JHDAwG3" not in repr((finding, sets, complaints(sets[0])))
 
 
-def test_a_delete_is_advised_only_where_it_does_not_come_to_the_master() -> None:
+def test_delete_is_advised_only_where_it_is_not_replicated_to_the_master() -> None:
     stopped = upstream(1, "stopped", message="Duplicate key exists in unique index 'pk' in space 'ledger'")
     alone = _one(*pair({1: 12}, {1: 10}, stopped))
     assert "delete the conflicting tuple" in alone.advice
@@ -75,14 +75,14 @@ def test_a_delete_is_advised_only_where_it_does_not_come_to_the_master() -> None
         assert "On db2:3301 and db1:3301: `box.cfg{replication_skip_conflict = true}`" in around.advice
 
 
-def test_a_master_tells_of_a_follower_that_was_not_asked() -> None:
+def test_unqueried_follower_is_reported_by_its_master() -> None:
     gone = downstream({1: 4}, "stopped", message="Missing .xlog file between LSN 4 {1: 4} and 8 {1: 8}")
     finding = _one(report(1, {1: 10}, {2: {"downstream": gone}}))
     assert (finding.kind, finding.member) == (Kind.LOG_GAP, uuid(2))
     assert any(line.startswith("downstream at db1:3301: stopped") for line in finding.evidence)
 
 
-def test_a_member_that_is_down_is_one_finding_however_many_miss_it() -> None:
+def test_dead_member_is_one_finding_for_all_its_peers() -> None:
     refused = {"status": "disconnected", "message": "connect, called on fd 9", "system_message": "Connection refused"}
     told = [report(n, {1: 3}, {1: {"upstream": upstream(1) | refused}}) for n in (2, 3)]
     finding = _one(*told)
@@ -92,7 +92,7 @@ def test_a_member_that_is_down_is_one_finding_however_many_miss_it() -> None:
     assert len(finding.evidence) == 3
 
 
-def test_two_that_do_not_reach_each_other_are_one_finding() -> None:
+def test_two_members_that_cannot_connect_are_one_finding() -> None:
     cut = {"status": "disconnected", "message": "timed out"}
     finding = _one(
         report(1, {1: 3}, {2: {"upstream": upstream(2) | cut}}), report(2, {1: 3}, {1: {"upstream": upstream(1) | cut}})
@@ -101,7 +101,7 @@ def test_two_that_do_not_reach_each_other_are_one_finding() -> None:
     assert finding.peer == uuid(2)
 
 
-def test_a_split_brain_that_both_sides_see_is_one_finding() -> None:
+def test_split_brain_seen_from_both_sides_is_one_finding() -> None:
     split = {"status": "stopped", "message": "Split-Brain discovered: got a request mentioning future lsn"}
     told = [
         report(
@@ -130,7 +130,7 @@ def test_explanation_warns_about_a_silent_server_that_replicates() -> None:
     assert (finding.kind, finding.severity) == (Kind.UNREACHABLE, Severity.WARNING)
 
 
-def test_lag_alone_is_nothing_and_missing_rows_for_seconds_are() -> None:
+def test_lag_is_a_finding_only_with_missing_rows_for_seconds() -> None:
     assert _found(*pair({1: 10}, {1: 10}, {"lag": 1.9, "idle": 0.9})) == ()
     assert _found(*pair({1: 11}, {1: 10}, {"lag": 0.2})) == ()
     finding = _one(*pair({1: 500}, {1: 10}, {"lag": 7.0}))
@@ -140,13 +140,13 @@ def test_lag_alone_is_nothing_and_missing_rows_for_seconds_are() -> None:
     assert "received nothing" in _one(*pair({1: 500}, {1: 10}, {"lag": 0.1, "idle": 6.0})).why
 
 
-def test_an_orphan_says_whom_it_waits_for() -> None:
+def test_orphan_names_its_missing_upstreams() -> None:
     waiting = report(2, {1: 3}, {1: {"upstream": upstream(1, "connect")}}, status="orphan", ro=True)
     finding = _one(waiting)
     assert (finding.kind, finding.why) == (Kind.ORPHAN, "it has not caught up with db1:3301")
 
 
-def test_logs_that_are_kept_for_a_dead_member_are_a_warning() -> None:
+def test_logs_kept_for_a_dead_member_are_a_warning() -> None:
     consumers = [{"name": f"replica {uuid(2)}", "vclock": {1: 4}, "signature": 4}]
     gc = {"vclock": {1: 4}, "signature": 4, "consumers": consumers}
     finding = next(one for one in _found(report(1, {1: 1004}, {2: {}}, gc=gc)) if one.kind is Kind.RETENTION)
@@ -155,7 +155,7 @@ def test_logs_that_are_kept_for_a_dead_member_are_a_warning() -> None:
     assert _found(report(1, {1: 1004}, {2: {"downstream": downstream({1: 1000})}}, gc=gc)) == ()
 
 
-def test_logs_that_are_kept_for_a_member_that_runs_are_told_when_they_are_many() -> None:
+def test_logs_kept_for_a_running_member_are_a_finding_when_there_are_many() -> None:
     stopped = {"status": "stopped", "message": "Duplicate key exists in unique index 'pk' in space 'ledger'"}
     gc = {"consumers": [{"name": f"replica {uuid(2)}", "vclock": {1: 4}, "signature": 4}]}
     follower = report(2, {1: 4}, {1: {"upstream": upstream(1) | stopped}})
@@ -164,7 +164,7 @@ def test_logs_that_are_kept_for_a_member_that_runs_are_told_when_they_are_many()
     assert [one.kind for one in _found(many, follower)] == [Kind.DUPLICATE_KEY, Kind.RETENTION]
 
 
-def test_clocks_that_differ_are_told_from_lag() -> None:
+def test_clock_skew_is_distinguished_from_lag() -> None:
     finding = _one(*pair({1: 10}, {1: 10}, {"lag": 60.0, "idle": 0.2}))
     assert (finding.kind, finding.severity) == (Kind.CLOCK_SKEW, Severity.WARNING)
     assert "a timestamp 60 s in the past: the clock of db1:3301 is slow, or that of db2:3301 is fast" in finding.why
@@ -172,7 +172,7 @@ def test_clocks_that_differ_are_told_from_lag() -> None:
     assert _found(*pair({1: 10}, {1: 10}, {"lag": 3.2e9})) == ()
 
 
-def test_rows_that_come_late_both_ways_are_no_difference_of_clocks() -> None:
+def test_late_rows_in_both_directions_are_not_clock_skew() -> None:
     def follows(number: int, lag: float) -> Report:
         other = 3 - number
         sides = {"upstream": upstream(other, lag=lag, idle=0.2), "downstream": downstream({1: 10})}
@@ -182,14 +182,14 @@ def test_rows_that_come_late_both_ways_are_no_difference_of_clocks() -> None:
     assert {one.kind for one in _found(follows(1, 60.0), follows(2, -60.0))} == {Kind.CLOCK_SKEW}
 
 
-def test_a_member_that_nobody_sees_is_a_warning_where_all_masters_were_asked() -> None:
+def test_member_without_connections_is_a_warning_when_all_masters_were_queried() -> None:
     alone = report(1, {1: 3}, {2: {}})
     assert (_one(alone).kind, _one(alone).member) == (Kind.UNREACHABLE, uuid(2))
     leaf = report(3, {1: 3}, {1: {"upstream": upstream(1)}, 2: {}})
     assert _found(leaf) == ()
 
 
-def test_the_worst_comes_first() -> None:
+def test_worst_finding_is_first() -> None:
     consumers = [{"name": f"replica {uuid(2)}", "vclock": {}, "signature": 0}]
     stopped = downstream({}, "stopped", message="Missing .xlog file between LSN 0 {} and 8 {1: 8}")
     found = _found(report(1, {1: 10}, {2: {"downstream": stopped}}, gc={"consumers": consumers}))
@@ -247,7 +247,7 @@ def test_member_answering_er_loading_is_reported_as_starting() -> None:
     assert "which member refuses its join" in finding.advice
 
 
-def test_a_few_rows_kept_for_who_is_known_to_be_away_are_not_told_too() -> None:
+def test_few_rows_kept_for_a_known_dead_member_are_not_reported() -> None:
     consumer = {"name": f"replica {uuid(2)}", "vclock": {1: 4}, "signature": 4}
     lost = Unreachable(address=address(2), reason="connection refused")
     told = upstream(2, "disconnected", message="connection refused")

@@ -44,14 +44,14 @@ def test_expulsion_of_a_non_member_is_rejected(wanted: str) -> None:
         planned(wanted, led(1), led(2))
 
 
-def test_rows_that_only_it_has_are_named() -> None:
+def test_rows_without_another_copy_are_listed() -> None:
     found = planned("3", led(1, {1: 9, 3: 4}), led(2, {1: 8, 3: 5}), led(3, {1: 9, 3: 7}))
     assert found.alone == {3: (6, 7)}
     assert "rows that exist only on this member: 2 rows, 6..7 of replica 3" in list(found.consequences())
     assert list(found.objections()) == ["only db3:3301 has 2 rows, 6..7 of replica 3"]
 
 
-def test_rows_that_it_got_while_the_others_answered_are_not_its_alone() -> None:
+def test_rows_received_while_the_others_answered_have_other_copies() -> None:
     (one,) = replica_sets((led(1, {1: 9}), led(2, {1: 9}), led(3, {1: 12})))
     asked = one.member(uuid(1))
     assert asked is not None
@@ -60,7 +60,7 @@ def test_rows_that_it_got_while_the_others_answered_are_not_its_alone() -> None:
     assert (later.alone, list(later.objections())) == ({}, [])
 
 
-def test_of_a_silent_member_is_told_what_the_others_know() -> None:
+def test_silent_member_is_described_by_the_other_members() -> None:
     found = planned("3", led(1, {1: 9, 3: 4}), led(2), silent(3))
     first, second, third = found.consequences()
     assert first == "it does not answer; the other members know that it reached at least {3: 4}"
@@ -68,7 +68,7 @@ def test_of_a_silent_member_is_told_what_the_others_know() -> None:
     assert third == "2 of 2 other members are alive, 2 are needed: a quorum is left"
 
 
-def test_members_whose_replication_lists_the_expelled_one_are_named() -> None:
+def test_members_with_the_expelled_one_in_replication_are_listed() -> None:
     asked = report(1, {1: 9}, {2: {"upstream": upstream(2)}, 3: {"upstream": upstream(3)}})
     other = report(2, {1: 9}, {1: {"upstream": upstream(1)}, 3: {"downstream": downstream({1: 9})}})
     assert planned("3", asked, other, led(3)).afterwards() == (
@@ -87,7 +87,7 @@ def test_members_whose_replication_lists_the_expelled_one_are_named() -> None:
     )
 
 
-def test_the_quorum_is_that_of_who_is_left() -> None:
+def test_quorum_is_that_of_the_remaining_members() -> None:
     assert planned("3", led(1), led(2), led(3)).has_quorum
     without = planned("1", led(1), led(2), silent(3))
     assert (without.members_left, without.alive_left, without.quorum_left, without.has_quorum) == (2, 1, 2, False)
@@ -97,7 +97,7 @@ def test_the_quorum_is_that_of_who_is_left() -> None:
     )
 
 
-def test_the_quorum_is_that_of_who_writes() -> None:
+def test_quorum_is_that_of_the_writer() -> None:
     """It is lowered there, and nowhere else, by who follows the advice of a lost quorum."""
     peers: dict[int, dict[str, Any]] = {other: {} for other in (3, 4, 5)}
     usual, lowered = ({"replication_synchro_quorum": quorum} for quorum in ("N / 2 + 1", 2))
@@ -122,7 +122,7 @@ def test_without_the_options_of_a_member_the_quorum_is_not_known() -> None:
     assert list(found.consequences())[-1] == "1 of 1 other members are alive: the quorum is unknown"
 
 
-def test_the_leader_and_who_was_asked_are_not_expelled_lightly() -> None:
+def test_expelling_the_leader_or_the_queried_member_needs_force() -> None:
     assert list(planned("1", led(1), led(2), led(3)).objections()) == ["db1:3301 is the member at the given URI itself"]
     with pytest.raises(FlowstoneError, match=r"is writable; promote another member.*delete its own row"):
         planned("2", led(1), led(2), led(3))
@@ -130,7 +130,7 @@ def test_the_leader_and_who_was_asked_are_not_expelled_lightly() -> None:
     assert (list(both.objections()), both.by.id) == (["db2:3301 is the leader"], 3)
 
 
-def test_where_nobody_can_be_written_to_only_a_lost_quorum_is_to_be_lowered() -> None:
+def test_lower_quorum_is_advised_only_for_a_lost_quorum() -> None:
     config = report(1, {1: 5}, {3: {"downstream": downstream({1: 5})}}, ro=True, ro_reason="config")
     with pytest.raises(FlowstoneError) as caught:
         planned("3", config)
@@ -147,7 +147,7 @@ def test_where_nobody_can_be_written_to_only_a_lost_quorum_is_to_be_lowered() ->
     assert "its own row" not in caught.value.hint
 
 
-def test_without_a_leader_who_was_asked_does_it_if_it_can() -> None:
+def test_queried_member_expels_without_a_leader_if_it_can() -> None:
     answers = (report(1, {1: 5}, {3: {}}), report(2, {1: 5}))
     assert planned("3", *answers, asked=2).by.id == 2
     assert planned("3", *answers).by.id == 1

@@ -19,7 +19,7 @@ def of(*answers: Report | Unreachable) -> tuple[str, ...]:
     return complaints(found)
 
 
-def test_a_set_in_which_everybody_follows_gives_no_reason_to_complain() -> None:
+def test_healthy_set_has_no_problems() -> None:
     assert of(*pair({1: 5}, {1: 5}, {})) == ()
     assert of(*pair({1: 9}, {1: 5}, {"lag": 0.2})) == ()
 
@@ -35,12 +35,12 @@ def test_health_reports_denied_access() -> None:
     assert of(denied) == ("db1:3301 denies access: Execute access is denied",)
 
 
-def test_a_stopped_link_is_told_with_its_message() -> None:
+def test_stopped_link_is_reported_with_its_message() -> None:
     found = of(*pair({1: 9}, {1: 5}, {"status": "stopped", "message": "Duplicate key"}))
     assert found == ("db2:3301 does not follow db1:3301: stopped, Duplicate key",)
 
 
-def test_a_link_that_is_being_made_is_no_reason_to_complain() -> None:
+def test_connecting_link_is_not_a_problem() -> None:
     assert of(*pair({1: 9}, {}, {"status": "wait_snapshot", "lag": None})) == ()
 
 
@@ -48,7 +48,7 @@ def test_health_names_a_lagging_member_with_seconds_and_rows() -> None:
     assert of(*pair({1: 900}, {1: 5}, {"lag": 34.4})) == ("db2:3301 lags db1:3301 by 895 rows and 34 s",)
 
 
-def test_explain_and_status_call_the_same_behind_and_once_for_each_follower() -> None:
+def test_explain_and_status_agree_on_lag_and_list_each_follower_once() -> None:
     """One that is slow is so towards everybody."""
     for lag, count in ((4.0, 0), (7.0, 1)):
         slow = {1: 10, 2: 5}
@@ -68,7 +68,7 @@ def _followed(*numbers: int) -> dict[int, dict[str, Any]]:
     return {number: {"upstream": upstream(number), "downstream": downstream({})} for number in numbers}
 
 
-def test_a_member_that_only_others_know_has_to_be_connected() -> None:
+def test_member_known_only_to_others_must_be_connected() -> None:
     assert of(report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}})) == ()
     assert of(report(1, {1: 5}, {2: {}})) == ("replica 2 has no connection to any other member",)
     stopped = {"status": "stopped", "message": "unexpected EOF when reading from socket"}
@@ -90,7 +90,7 @@ def test_an_election_has_to_have_a_leader() -> None:
     assert found == ("no leader in term 7",)
 
 
-def test_a_queue_that_stands_still_is_told() -> None:
+def test_stalled_queue_is_reported() -> None:
     def waiting(age: float) -> dict[str, Any]:
         return {"synchro": {"queue": {"len": 3, "owner": 1, "age": age}}}
 
@@ -98,7 +98,7 @@ def test_a_queue_that_stands_still_is_told() -> None:
     assert of(report(1, {1: 5}, **waiting(33.3))) == ("synchronous transactions pending: 3, the oldest for 33 s",)
 
 
-def test_a_copy_that_runs_beside_its_original_is_told_with_both_addresses() -> None:
+def test_running_copy_is_reported_with_both_addresses() -> None:
     one, copy = report(1, {1: 5}, pid=1), msgspec.structs.replace(report(1, {1: 5}, pid=2), address="db9:3301")
     assert of(one, copy) == ("two processes run as one member: db1:3301 and db9:3301",)
     assert of(one, msgspec.structs.replace(one, address="localhost:3301")) == ()

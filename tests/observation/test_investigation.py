@@ -62,14 +62,14 @@ EITHER = pytest.mark.parametrize("kind", ["real", "ours"])
 
 
 @BOTH_WAYS
-def test_a_set_that_is_well_has_no_findings(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_healthy_set_has_no_findings(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
     assert_well(master, replica)
     assert_well(replica)
 
 
 @BOTH_WAYS
-def test_a_duplicate_key_is_shown_with_the_row_that_comes_and_the_tuple_that_is_there(
+def test_duplicate_key_shows_the_incoming_row_and_the_existing_tuple(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
@@ -157,7 +157,7 @@ def write_new(member: Member, *fields: Any) -> None:
 
 
 @BOTH_WAYS
-def test_a_log_gap_is_told_from_where_to_where(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_log_gap_is_reported_with_its_bounds(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master = make(cluster, master_kind, "master", checkpoint_count=1)
     ledger.define(master)
     wire = cluster.proxy(master)
@@ -182,7 +182,7 @@ def test_a_log_gap_is_told_from_where_to_where(cluster: Cluster, master_kind: st
     assert "No other queried member" in finding.why
 
 
-def test_a_split_brain_shows_both_histories_and_where_they_part(nodes: Cluster) -> None:
+def test_split_brain_shows_both_histories_and_the_fork(nodes: Cluster) -> None:
     mesh = Mesh(nodes, ("ours", "ours"), replication_synchro_quorum=1, replication_synchro_timeout=60)
     owner, other = mesh.members
     other.configure(replication_synchro_timeout=0.1)
@@ -281,7 +281,7 @@ def test_a_wrong_password_is_named(cluster: Cluster, master_kind: str, replica_k
 
 
 @EITHER
-def test_a_login_that_is_refused_to_us_is_told_from_a_dead_server(cluster: Cluster, kind: str) -> None:
+def test_rejected_login_is_distinguished_from_a_dead_server(cluster: Cluster, kind: str) -> None:
     member = make(cluster, kind, "one")
     finding = found(Kind.WRONG_PASSWORD, f"replicator:nonsense@{member.address}")
     assert finding.severity is Severity.WARNING
@@ -290,7 +290,7 @@ def test_a_login_that_is_refused_to_us_is_told_from_a_dead_server(cluster: Clust
     assert finding.severity is Severity.WARNING
 
 
-def test_a_lost_quorum_names_who_is_missing_and_how_long_the_queue_waits(nodes: Cluster) -> None:
+def test_lost_quorum_lists_missing_members_and_the_age_of_the_queue(nodes: Cluster) -> None:
     mesh = Mesh(nodes, ("ours", "ours", "ours"), direct=True, replication_synchro_quorum=2)
     owner, *others = mesh.members
     owner.configure(replication_synchro_timeout=60)
@@ -328,7 +328,7 @@ def disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 @BOTH_WAYS
-def test_a_full_disk_is_named_by_whom_it_stops(
+def test_full_disk_is_reported_with_the_members_that_it_stops(
     cluster: Cluster, disk: SmallDisk, master_kind: str, replica_kind: str
 ) -> None:
     master = make(cluster, master_kind, "master")
@@ -353,7 +353,7 @@ def test_a_full_disk_is_named_by_whom_it_stops(
 
 
 @EITHER
-def test_an_orphan_says_whom_it_waits_for(cluster: Cluster, kind: str) -> None:
+def test_orphan_names_its_missing_upstreams(cluster: Cluster, kind: str) -> None:
     master, replica = pair(cluster, "ours" if kind == "real" else "real", kind)
     master.stop()
     replica.restart(replication_connect_timeout=0.5)
@@ -363,7 +363,7 @@ def test_an_orphan_says_whom_it_waits_for(cluster: Cluster, kind: str) -> None:
 
 
 @BOTH_WAYS
-def test_a_dead_master_is_one_finding(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_dead_master_is_one_finding(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
     uuid = master.uuid
     master.kill()
@@ -407,7 +407,7 @@ def test_slow_member_is_reported_once_for_all_its_upstreams(nodes: Cluster) -> N
 
 
 @EITHER
-def test_logs_kept_for_a_dead_member_are_a_warning_that_says_whom_to_expel(cluster: Cluster, kind: str) -> None:
+def test_logs_kept_for_a_dead_member_are_a_warning_with_the_member_to_expel(cluster: Cluster, kind: str) -> None:
     master, replica = pair(cluster, kind, "ours" if kind == "real" else "real")
     number = replica.id
     wait_acknowledged(master, replica)  # what it has not heard of, it keeps
@@ -420,7 +420,7 @@ def test_logs_kept_for_a_dead_member_are_a_warning_that_says_whom_to_expel(clust
     assert f"`flowstone expel {master.address} {number}`" in finding.advice
 
 
-def test_a_queue_whose_owner_died_is_abandoned(nodes: Cluster) -> None:
+def test_queue_of_a_dead_owner_is_abandoned(nodes: Cluster) -> None:
     mesh = Mesh(nodes, ("ours", "ours"), direct=True, replication_synchro_quorum=2)
     owner, other = mesh.members
     owner.configure(replication_synchro_timeout=60, replication_synchro_quorum=NEVER)
@@ -463,7 +463,7 @@ def test_of_an_abandoned_queue_who_has_most_is_to_be_promoted_and_not_who_waits_
     eventually("both decide alike", lambda: keys(ahead) == keys(lagging) == [1, 2, 3, 4])
 
 
-def test_a_server_in_replication_that_nobody_ever_reached_is_named(cluster: Cluster) -> None:
+def test_never_reached_server_in_replication_is_named(cluster: Cluster) -> None:
     member = make(cluster, "real", "one", replication_connect_timeout=0.5, replication_connect_quorum=0)
     place = f"127.0.0.1:{free_port()}"
     member.configure(replication=[f"replicator:secret@{place}"])
@@ -473,7 +473,7 @@ def test_a_server_in_replication_that_nobody_ever_reached_is_named(cluster: Clus
 
 
 @BOTH_WAYS
-def test_an_expelled_member_is_told_that_it_is_not_known(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_expelled_member_is_reported_as_unknown(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
     number = replica.id
     replica.configure(replication=[])
@@ -487,7 +487,7 @@ def test_an_expelled_member_is_told_that_it_is_not_known(cluster: Cluster, maste
 
 
 @BOTH_WAYS
-def test_an_expelled_member_that_runs_is_named_by_those_who_are_told_to_follow_it(
+def test_running_expelled_member_is_named_by_its_configured_followers(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
@@ -508,7 +508,7 @@ def test_an_expelled_member_that_runs_is_named_by_those_who_are_told_to_follow_i
 
 
 @EITHER
-def test_a_replica_that_only_its_master_knows_of_has_gone_and_not_the_master(cluster: Cluster, kind: str) -> None:
+def test_lost_replica_known_only_to_its_master_is_not_a_lost_master(cluster: Cluster, kind: str) -> None:
     master, replica = pair(cluster, kind, "ours" if kind == "real" else "real")
     number = replica.id
     replica.kill()
@@ -525,7 +525,7 @@ def replica_uuid(member: Member, number: int) -> str:
     return uuid
 
 
-def test_a_leader_that_hangs_is_one_finding(nodes: Cluster) -> None:
+def test_hanging_leader_is_one_finding(nodes: Cluster) -> None:
     """Who followed it says only that it hears nothing, and tries again by itself."""
     mesh = Mesh(nodes, ("ours",) * 3, direct=True)
     mesh.set_modes("candidate")
@@ -547,9 +547,7 @@ def test_a_leader_that_hangs_is_one_finding(nodes: Cluster) -> None:
 
 
 @BOTH_WAYS
-def test_a_space_that_only_one_side_has_is_a_mismatch_of_schemas(
-    cluster: Cluster, master_kind: str, replica_kind: str
-) -> None:
+def test_space_on_one_side_only_is_a_schema_mismatch(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = pair(cluster, master_kind, replica_kind)
     replica.wait_writable()
     replica.call("box.space.ledger:drop")
@@ -570,7 +568,7 @@ def test_rows_that_a_master_has_lost_are_named(cluster: Cluster) -> None:
 
 
 @EITHER
-def test_the_advice_on_lost_rows_brings_them_back_where_none_were_written_since(cluster: Cluster, kind: str) -> None:
+def test_advice_on_lost_rows_restores_them_when_no_rows_were_written_since(cluster: Cluster, kind: str) -> None:
     master, replica = pair(cluster, kind, "ours")
     lose_rows(cluster, master, replica, 3)
     finding = found(Kind.LOST_ROWS, master, replica)
@@ -584,9 +582,7 @@ def test_the_advice_on_lost_rows_brings_them_back_where_none_were_written_since(
 
 
 @EITHER
-def test_the_advice_on_lost_rows_leaves_both_with_the_same_where_others_have_their_numbers(
-    cluster: Cluster, kind: str
-) -> None:
+def test_advice_on_lost_rows_makes_both_equal_when_their_lsns_were_reused(cluster: Cluster, kind: str) -> None:
     master, replica = pair(cluster, kind, "ours")
     uuid = master.uuid
     lose_rows(cluster, master, replica, 3, [100])
@@ -608,7 +604,7 @@ def test_the_advice_on_lost_rows_leaves_both_with_the_same_where_others_have_the
     assert_well(master, replica)
 
 
-def test_two_masters_of_2_6_that_both_write_synchronously_are_told_apart(cluster: Cluster) -> None:
+def test_two_synchronous_writers_of_2_6_are_distinguished(cluster: Cluster) -> None:
     mesh = Mesh(cluster, ("real", "ours"), replication_synchro_quorum=1, replication_synchro_timeout=60)
     real, ours = mesh.members
     write_synchronous(real, 0)
@@ -639,7 +635,7 @@ def test_a_set_without_a_candidate_has_no_leader(nodes: Cluster) -> None:
 
 
 @EITHER
-def test_a_set_that_nobody_can_write_to_says_why(cluster: Cluster, kind: str) -> None:
+def test_read_only_set_is_reported_with_the_reason(cluster: Cluster, kind: str) -> None:
     member = make(cluster, kind, "one")
     assert_well(member)
     member.configure(read_only=True)
@@ -647,7 +643,7 @@ def test_a_set_that_nobody_can_write_to_says_why(cluster: Cluster, kind: str) ->
     assert "`read_only` is set on every member" in finding.why
 
 
-def test_a_queue_that_waits_although_its_quorum_is_there_is_behind(nodes: Cluster) -> None:
+def test_stalled_queue_with_a_quorum_lags(nodes: Cluster) -> None:
     mesh = Mesh(
         nodes, ("ours", "ours"), replication_synchro_quorum=2, replication_synchro_timeout=60, replication_timeout=10
     )
@@ -675,7 +671,7 @@ class _Late(SystemClock):
 TIME = "has a timestamp 6."
 
 
-def test_clocks_that_differ_are_told_from_lag(tmp_path: Path) -> None:
+def test_clock_skew_is_distinguished_from_lag(tmp_path: Path) -> None:
     """A node lives in this process, where its clock can be another one; a real server follows it."""
 
     async def look() -> Finding:
@@ -745,7 +741,7 @@ def test_a_server_of_another_set_at_a_masters_address_is_named_with_both_sets(cl
 
 
 @BOTH_WAYS
-def test_a_master_that_is_still_starting_is_no_error(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_starting_master_is_not_an_error(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     """It listens already, and waits for somebody who is in its `replication` and not there."""
     master, replica = pair(cluster, master_kind, replica_kind)
     master.stop()
@@ -767,7 +763,7 @@ def test_a_schema_that_is_too_new_for_a_member_is_a_mismatch_of_versions(cluster
     assert "Upgrade" in finding.advice
 
 
-async def test_a_follower_that_goes_on_taking_rows_is_not_looked_at_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_follower_that_keeps_receiving_rows_is_polled_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = 5
 
     async def conflict(*_: object) -> Conflict:

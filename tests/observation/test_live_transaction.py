@@ -52,13 +52,13 @@ def test_a_transaction_is_shown_with_names(schema: Schema) -> None:
     )
 
 
-def test_many_rows_are_told_by_their_number(schema: Schema) -> None:
+def test_long_transaction_is_shown_with_its_number_of_rows(schema: Schema) -> None:
     rows = [row(RequestType.INSERT, lsn, tuple=(lsn, "x")) for lsn in range(1, ROWS_MAX + 6)]
     shown = described(make_transaction(rows), schema, TransactionStatus.SETTLED)
     assert (len(shown.rows), shown.more_rows) == (ROWS_MAX, 5)
 
 
-def test_a_long_text_is_cut_and_a_huge_row_is_told_by_its_size(schema: Schema) -> None:
+def test_long_string_is_truncated_and_a_huge_row_shown_by_size(schema: Schema) -> None:
     rows = [
         row(RequestType.INSERT, 1, tuple=(1, "x" * 1000)),
         row(RequestType.INSERT, 2, tuple=(1, "x" * BODY_SIZE_MAX)),
@@ -78,7 +78,7 @@ def test_password_hashes_are_hidden(schema: Schema) -> None:
     assert "eve" in shown.rows[0].data
 
 
-def test_a_body_that_is_none_is_told_by_its_size(schema: Schema) -> None:
+def test_malformed_body_is_shown_by_size(schema: Schema) -> None:
     broken = Row(RequestType.INSERT.value, 1, lsn=1, body=b"\xc1")
     assert described(make_transaction([broken]), schema, TransactionStatus.WAITING).rows[0].data == "… 1 bytes"
     assert waiting_rows(make_transaction([broken]), schema)[0].key == "… 1 bytes"

@@ -49,7 +49,7 @@ def test_a_directory_that_a_server_runs_on_is_seen_to_be_in_use(tmp_path: Path) 
     assert not look_into(production(), str(tmp_path / "data")).is_in_use
 
 
-def test_a_place_without_logs_is_refused(tmp_path: Path) -> None:
+def test_directory_without_logs_is_rejected(tmp_path: Path) -> None:
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(NoSuchLog):
             look_into(production(), str(path))

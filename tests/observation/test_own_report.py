@@ -35,7 +35,7 @@ async def test_own_report_equals_the_report_over_the_network(tmp_path: Path) -> 
     assert logs not in repr(own)
 
 
-async def test_report_of_a_node_whose_disk_hangs_says_so_and_has_all_else(tmp_path: Path) -> None:
+async def test_report_of_a_node_with_a_hanging_disk_is_otherwise_complete(tmp_path: Path) -> None:
     disk = HangingDisk()
     async with Node(tmp_path, listen="127.0.0.1:0", outside=replace(production(), disk=disk)) as node:
         with disk.hanging():
@@ -45,6 +45,6 @@ async def test_report_of_a_node_whose_disk_hangs_says_so_and_has_all_else(tmp_pa
         assert (own.status, own.vclock) == ("running", node.info()["vclock"])
 
 
-async def test_a_node_that_does_not_run_has_none(tmp_path: Path) -> None:
+async def test_stopped_node_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(NotRunning):
         await own_report(Node(tmp_path))

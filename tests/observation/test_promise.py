@@ -46,7 +46,7 @@ def looked(*answers: Report | Unreachable, seconds: float, without: Kind | None 
     return promise.broken
 
 
-def test_lag_that_a_finding_explains_is_kept_and_a_blind_spot_is_told_once() -> None:
+def test_lag_explained_by_a_finding_is_kept_and_a_blind_spot_reported_once() -> None:
     long = 3 * PROMISE_SECONDS
     assert looked(*lonely(600), seconds=long) == []
     (broken, *more) = looked(*lonely(600), seconds=long, without=Kind.NOT_FOLLOWING)
@@ -61,7 +61,7 @@ def test_lags_that_only_a_finding_explains_are_counted() -> None:
     assert (promise.explained, promise.broken) == (2, [])
 
 
-def test_nearly_full_disks_do_not_explain_a_lag_and_a_full_one_does() -> None:
+def test_full_disk_explains_a_lag_and_a_nearly_full_one_does_not() -> None:
     """Every node of a chaos run has less than `FREE_BYTES_MIN`, and so a warning all the time."""
     small = ReportedDisk(wal_free_bytes=FREE_BYTES_MIN - 1, memtx_free_bytes=FREE_BYTES_MIN - 1)
     answers = [msgspec.structs.replace(one, disk=small) for one in lonely(600)]
@@ -72,7 +72,7 @@ def test_nearly_full_disks_do_not_explain_a_lag_and_a_full_one_does() -> None:
     assert looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING) == []
 
 
-def test_disk_whose_free_space_is_unknown_does_not_explain_a_lag() -> None:
+def test_disk_with_unknown_free_space_does_not_explain_a_lag() -> None:
     answers = lonely(600)
     answers[2] = msgspec.structs.replace(answers[2], disk=ReportedDisk(failure="Input/output error"))
     blind = looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING)
@@ -111,7 +111,7 @@ def test_lag_may_last_as_long_as_promised() -> None:
     assert looked(*lonely(600), seconds=PROMISE_SECONDS, without=Kind.NOT_FOLLOWING) == []
 
 
-def test_member_that_moves_is_not_due_and_member_that_is_gone_is_named() -> None:
+def test_member_that_makes_progress_is_not_due_and_a_lost_member_is_named() -> None:
     promise = Promise()
     for second in range(200):
         rows: list[Any] = [
@@ -177,7 +177,7 @@ def test_alarm_about_a_member_that_is_loading_is_false() -> None:
 # --- `/health/ready` ---
 
 
-def test_node_that_is_ready_though_it_is_cut_off_is_told_after_some_looks() -> None:
+def test_ready_node_that_is_isolated_is_reported_after_some_polls() -> None:
     answers = [msgspec.structs.replace(one, upstreams_configured=int(one.id != 3)) for one in lonely(600)]
     sets, ready = replica_sets(answers), {address(number): True for number in (1, 2, 3)}
     findings, promise = explain(sets), Promise()
@@ -189,7 +189,7 @@ def test_node_that_is_ready_though_it_is_cut_off_is_told_after_some_looks() -> N
     assert false_readiness(sets[0], findings, ready | {address(3): False}) == []
 
 
-def test_node_that_is_ready_though_it_cannot_write_or_is_an_orphan_or_does_not_answer_is_told() -> None:
+def test_ready_node_that_cannot_write_is_an_orphan_or_does_not_answer_is_reported() -> None:
     one, two, three = lonely(1000)
     gone = Unreachable(address=address(3), reason="connection refused")
     for third in (
@@ -202,14 +202,14 @@ def test_node_that_is_ready_though_it_cannot_write_or_is_an_orphan_or_does_not_a
         assert [len(each) for each in found] == [1, 0], found
 
 
-def test_node_whose_peer_is_away_may_be_ready() -> None:
+def test_node_with_an_unreachable_peer_may_be_ready() -> None:
     lost = {"status": "disconnected", "message": "connection refused"}
     one = report(1, {1: 9}, {2: {"upstream": upstream(2) | lost}})
     sets = replica_sets([one, Unreachable(address=address(2), reason="connection refused")])
     assert false_readiness(sets[0], explain(sets), {address(1): True}) == []
 
 
-def test_node_that_is_not_ready_in_a_set_that_is_whole_is_told() -> None:
+def test_unready_node_in_a_healthy_set_is_reported() -> None:
     sets = replica_sets(lonely(1000))
     assert is_whole(sets[0])
     assert false_readiness(sets[0], (), {address(1): True, address(2): False}) == [

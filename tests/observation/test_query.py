@@ -58,7 +58,7 @@ async def all_once(*servers: Asking) -> list[Report | Unreachable]:
 
 
 @fits("2.6")
-async def test_a_real_server_tells_all_but_what_its_version_does_not_have(cluster: Cluster) -> None:
+async def test_real_server_reports_everything_its_version_has(cluster: Cluster) -> None:
     member = cluster.real("a", wal_mode="fsync")
     report = await once(asking(member))
     assert isinstance(report, Report)
@@ -79,7 +79,7 @@ def _has_followers(master: Member, replica: Member) -> bool:
 
 
 @fits("2.6")
-async def test_replicas_and_an_anonymous_one_are_told_by_their_master(cluster: Cluster) -> None:
+async def test_master_reports_its_replicas_and_an_anonymous_one(cluster: Cluster) -> None:
     master = cluster.real("master")
     replica = cluster.ours("replica", replication=[master.uri])
     anonymous = cluster.real("anonymous", replication=[master.uri], replication_anon=True, read_only=True)
@@ -116,7 +116,7 @@ async def test_a_node_shows_elections_and_queue_in_dialect_2_11_only(sim: Simula
 
 
 @fits("2.6")
-async def test_a_user_without_rights_is_told_which_one_it_lacks(cluster: Cluster) -> None:
+async def test_error_for_missing_rights_names_the_right(cluster: Cluster) -> None:
     for member in (cluster.real("real"), cluster.ours("ours")):
         found = await once(asking(member, login="replicator:secret@"))
         assert isinstance(found, Unreachable)
@@ -126,7 +126,7 @@ async def test_a_user_without_rights_is_told_which_one_it_lacks(cluster: Cluster
         assert "box.schema.user.grant('replicator', 'execute', 'function', 'box.info')" in found.hint
 
 
-async def test_who_gave_no_user_is_told_to_and_guests_are_granted_nothing(tmp_path: Path) -> None:
+async def test_hint_without_credentials_asks_for_a_user_and_no_guest_rights(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path, listen="127.0.0.1:0") as node:
         found = await once(asking_at(str(node.address)))
     assert isinstance(found, Unreachable)
@@ -158,7 +158,7 @@ async def test_query_rejects_a_server_with_unexpected_answers(body: dict[int, An
 
 @fits("2.6")
 @pytest.mark.parametrize("login", ["nobody:secret@", "replicator:wrong@"])
-async def test_a_wrong_login_is_told_without_the_password(cluster: Cluster, login: str) -> None:
+async def test_wrong_login_is_reported_without_the_password(cluster: Cluster, login: str) -> None:
     for member in (cluster.real("real"), cluster.ours("ours")):
         found = await once(asking(member, login=login))
         assert isinstance(found, Unreachable)
@@ -168,7 +168,7 @@ async def test_a_wrong_login_is_told_without_the_password(cluster: Cluster, logi
         assert "secret" not in repr(found)
 
 
-async def test_where_nobody_listens_is_told() -> None:
+async def test_refused_connection_is_reported() -> None:
     port = free_port()
     found = await once(asking_at(f"127.0.0.1:{port}"))
     reason = f"cannot connect to 127.0.0.1:{port}: connection refused"
@@ -188,7 +188,7 @@ async def test_query_times_out_when_the_server_stays_silent() -> None:
     assert "its process may hang" in found.hint
 
 
-async def test_node_whose_disk_hangs_is_reported_with_a_finding_about_its_disk(tmp_path: Path) -> None:
+async def test_node_with_a_hanging_disk_is_reported_with_a_finding_about_its_disk(tmp_path: Path) -> None:
     disk = HangingDisk()
     outside, user = replace(production(), disk=disk), ("app", "secret")
     async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=user, outside=outside) as node:
@@ -233,7 +233,7 @@ async def test_server_that_is_loading_and_rejects_the_login_is_known_by_its_gree
 
 
 @simulated(seeds=range(2))
-async def test_a_server_that_was_away_is_asked_again_on_a_new_connection(sim: Simulation) -> None:
+async def test_unreachable_server_is_queried_again_on_a_new_connection(sim: Simulation) -> None:
     await sim.start("a")
     server = Asking(sim.outside, parse_uri(sim.uri("a")))
     assert isinstance(await server.ask(), Report)
@@ -245,7 +245,7 @@ async def test_a_server_that_was_away_is_asked_again_on_a_new_connection(sim: Si
 
 
 @fits("2.6")
-async def test_more_can_be_asked_on_the_same_connection(cluster: Cluster) -> None:
+async def test_connection_is_reused_for_further_queries(cluster: Cluster) -> None:
     member = cluster.real("a")
     server = asking(member)
     assert await server.evaluate("return ...", 5) == 5

@@ -33,7 +33,7 @@ def labels(one: ReplicaSet) -> list[tuple[int, str, str]]:
 # --- members ---
 
 
-def test_members_are_in_the_order_of_their_ids_and_anonymous_ones_last() -> None:
+def test_members_are_ordered_by_id_with_anonymous_ones_last() -> None:
     anonymous = {uuid(7): {"id": 0, "uuid": uuid(7), "downstream": downstream({1: 5})}}
     info = {"id": 2, "uuid": uuid(2), "cluster": {"uuid": SET}, "ro": True, "status": "running", "vclock": {1: 5}}
     second = report_of(address(2), info, anonymous=anonymous)
@@ -56,12 +56,12 @@ def test_unreachable_member_is_identified_by_a_loopback_address_of_its_machine()
     assert [(member.id, member.unreachable) for member in one.members] == [(1, None), (2, lost)]
 
 
-def test_the_one_silent_member_is_at_the_one_silent_address() -> None:
+def test_single_silent_member_is_matched_with_the_single_silent_address() -> None:
     one = only(report(1, {1: 5}, {2: {"downstream": {"status": "stopped"}}}), silent(2))
     assert labels(one) == [(1, "db1:3301", "rw"), (2, "db2:3301", "unknown")]
 
 
-def test_of_two_silent_members_nobody_knows_which_is_at_an_address() -> None:
+def test_two_silent_members_are_not_matched_with_addresses() -> None:
     one = only(report(1, {1: 5}, {2: {}, 3: {}}), silent(2))
     assert labels(one) == [
         (1, "db1:3301", "rw"),
@@ -78,7 +78,7 @@ def test_an_anonymous_follower_is_not_taken_for_a_silent_address() -> None:
     assert {member.uuid for member in one.members} == {uuid(1), uuid(7), address(2)}
 
 
-def test_a_server_that_was_asked_by_two_names_is_there_once() -> None:
+def test_server_queried_by_two_names_is_listed_once() -> None:
     first, second = pair({1: 5}, {1: 5}, {})
     again = Report(**{name: getattr(second, name) for name in second.__struct_fields__} | {"address": "10.0.0.2:3301"})
     one = only(first, second, again)
@@ -86,7 +86,7 @@ def test_a_server_that_was_asked_by_two_names_is_there_once() -> None:
     assert len(one.links) == 1
 
 
-def test_of_a_silent_member_is_known_what_it_acknowledged_sent_and_will_be_sent_from() -> None:
+def test_silent_member_is_described_by_the_links_of_others() -> None:
     gc = {"consumers": ({"name": f"replica {uuid(2)}", "vclock": {1: 3}, "signature": 3},)}
     peers = {2: {"downstream": {"status": "stopped"}}}
     one = only(report(1, {1: 9, 2: 4}, peers, gc=gc), report(3, {1: 9, 2: 4}, {2: {"downstream": downstream({1: 6})}}))
@@ -106,7 +106,7 @@ def test_members_of_3_have_names_and_those_that_are_silent_too() -> None:
 # --- several sets ---
 
 
-def test_servers_of_two_sets_are_two_sets_and_a_silent_one_is_of_that_which_follows_it() -> None:
+def test_two_sets_are_separated_and_a_silent_server_belongs_to_its_upstream() -> None:
     other = {"cluster": {"uuid": "other"}}
     answers: list[Report | Unreachable] = [
         report(1, {1: 5}),
@@ -120,7 +120,7 @@ def test_servers_of_two_sets_are_two_sets_and_a_silent_one_is_of_that_which_foll
     assert (unknown.uuid, labels(unknown)) == (None, [(0, "db5:3301", "unknown")])
 
 
-def test_nobody_answers() -> None:
+def test_set_without_answers() -> None:
     one = only(silent(1), silent(2))
     assert (one.uuid, one.label, one.master, one.failover) == (None, "unknown", "no", "unknown")
     assert len(one.members) == 2
@@ -135,14 +135,14 @@ def elected(number: int, leader: int, term: int, **more: Any) -> Report:
     return report(number, {1: 5}, election=election, ro=number != leader, ro_reason="election", **more)
 
 
-def test_the_leader_is_whom_the_newest_term_has_made_it() -> None:
+def test_leader_is_that_of_the_newest_term() -> None:
     one = only(elected(1, 1, 2), elected(2, 2, 3), elected(3, 2, 3))
     assert (one.term, one.leader, one.failover) == (3, 2, "election")
     assert [member.is_leader for member in one.members] == [False, True, False]
     assert one.master == "multi"  # the first has not heard yet that it leads no more
 
 
-def test_a_new_term_without_a_leader_has_none() -> None:
+def test_new_term_without_a_leader_has_none() -> None:
     one = only(elected(1, 0, 4), elected(2, 1, 3), elected(3, 0, 4))
     assert (one.term, one.leader) == (4, 0)
 
@@ -155,7 +155,7 @@ def test_elections_are_known_by_the_mode_that_members_have() -> None:
     assert only(report(1, {}, election=election)).failover == "unknown"
 
 
-def test_the_queue_is_shown_as_its_owner_has_it() -> None:
+def test_queue_is_shown_as_reported_by_its_owner() -> None:
     def waiting(length: int, **queue: Any) -> dict[str, Any]:
         return {"synchro": {"quorum": 2, "queue": {"len": length, "owner": 2, "term": 4} | queue}}
 
@@ -167,7 +167,7 @@ def test_the_queue_is_shown_as_its_owner_has_it() -> None:
 # --- links ---
 
 
-def test_lag_is_zero_when_no_row_is_missing_however_old_the_last_one_is() -> None:
+def test_lag_is_zero_when_no_row_is_missing() -> None:
     one = only(*pair({1: 5}, {1: 5}, {"lag": 30.0, "idle": 0.4}))
     assert link(one, 2, 1) == Link(
         follower=uuid(2), master=uuid(1), status="follow", downstream="follow", lag=0.0, lag_lsn=0, idle=0.4
@@ -179,7 +179,7 @@ def test_lag_is_at_least_the_idle_time_when_rows_are_missing() -> None:
     assert (link(one, 2, 1).lag, link(one, 2, 1).lag_lsn) == (12.0, 4)
 
 
-def test_how_far_one_is_behind_a_silent_master_is_not_known() -> None:
+def test_lag_after_a_silent_master_is_unknown() -> None:
     told = upstream(1, "disconnected", message="connect, called on fd 15", system_message="Connection refused")
     one = only(report(2, {1: 5}, {1: {"upstream": told}}), silent(1))
     found = link(one, 2, 1)
@@ -207,7 +207,7 @@ def test_member_that_does_not_follow_is_not_reported_as_stopped() -> None:
     assert one.links == ()
 
 
-def test_rows_come_by_way_of_others_too() -> None:
+def test_rows_may_arrive_through_other_members() -> None:
     chain = only(
         report(1, {1: 5}),
         report(2, {1: 5}, {1: {"upstream": upstream(1)}}),
@@ -228,7 +228,7 @@ def test_missing_rows_are_counted_by_component(ahead: dict[int, int], behind: di
 # --- leaders ---
 
 
-def test_a_leader_that_nobody_hears_leads_no_more() -> None:
+def test_leader_without_followers_no_longer_leads() -> None:
     """Who has no quorum begins no new term, and names it for ever."""
     election = {"state": "follower", "term": 3, "leader": 1, "vote": 1}
     for status, leader in (("follow", 1), ("disconnected", 0)):
@@ -242,7 +242,7 @@ def test_a_leader_that_nobody_hears_leads_no_more() -> None:
 # --- JSON ---
 
 
-def test_the_document_has_what_is_concluded_and_no_secret() -> None:
+def test_document_contains_conclusions_and_no_secret() -> None:
     one = only(*pair({1: 5}, {1: 5}, {"peer": "replicator@db1:3301"}))
     text = json.dumps(document(one))
     shown = json.loads(text)
@@ -255,14 +255,14 @@ def test_the_document_has_what_is_concluded_and_no_secret() -> None:
     assert shown["members"][1]["why_read_only"] == "unknown"
 
 
-def test_server_that_does_not_answer_is_the_member_whose_uuid_it_had() -> None:
+def test_silent_server_is_matched_with_the_member_by_its_last_uuid() -> None:
     one = report(1, {1: 5}, {2: {}, 3: {}})
     lost = [Unreachable(address=address(number), reason="connection refused", uuid=uuid(number)) for number in (2, 3)]
     (found,) = replica_sets([one, *lost])
     assert [(member.uuid, member.address) for member in found.members[1:]] == [(uuid(n), address(n)) for n in (2, 3)]
 
 
-def test_address_of_a_member_that_answers_elsewhere_is_not_its_own_any_more() -> None:
+def test_member_that_answers_elsewhere_loses_its_address() -> None:
     one, two = report(1, {1: 5}, {2: {}}), report(2, {1: 5}, {1: {"upstream": upstream(1)}})
     (found,) = replica_sets([one, two, Unreachable(address="db9:3301", reason="connection refused", uuid=uuid(2))])
     assert [(member.uuid, member.unreachable is None) for member in found.members] == [

@@ -95,7 +95,7 @@ INFO_3: dict[str, Any] = {
 }
 
 
-def test_a_report_of_2_6_has_what_2_6_shows() -> None:
+def test_report_of_2_6_has_the_fields_of_2_6() -> None:
     report = report_of("db1:3301", INFO_2_6, gc=(), anonymous=())
     assert (report.id, report.uuid, report.replicaset_uuid) == (1, uuid(1), uuid(9))
     assert report.vclock == {1: 8}
@@ -124,7 +124,7 @@ def test_report_has_no_lag_before_the_first_row() -> None:
     assert (stopped.status, stopped.lag, stopped.idle) == ("stopped", None, 41.5)
 
 
-def test_a_lag_since_1970_is_that_of_a_heartbeat_without_a_time() -> None:
+def test_lag_since_1970_belongs_to_a_heartbeat_without_a_timestamp() -> None:
     peers = ({"id": 2, "uuid": uuid(2), "upstream": {"status": "follow", "lag": 1794786855.1}},)
     (peer,) = report_of("db1:3301", INFO_2_6 | {"replication": peers}).replication
     assert peer.upstream is not None
@@ -159,7 +159,7 @@ def test_logs_are_kept_for_the_slowest_consumer() -> None:
         ({"ro": True}, None, "unknown"),
     ],
 )
-def test_why_it_is_read_only_is_told_or_concluded(
+def test_read_only_reason_is_reported_or_inferred(
     changes: dict[str, Any], cfg: dict[str, Any] | None, why: str | None
 ) -> None:
     assert report_of("db1:3301", INFO_2_6 | changes, cfg=cfg).why_read_only == why
@@ -173,7 +173,7 @@ def test_a_quorum_is_counted_by_the_option_whatever_its_formula(option: int | st
     assert report_of("db1:3301", INFO_2_6, cfg=cfg).quorum_of(5) == quorum
 
 
-def test_a_vclock_is_an_array_where_its_ids_count_from_one() -> None:
+def test_vclock_with_consecutive_ids_is_an_array() -> None:
     assert vclock_of((5, 0, 7)) == vclock_of([5, 0, 7]) == vclock_of({3: 7, 2: 0, 1: 5, 0: 9}) == {1: 5, 2: 0, 3: 7}
     assert vclock_of(()) == vclock_of(None) == vclock_of({"one": 1, 2: "two"}) == {}
 
@@ -186,7 +186,7 @@ TUPLES = ' with old tuple - [32, 1, "app", "user", {"chap-sha1": "JHDAwG3uQv0WGL
 @pytest.mark.parametrize("side", ["upstream", "downstream"])
 @pytest.mark.parametrize("field", ["message", "system_message"])
 @pytest.mark.parametrize("space", ["_user", "_vuser"])
-def test_tuples_of_users_in_the_message_of_a_link_are_left_out(quote: str, side: str, field: str, space: str) -> None:
+def test_tuples_of_users_in_a_link_message_are_removed(quote: str, side: str, field: str, space: str) -> None:
     words = DUPLICATE.format(quote, space)
     peer = {"id": 2, "uuid": uuid(2), side: {"status": "stopped", field: words + TUPLES}}
     report = report_of("db1:3301", INFO_2_6 | {"replication": {2: peer}}, anonymous=[peer])
@@ -195,7 +195,7 @@ def test_tuples_of_users_in_the_message_of_a_link_are_left_out(quote: str, side:
         assert getattr(getattr(found, side), field) == words
 
 
-def test_tuples_of_other_spaces_are_told() -> None:
+def test_tuples_of_other_spaces_in_a_link_message_are_kept() -> None:
     words = DUPLICATE.format('"', "_users") + TUPLES
     peer = {"id": 2, "uuid": uuid(2), "upstream": {"status": "stopped", "message": words}}
     (found,) = report_of("db1:3301", INFO_2_6 | {"replication": {2: peer}}).replication
@@ -231,6 +231,6 @@ def test_report_is_json_serializable_for_any_answer(info: dict[str, Any], gc: An
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
 
 
-def test_option_that_is_not_finite_is_left_out() -> None:
+def test_option_that_is_not_finite_is_omitted() -> None:
     """JSON has no infinity: the report would come back with null."""
     assert report_of("db1:3301", INFO_2_6, cfg={"a": float("inf"), "b": float("nan"), "c": 1.5}).cfg == {"c": 1.5}

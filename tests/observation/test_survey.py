@@ -83,7 +83,7 @@ async def test_one_member_is_enough_to_find_the_others(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(3))
-async def test_a_killed_leader_is_seen_with_what_the_others_know_and_its_successor_leads(sim: Simulation) -> None:
+async def test_killed_leader_is_described_by_its_peers_and_its_successor_leads(sim: Simulation) -> None:
     await start_set(sim, election_mode="candidate")
     await sim.until(lambda: leads(sim, *NAMES) and all_follow_all(sim))
     first = leads(sim, *NAMES) or ""
@@ -109,7 +109,7 @@ async def test_a_killed_leader_is_seen_with_what_the_others_know_and_its_success
 
 
 @simulated(seeds=range(2))
-async def test_a_member_that_comes_back_is_found_again(sim: Simulation) -> None:
+async def test_returning_member_is_found_again(sim: Simulation) -> None:
     await start_set(sim, ("a", "b"))
     await sim.until(lambda: all_follow_all(sim, ("a", "b")))
     survey = survey_of(sim, "a")
@@ -146,7 +146,7 @@ async def test_survey_does_not_mistake_another_server_at_the_address_for_the_mem
 
 
 @simulated(seeds=range(2))
-async def test_members_that_go_away_together_keep_their_identity_in_the_next_look(sim: Simulation) -> None:
+async def test_members_lost_together_keep_their_identity_in_the_next_poll(sim: Simulation) -> None:
     """Only these two know who they are: no other member follows them."""
     await sim.start("a")
     for name in ("b", "c"):
@@ -226,7 +226,7 @@ async def _look_at(address: str, outside: Outside) -> tuple[ReplicaSet, ...]:
         await survey.close()
 
 
-async def test_the_login_is_not_given_to_who_is_not_the_member_that_was_told_of() -> None:
+async def test_credentials_are_not_sent_to_an_unexpected_server() -> None:
     asked: list[int] = []
     stranger: list[int] = []
     async with peer(_telling({}, stranger)) as elsewhere, peer(_telling({uuid(2): elsewhere}, asked)) as address:
@@ -254,7 +254,7 @@ class _FewServers(SystemNetwork):
         raise ConnectionRefusedError
 
 
-async def test_a_member_that_tells_of_thousands_does_not_let_us_connect_to_all_of_them() -> None:
+async def test_number_of_members_connected_from_one_report_is_limited() -> None:
     async with peer(_telling(THOUSANDS, [])) as address:
         network = _FewServers(address)
         (found,) = await _look_at(address, replace(production(), network=network))
@@ -262,7 +262,7 @@ async def test_a_member_that_tells_of_thousands_does_not_let_us_connect_to_all_o
     assert len(found.members) == len(THOUSANDS) + 1
 
 
-async def test_nor_does_one_that_tells_of_them_in_a_set_of_its_own() -> None:
+async def test_number_of_members_connected_from_a_foreign_set_is_limited() -> None:
     talk: list[Talk] = []
 
     async def named(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

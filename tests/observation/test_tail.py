@@ -88,7 +88,7 @@ async def heartbeats_are_answered(uri: Uri) -> None:
     await asking.close()
 
 
-async def test_a_real_server_shows_what_is_written_with_its_names(tarantool: object, tmp_path: Path) -> None:
+async def test_tail_of_a_real_server_has_names(tarantool: object, tmp_path: Path) -> None:
     with real_tarantool.serve(tmp_path, setup=ORDERS) as server:
         async with await Connection.open(production(), parse_uri(server.uri)) as client, tailing(server.uri) as tail:
             await following(tail)
@@ -110,7 +110,7 @@ async def test_a_real_server_shows_what_is_written_with_its_names(tarantool: obj
             assert tail.sink.skipped == 0
 
 
-async def test_a_space_that_is_made_meanwhile_is_shown_by_its_name(tmp_path: Path) -> None:
+async def test_new_space_is_shown_by_name(tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "upstream", dialect="2.11")
     await upstream.start()
     try:
@@ -172,7 +172,7 @@ async def test_tail_marks_rolled_back_transactions(tarantool: object, tmp_path: 
             assert tail.sink.waiting() == []
 
 
-async def test_a_user_without_rights_is_told_what_to_grant(tarantool: object, tmp_path: Path) -> None:
+async def test_error_for_missing_rights_names_the_grant(tarantool: object, tmp_path: Path) -> None:
     with real_tarantool.serve(tmp_path, setup="box.schema.user.create('eve', {password = 'x'})") as server:
         async with tailing(f"eve:x@{server.uri}") as tail:
             await until("the refusal", lambda: tail.status is TailStatus.REFUSED)
@@ -184,7 +184,7 @@ async def test_a_user_without_rights_is_told_what_to_grant(tarantool: object, tm
             assert "wrong-secret" not in tail.message
 
 
-async def test_when_a_member_is_gone_another_one_goes_on(tmp_path: Path) -> None:
+async def test_tail_switches_to_another_member_when_its_member_is_lost(tmp_path: Path) -> None:
     first = Upstream(tmp_path / "first", dialect="2.11", replication_timeout=0.2)
     await first.start()
     second = flowstone.Node(tmp_path / "second", listen="127.0.0.1:0", replication=[first.uri], replication_timeout=0.2)
@@ -215,7 +215,7 @@ async def test_tail_without_a_reachable_member_raises_nothing(tmp_path: Path) ->
     assert tail.status is TailStatus.OFF
 
 
-async def test_tail_shows_transactions_that_were_pending_before_it_began(tmp_path: Path) -> None:
+async def test_tail_shows_transactions_that_were_pending_at_its_start(tmp_path: Path) -> None:
     """Who opens a dashboard does so because something is stuck already."""
     upstream = Upstream(tmp_path / "upstream", dialect="2.11", replication_synchro_timeout=1000.0)
     await upstream.start()
@@ -244,7 +244,7 @@ async def test_tail_shows_transactions_that_were_pending_before_it_began(tmp_pat
         await upstream.stop()
 
 
-async def test_a_server_without_the_logs_of_before_is_followed_from_where_it_is(tmp_path: Path) -> None:
+async def test_tail_starts_at_the_current_position_of_a_server_without_older_logs(tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "upstream", dialect="2.11")
     await upstream.start()
     try:

@@ -74,7 +74,7 @@ async def test_the_ring_does_not_grow_for_ever() -> None:
     assert sink.skipped == 0
 
 
-async def test_only_what_is_settled_is_acknowledged() -> None:
+async def test_only_settled_rows_are_acknowledged() -> None:
     sink = sink_at({1: 10}, StandingClock())
     await sink.apply(slab([insert(11), insert(12, flags=SYNCHRONOUS), insert(13, flags=BEHIND)]))
     assert sink.vclock == VClock({1: 11})
@@ -134,7 +134,7 @@ async def test_tail_limits_the_pending_transactions_in_memory() -> None:
         await sink.apply(slab(insert(lsn, flags=BEHIND) for lsn in range(2, PENDING_MAX + 2)))
 
 
-async def test_behind_a_gap_it_goes_on_where_it_came() -> None:
+async def test_tail_resumes_after_a_gap() -> None:
     sink = sink_at({}, StandingClock())
     sink.start_at(VClock({1: 10}), live_from=VClock({1: 500}))
     sink.pass_gap()

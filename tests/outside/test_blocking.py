@@ -22,7 +22,7 @@ async def test_a_call_runs_in_another_thread_and_returns_its_result() -> None:
     assert thread != threading.get_ident()
 
 
-async def test_the_loop_goes_on_while_a_call_blocks() -> None:
+async def test_loop_continues_while_a_call_blocks() -> None:
     release = threading.Event()
     call = asyncio.ensure_future(ThreadBlocking()(release.wait, DEADLINE_SECONDS))
     await asyncio.sleep(0)
@@ -48,7 +48,7 @@ def test_map_keeps_the_order_when_later_items_finish_first() -> None:
     assert list(ThreadBlocking().map(work, range(20), workers=2)) == [item * 10 for item in range(20)]
 
 
-def test_map_over_nothing_gives_nothing() -> None:
+def test_map_of_an_empty_iterable_is_empty() -> None:
     assert list(ThreadBlocking().map(abs, [])) == []
 
 
@@ -88,7 +88,7 @@ def test_map_raises_the_exception_of_its_source_after_the_results_before_it() ->
     assert got == [1, 2]
 
 
-def test_map_leaves_nothing_running_when_its_consumer_stops_early() -> None:
+def test_map_stops_its_workers_when_the_consumer_stops_early() -> None:
     running = 0
     guard = threading.Lock()
 
@@ -110,6 +110,6 @@ def test_map_leaves_nothing_running_when_its_consumer_stops_early() -> None:
     assert threading.active_count() == before
 
 
-def test_map_without_workers_is_refused_at_once() -> None:
+def test_map_without_workers_is_rejected_at_once() -> None:
     with pytest.raises(ValueError, match="at least one worker"):
         ThreadBlocking().map(abs, [1], workers=0)

@@ -7,7 +7,7 @@ import time
 from flowstone.outside.clock import SystemClock
 
 
-def test_monotonic_never_goes_back() -> None:
+def test_monotonic_never_decreases() -> None:
     clock = SystemClock()
     readings = [clock.monotonic() for _ in range(1000)]
     assert readings == sorted(readings)
@@ -25,6 +25,6 @@ async def test_sleep_takes_at_least_as_long_as_asked() -> None:
     assert clock.monotonic() - start >= 0.009
 
 
-async def test_sleeping_for_nothing_or_less_returns() -> None:
+async def test_sleep_of_zero_or_less_returns() -> None:
     await SystemClock().sleep(0)
     await SystemClock().sleep(-5)

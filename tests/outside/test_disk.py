@@ -77,7 +77,7 @@ def test_a_read_is_short_only_at_the_end(disk: Disk, tmp_path: Path) -> None:
         assert file.read_at(3, 0) == b""
 
 
-def test_a_read_goes_on_where_the_kernel_stopped(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_read_is_continued(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"0123456789")
     pread = os.pread
@@ -87,9 +87,7 @@ def test_a_read_goes_on_where_the_kernel_stopped(disk: Disk, tmp_path: Path, mon
         assert file.read_at(5, 80) == b"56789"
 
 
-def test_an_append_goes_on_where_the_kernel_stopped(
-    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_append_is_continued(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write_five(descriptor: int, parts: list[memoryview]) -> int:
         return os.write(descriptor, b"".join(parts)[:5])
 
@@ -106,7 +104,7 @@ def test_an_append_takes_more_parts_than_writev_does(disk: Disk, tmp_path: Path)
         assert file.read_at(0, file.size()) == b"".join(parts)
 
 
-def test_appending_follows_what_is_there_even_after_a_truncation(disk: Disk, tmp_path: Path) -> None:
+def test_append_starts_at_the_end_of_the_file_even_after_a_truncation(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"whole|torn")
     with disk.append_to(str(path)) as file:
@@ -115,7 +113,7 @@ def test_appending_follows_what_is_there_even_after_a_truncation(disk: Disk, tmp
     assert path.read_bytes() == b"whole|next"
 
 
-def test_creating_over_an_existing_file_is_refused(disk: Disk, tmp_path: Path) -> None:
+def test_create_over_an_existing_file_is_rejected(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"precious")
     with pytest.raises(FileExistsError) as caught:
@@ -171,7 +169,7 @@ def test_rename_replaces_and_unlink_removes(disk: Disk, tmp_path: Path) -> None:
     assert disk.list_directory(str(tmp_path)) == []
 
 
-def test_directories_are_made_with_parents_and_listed_in_order(disk: Disk, tmp_path: Path) -> None:
+def test_directories_are_created_with_parents_and_listed_in_order(disk: Disk, tmp_path: Path) -> None:
     path = str(tmp_path / "deep" / "er")
     disk.make_directory(path)
     disk.make_directory(path)
@@ -180,7 +178,7 @@ def test_directories_are_made_with_parents_and_listed_in_order(disk: Disk, tmp_p
     assert disk.list_directory(path) == ["a", "b", "c"]
 
 
-def test_kind_tells_files_from_directories_and_from_nothing(disk: Disk, tmp_path: Path) -> None:
+def test_kind_distinguishes_files_directories_and_absence(disk: Disk, tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
@@ -202,7 +200,7 @@ def test_a_lock_is_held_once_and_can_be_taken_again_after_release(disk: Disk, tm
         lock.release()
 
 
-def test_a_lock_held_by_another_process_is_refused_until_it_dies(disk: Disk, tmp_path: Path) -> None:
+def test_lock_held_by_another_process_is_rejected_until_its_death(disk: Disk, tmp_path: Path) -> None:
     path = str(tmp_path)
     holder = subprocess.Popen([sys.executable, "-c", HOLD_LOCK, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with holder:
@@ -218,7 +216,7 @@ def test_a_lock_held_by_another_process_is_refused_until_it_dies(disk: Disk, tmp
     disk.lock(path).release()
 
 
-def test_a_lock_leaves_nothing_behind_and_is_for_directories(disk: Disk, tmp_path: Path) -> None:
+def test_lock_leaves_no_file_and_works_for_directories(disk: Disk, tmp_path: Path) -> None:
     disk.lock(str(tmp_path)).release()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
@@ -226,7 +224,7 @@ def test_a_lock_leaves_nothing_behind_and_is_for_directories(disk: Disk, tmp_pat
         disk.lock(str(tmp_path / "file"))
 
 
-def test_free_space_is_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:
+def test_free_space_equals_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:
     assert 0 < disk.free_space(str(tmp_path)) < 2**63
 
 
@@ -238,7 +236,7 @@ def test_limit_of_open_files_is_the_soft_one(
     assert disk.open_files_max() == expected
 
 
-def test_a_link_is_told_from_what_it_leads_to(tmp_path: Path) -> None:
+def test_link_is_distinguished_from_its_target(tmp_path: Path) -> None:
     disk = SystemDisk()
     (tmp_path / "link").symlink_to(tmp_path)
     assert disk.is_link(str(tmp_path / "link"))
@@ -248,7 +246,7 @@ def test_a_link_is_told_from_what_it_leads_to(tmp_path: Path) -> None:
     assert disk.real_path(f"{tmp_path}/link") != f"{tmp_path}/link"
 
 
-def test_a_file_is_locked_whoever_opens_it_and_kept_as_it_is(disk: Disk, tmp_path: Path) -> None:
+def test_file_lock_is_exclusive_and_does_not_change_the_file(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "limestone-manifest.json"
     path.write_bytes(b"{}")
     with disk.lock_file(str(path)):

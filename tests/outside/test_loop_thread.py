@@ -23,7 +23,7 @@ def loop() -> Iterator[LoopThread]:
     thread.close()
 
 
-def test_a_coroutine_runs_in_the_other_thread_and_its_result_comes_back(loop: LoopThread) -> None:
+def test_coroutine_runs_in_the_other_thread_and_returns_its_result(loop: LoopThread) -> None:
     async def where() -> int:
         await asyncio.sleep(0)
         return threading.get_ident()
@@ -52,7 +52,7 @@ def test_an_error_of_the_coroutine_is_raised_here(loop: LoopThread) -> None:
         loop.run(fail())
 
 
-def test_who_is_called_in_the_loop_cannot_wait_for_it(loop: LoopThread) -> None:
+def test_wait_on_the_loop_from_its_own_thread_is_rejected(loop: LoopThread) -> None:
     async def inner() -> None: ...
 
     async def outer() -> None:
@@ -62,7 +62,7 @@ def test_who_is_called_in_the_loop_cannot_wait_for_it(loop: LoopThread) -> None:
         loop.run(outer())
 
 
-def test_close_cancels_what_still_runs_and_ends_the_thread() -> None:
+def test_close_cancels_running_coroutines_and_ends_the_thread() -> None:
     thread = LoopThread()
     ended = threading.Event()
 
@@ -103,7 +103,7 @@ def outcome(call: Callable[[], object]) -> object:
     return result.exception(DEADLINE_SECONDS) or result.result()
 
 
-def test_calls_are_refused_while_the_loop_is_closing() -> None:
+def test_calls_are_rejected_while_the_loop_is_closing() -> None:
     """A coroutine that the loop accepts after it has cancelled the others would never run: its caller would hang."""
     thread = LoopThread()
     waiting, closing, may_end = (threading.Event() for _ in range(3))
@@ -173,6 +173,6 @@ def test_coroutines_that_a_loop_did_not_run_fail_when_an_exit_ends_it() -> None:
     thread.close()
 
 
-def test_the_lock_can_be_taken_again_by_who_has_it(loop: LoopThread) -> None:
+def test_lock_is_reentrant(loop: LoopThread) -> None:
     with loop.lock, loop.lock:
         pass

@@ -31,7 +31,7 @@ async def tcp_server() -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_bytes_go_out_and_come_back_over_tcp() -> None:
+async def test_tcp_round_trip() -> None:
     async with tcp_server() as port:
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
         stream.write(b"ping")
@@ -41,7 +41,7 @@ async def test_bytes_go_out_and_come_back_over_tcp() -> None:
         await stream.close()
 
 
-async def test_bytes_go_out_and_come_back_over_a_unix_socket(tmp_path: Path) -> None:
+async def test_unix_socket_round_trip(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     async with await asyncio.start_unix_server(shout_back, path):
         stream = await SystemNetwork().connect(path, None, timeout=10)
@@ -87,7 +87,7 @@ async def test_socket_options_are_set_as_asked(monkeypatch: pytest.MonkeyPatch) 
         await stream.close()
 
 
-async def test_a_closed_peer_reads_as_nothing_more() -> None:
+async def test_read_from_a_closed_peer_returns_no_bytes() -> None:
     async with tcp_server() as port:
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
         stream.write(b"bye")
@@ -119,7 +119,7 @@ def test_writing_to_a_lost_connection_never_fails_and_draining_does() -> None:
     uvloop.run(write_on())
 
 
-async def test_a_refused_connection_is_an_os_error() -> None:
+async def test_refused_connection_is_an_os_error() -> None:
     async with tcp_server() as port:
         pass
     with pytest.raises(ConnectionRefusedError):
@@ -127,7 +127,7 @@ async def test_a_refused_connection_is_an_os_error() -> None:
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example", "a\0b", "\ud800"])
-async def test_what_can_be_no_host_is_an_os_error(host: str) -> None:
+async def test_invalid_host_is_an_os_error(host: str) -> None:
     with pytest.raises(OSError, match="invalid host name"):
         await SystemNetwork().connect(host, 3301, timeout=10)
 
@@ -137,7 +137,7 @@ async def test_a_missing_unix_socket_is_an_os_error(tmp_path: Path) -> None:
         await SystemNetwork().connect(str(tmp_path / "missing"), None, timeout=10)
 
 
-async def test_a_connection_that_takes_too_long_says_to_whom(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_timeout_names_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(host: str, port: int) -> None:
         await asyncio.Event().wait()
 
@@ -197,7 +197,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_a_listener_hands_out_clients_and_what_they_send() -> None:
+async def test_listener_passes_on_clients_and_their_bytes() -> None:
     async with listening() as (server, port):
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
         stream.write(b"ping")
@@ -229,7 +229,7 @@ async def test_an_accepted_client_is_answered_without_delay() -> None:
         await stream.close()
 
 
-async def test_a_client_that_reads_nothing_is_congested_and_drained_when_it_reads() -> None:
+async def test_client_that_reads_nothing_is_congested_until_it_reads() -> None:
     async with listening() as (server, port):
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
         await until(lambda: server.accepted)
@@ -258,7 +258,7 @@ async def test_a_paused_client_is_heard_when_reading_resumes() -> None:
         await stream.close()
 
 
-async def test_closing_a_client_sends_what_is_queued_and_aborting_does_not() -> None:
+async def test_close_sends_queued_bytes_and_abort_does_not() -> None:
     async with listening() as (server, port):
         first = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
         second = await SystemNetwork().connect("127.0.0.1", port, timeout=10)
@@ -279,7 +279,7 @@ async def test_a_taken_port_is_an_os_error() -> None:
             await SystemNetwork().listen("127.0.0.1", port, Listening())
 
 
-async def test_a_closed_listener_accepts_nobody() -> None:
+async def test_closed_listener_accepts_no_connection() -> None:
     async with listening() as (server, port):
         await server.listener.close()
         with pytest.raises(ConnectionRefusedError):
@@ -298,7 +298,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     return Tls(cert_file=cert, key_file=key, password="secret")
 
 
-async def test_bytes_go_out_and_come_back_encrypted(certificate: Tls) -> None:
+async def test_tls_round_trip(certificate: Tls) -> None:
     async with listening(tls=certificate) as (_, port):
         for tls in (Tls(), Tls(ca_file=certificate.cert_file)):
             stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=tls)
@@ -307,7 +307,7 @@ async def test_bytes_go_out_and_come_back_encrypted(certificate: Tls) -> None:
             await stream.close()
 
 
-async def test_a_listener_with_an_authority_takes_only_clients_it_signed(certificate: Tls) -> None:
+async def test_listener_with_a_ca_accepts_only_signed_clients(certificate: Tls) -> None:
     strict = Tls(certificate.cert_file, certificate.key_file, certificate.cert_file, None, certificate.password)
     async with listening(tls=strict) as (server, port):
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=strict)
@@ -328,7 +328,7 @@ async def refused(tls: Tls) -> str:
     return str(caught.value)
 
 
-async def test_a_password_that_does_not_open_the_key_is_told_and_never_shown(certificate: Tls) -> None:
+async def test_wrong_key_password_is_reported_and_never_shown(certificate: Tls) -> None:
     cert, key = certificate.cert_file, certificate.key_file
     wrong = Tls(cert, key, password="hidden-word")
     assert "hidden-word" not in repr(wrong)
@@ -360,7 +360,7 @@ def stranger_key(tmp_path: Path) -> str:
     return path
 
 
-async def test_a_broken_block_in_a_file_is_told_with_its_name(tmp_path: Path, stranger_key: str) -> None:
+async def test_error_names_the_file_with_a_malformed_pem_block(tmp_path: Path, stranger_key: str) -> None:
     broken = tmp_path / "broken.pem"
     broken.write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
     assert (await refused(Tls(ca_file=str(broken)))).startswith(f"ssl_ca_file {broken}: ")
@@ -368,19 +368,19 @@ async def test_a_broken_block_in_a_file_is_told_with_its_name(tmp_path: Path, st
     assert text.startswith(f"ssl_cert_file {broken} with ssl_key_file {stranger_key}: ")
 
 
-async def test_a_key_of_another_certificate_is_told(certificate: Tls, stranger_key: str) -> None:
+async def test_mismatched_key_and_certificate_are_reported(certificate: Tls, stranger_key: str) -> None:
     text = await refused(Tls(certificate.cert_file, stranger_key))
     assert text.startswith(f"ssl_key_file {stranger_key} does not match ssl_cert_file {certificate.cert_file}")
 
 
-async def test_the_file_of_a_unix_socket_goes_with_its_listener(tmp_path: Path) -> None:
+async def test_unix_socket_file_is_removed_with_its_listener(tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with listening(str(path), None):
         assert path.is_socket()
     assert not path.exists()
 
 
-async def test_a_listener_leaves_the_file_of_the_one_that_took_its_place(tmp_path: Path) -> None:
+async def test_listener_keeps_the_socket_file_of_its_successor(tmp_path: Path) -> None:
     path = tmp_path / "s"
     async with listening(str(path), None) as (_, _):
         successor = await SystemNetwork().listen(str(path), None, Listening())

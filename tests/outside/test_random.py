@@ -24,7 +24,7 @@ def test_uuids_are_of_version_4_and_differ() -> None:
     assert all(each.version == 4 and each.variant == uuid.RFC_4122 for each in drawn)
 
 
-def test_uniform_stays_between_its_ends() -> None:
+def test_uniform_is_within_its_bounds() -> None:
     random = SystemRandom()
     assert all(0.5 <= random.uniform(0.5, 1.5) <= 1.5 for _ in range(1000))
 

@@ -12,7 +12,7 @@ from flowstone.outside import production
 from flowstone.outside.worker import by_worker, with_workers
 
 
-async def test_the_result_and_the_error_of_the_work_come_back() -> None:
+async def test_result_and_error_of_the_work_are_returned() -> None:
     outside = production()
     assert await by_worker(outside, divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
@@ -39,7 +39,7 @@ async def test_a_cancelled_caller_waits_for_the_worker() -> None:
     assert ended == [True]
 
 
-async def test_workers_pass_on_results_and_errors_until_they_are_closed() -> None:
+async def test_workers_return_results_and_errors_until_closed() -> None:
     outside, workers = with_workers(production(), lambda: LocalProtocolError("closed"))
     assert await outside.blocking(divmod, 7, 2) == (3, 1)
     assert list(outside.blocking.map(abs, [-1, 2])) == [1, 2]
@@ -73,7 +73,7 @@ async def test_close_and_a_cancelled_caller_of_workers_wait_for_the_worker() -> 
         await caller
 
 
-async def test_workers_do_not_begin_a_call_that_was_queued_when_they_closed() -> None:
+async def test_workers_skip_calls_still_queued_at_close() -> None:
     outside, workers = with_workers(production(), lambda: LocalProtocolError("closed"))
     caller = asyncio.ensure_future(outside.blocking(pytest.fail, "it has begun"))
     closing = asyncio.ensure_future(workers.close())

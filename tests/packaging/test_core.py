@@ -87,7 +87,7 @@ def test_the_extras_bring_spark_and_the_web() -> None:
     assert {"starlette", "uvicorn", "prometheus-client"} <= set(asked_for("flowstone", "web"))
 
 
-def test_the_version_is_told(environment: Path) -> None:
+def test_version_is_printed(environment: Path) -> None:
     done = run(environment, "flowstone", "--version")
     assert (done.stdout, done.stderr) == (f"flowstone {importlib.metadata.version('flowstone')}\n", "")
 
@@ -111,7 +111,7 @@ def test_help_of_every_command_needs_no_extra(environment: Path) -> None:
     ],
     ids=["mirror", "dashboard"],
 )
-def test_a_command_that_needs_an_extra_says_which(
+def test_error_names_the_extra_that_a_command_needs(
     environment: Path, extra: str, missing: str, command: tuple[str, ...]
 ) -> None:
     done = run(environment, "flowstone", *command)
@@ -121,7 +121,7 @@ def test_a_command_that_needs_an_extra_says_which(
 
 
 @pytest.mark.parametrize("extra", ["spark", "web"])
-def test_what_it_says_to_install_needs_no_release_of_flowstone(environment: Path, extra: str) -> None:
+def test_advised_installation_needs_no_published_release(environment: Path, extra: str) -> None:
     """Without any index pip misses a library of the extra, and not the package that has it."""
     pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
     command = [*pip, "install", "--no-index", "--dry-run", f"flowstone[{extra}]"]

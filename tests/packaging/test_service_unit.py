@@ -65,7 +65,7 @@ def test_commented_out_options_are_valid(tmp_path: Path) -> None:
     check(["serve", "--check", "--config", str(example)], tmp_path)
 
 
-def test_what_the_unit_checks_before_a_reload_is_what_it_starts(tmp_path: Path) -> None:
+def test_reload_check_of_the_unit_has_the_options_of_its_start(tmp_path: Path) -> None:
     (start,) = commands("ExecStart")
     before, hang_up = commands("ExecReload")
     assert hang_up == "kill -HUP $MAINPID"
@@ -76,7 +76,7 @@ def test_what_the_unit_checks_before_a_reload_is_what_it_starts(tmp_path: Path) 
     check([example if each == f"/etc/flowstone/{INSTANCE}.toml" else each for each in arguments], tmp_path)
 
 
-def test_what_the_unit_sets_are_options() -> None:
+def test_settings_of_the_unit_are_options() -> None:
     (environment,) = commands("Environment")
     variables = {each.partition("=")[0] for each in environment.split()}
     assert variables - {"FLOWSTONE_KERNEL_CACHE"} == {OPTIONS["work_dir"].variable}

@@ -24,7 +24,7 @@ def made_unlike(directory: Path) -> None:
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
-def test_two_builds_are_the_same_whatever_the_place_time_modes_umask_and_locale(
+def test_builds_are_reproducible_for_any_place_time_modes_umask_and_locale(
     tree: Path, wheel: Path, tmp_path: Path
 ) -> None:
     elsewhere = copied(tmp_path / "a place" / "of another name", tree)
@@ -34,7 +34,7 @@ def test_two_builds_are_the_same_whatever_the_place_time_modes_umask_and_locale(
     assert again.read_bytes() == wheel.read_bytes()
 
 
-def test_times_in_it_are_what_its_builder_asks_for(tree: Path, tmp_path: Path) -> None:
+def test_wheel_timestamps_are_those_requested(tree: Path, tmp_path: Path) -> None:
     first = built(tree, "wheel", tmp_path / "1", environment=EPOCH)
     second = built(tree, "wheel", tmp_path / "2", environment=EPOCH | ELSEWHERE)
     with zipfile.ZipFile(first) as archive:
@@ -42,7 +42,7 @@ def test_times_in_it_are_what_its_builder_asks_for(tree: Path, tmp_path: Path) -
     assert second.read_bytes() == first.read_bytes()
 
 
-def test_it_has_every_file_of_the_package_and_nothing_else(tree: Path, wheel: Path) -> None:
+def test_wheel_contains_exactly_the_files_of_the_package(tree: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert names == files(tree / "src")
@@ -56,9 +56,7 @@ def test_it_has_every_file_of_the_package_and_nothing_else(tree: Path, wheel: Pa
     } <= names
 
 
-def test_the_source_distribution_has_all_of_it_and_builds_the_same_wheel(
-    tree: Path, wheel: Path, tmp_path: Path
-) -> None:
+def test_source_distribution_is_complete_and_builds_the_same_wheel(tree: Path, wheel: Path, tmp_path: Path) -> None:
     source = built(tree, "sdist", tmp_path / "out")
     with tarfile.open(source) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")

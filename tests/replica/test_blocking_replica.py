@@ -69,7 +69,7 @@ def test_reads_are_plain_calls(server: Server) -> None:
         assert replica.info()["upstream"]["status"] in ("sync", "follow")
 
 
-def test_writing_is_refused(server: Server) -> None:
+def test_replica_rejects_writes(server: Server) -> None:
     with flowstone.follow(server.upstream.uri) as replica:
         fruit = replica.space("fruit")
         for attempt in (fruit.insert, fruit.replace, fruit.delete, fruit.drop, fruit.index("by_name").update):
@@ -97,7 +97,7 @@ def test_triggers_are_called_in_a_thread_of_the_replica_and_may_read(server: Ser
     assert told == [((1, "fig"), "flowstone-follow", (1, "fig"))]
 
 
-def test_a_position_that_does_not_come_is_an_error(server: Server) -> None:
+def test_wait_for_an_unreached_position_times_out(server: Server) -> None:
     with flowstone.follow(server.upstream.uri) as replica, pytest.raises(NotReached):
         replica.wait_for({1: 999}, timeout=0.05)
 

@@ -16,7 +16,7 @@ from tests.node.upstream_server import Upstream
 SECONDS = 20.0
 
 
-async def test_a_block_of_async_with_is_how_long_it_follows(tmp_path: Path) -> None:
+async def test_follow_runs_for_the_duration_of_the_async_with_block(tmp_path: Path) -> None:
     upstream = Upstream(tmp_path / "upstream", dialect="2.11")
     await upstream.start()
     try:
@@ -36,14 +36,14 @@ async def test_a_block_of_async_with_is_how_long_it_follows(tmp_path: Path) -> N
         await upstream.stop()
 
 
-def test_who_cannot_follow_leaves_no_thread_behind() -> None:
+def test_failed_follow_leaves_no_thread() -> None:
     before = threading.active_count()
     with pytest.raises(flowstone.CannotFollow, match=r"cannot follow 127\.0\.0\.1:1:"), flowstone.follow("127.0.0.1:1"):
         pass
     assert threading.active_count() == before
 
 
-def test_an_address_that_is_none_is_said_at_once() -> None:
+def test_invalid_address_is_rejected_at_once() -> None:
     with pytest.raises(UriError):
         flowstone.follow("no address")
     with pytest.raises(UriError, match="not NoneType"):
@@ -51,6 +51,6 @@ def test_an_address_that_is_none_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("spaces", ["orders", 512])
-def test_one_space_that_is_no_list_is_refused(spaces: Any) -> None:
+def test_spaces_given_as_a_string_are_rejected(spaces: Any) -> None:
     with pytest.raises(LocalProtocolError, match=rf"write spaces=\[{spaces!r}\]"):
         flowstone.follow("127.0.0.1:1", spaces=spaces)

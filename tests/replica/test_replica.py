@@ -66,9 +66,7 @@ def status(replica: Replica) -> str:
     return str(replica.info()["upstream"]["status"])
 
 
-async def test_it_shows_what_the_upstream_has_and_what_is_written_there_later(
-    upstream: Upstream, replica_of: Make
-) -> None:
+async def test_replica_shows_existing_and_later_rows_of_the_upstream(upstream: Upstream, replica_of: Make) -> None:
     await upstream.fruit.insert((1, "fig"))
     replica = replica_of()
     await replica.start()
@@ -83,7 +81,7 @@ async def test_it_shows_what_the_upstream_has_and_what_is_written_there_later(
     assert replica.info()["upstream"]["lag"] < SECONDS
 
 
-async def test_writing_is_refused_with_the_place_to_write_to(upstream: Upstream, replica_of: Make) -> None:
+async def test_rejected_write_names_the_place_to_write_to(upstream: Upstream, replica_of: Make) -> None:
     replica = replica_of()
     await replica.start()
     for attempt in (
@@ -95,7 +93,7 @@ async def test_writing_is_refused_with_the_place_to_write_to(upstream: Upstream,
             await attempt
 
 
-async def test_changes_are_told_in_order_with_before_and_after(upstream: Upstream, replica_of: Make) -> None:
+async def test_changes_are_delivered_in_order_with_old_and_new_tuples(upstream: Upstream, replica_of: Make) -> None:
     told: list[SettledChange] = []
     replica = replica_of(on_change=[told.extend])
     await replica.start()
@@ -116,7 +114,7 @@ async def test_changes_are_told_in_order_with_before_and_after(upstream: Upstrea
     assert [(change.replica_id, change.lsn) for change in told] == [(1, told[0].lsn + n) for n in range(3)]
 
 
-async def test_a_trigger_that_is_set_later_is_told_of_what_comes_then(upstream: Upstream, replica_of: Make) -> None:
+async def test_trigger_set_later_receives_only_later_changes(upstream: Upstream, replica_of: Make) -> None:
     replica = replica_of()
     await replica.start()
     await upstream.fruit.insert((1, "fig"))
@@ -128,7 +126,7 @@ async def test_a_trigger_that_is_set_later_is_told_of_what_comes_then(upstream: 
     assert [change.new for change in told] == [(2, "date")]
 
 
-async def test_a_space_that_was_not_chosen_is_said_to_be_none(upstream: Upstream, replica_of: Make) -> None:
+async def test_space_that_was_not_selected_is_unknown(upstream: Upstream, replica_of: Make) -> None:
     vegetables = await upstream.node.create_space("vegetables")
     await vegetables.create_index("primary")
     replica = replica_of(spaces=["fruit"])
@@ -143,9 +141,7 @@ async def test_a_space_that_was_not_chosen_is_said_to_be_none(upstream: Upstream
     assert replica.space("fruit").get(1) == (1, "fig")
 
 
-async def test_a_space_that_gets_a_chosen_name_is_followed_with_all_that_it_has(
-    upstream: Upstream, replica_of: Make
-) -> None:
+async def test_space_renamed_to_a_selected_name_is_replicated_completely(upstream: Upstream, replica_of: Make) -> None:
     minerals = await upstream.node.create_space("minerals")
     await minerals.create_index("primary")
     resyncs: list[tuple[VClock, VClock]] = []
@@ -180,7 +176,7 @@ async def test_waiting_ends_in_time(upstream: Upstream, replica_of: Make) -> Non
         ("127.0.0.1:1", "connection refused"),
     ],
 )
-async def test_what_keeps_it_from_following_is_one_clear_error(
+async def test_error_that_stops_the_replica_is_raised(
     upstream: Upstream, replica_of: Make, uri: str, message: str
 ) -> None:
     replica = replica_of(uri.format(upstream.address))
@@ -190,14 +186,14 @@ async def test_what_keeps_it_from_following_is_one_clear_error(
         replica.space("fruit")
 
 
-async def test_a_server_that_says_nothing_is_given_up_in_time(replica_of: Make) -> None:
+async def test_silent_server_times_out(replica_of: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         replica = replica_of(f"127.0.0.1:{silent.getsockname()[1]}", connect_timeout=0.1)
         with pytest.raises(CannotFollow, match=r"no data within 0\.1 s.*connect_timeout"):
             await replica.start()
 
 
-async def test_it_goes_on_when_the_upstream_is_back(upstream: Upstream, replica_of: Make) -> None:
+async def test_replica_resumes_when_the_upstream_returns(upstream: Upstream, replica_of: Make) -> None:
     told: list[SettledChange] = []
     replica = replica_of(on_change=[told.extend])
     await replica.start()
@@ -212,7 +208,7 @@ async def test_it_goes_on_when_the_upstream_is_back(upstream: Upstream, replica_
 
 
 @pytest.mark.parametrize("is_seen_before", [True, False])
-async def test_a_new_snapshot_takes_the_place_of_data_whose_logs_are_gone(
+async def test_new_snapshot_replaces_data_after_the_logs_are_lost(
     upstream: Upstream,
     replica_of: Make,
     caplog: pytest.LogCaptureFixture,
@@ -270,9 +266,7 @@ async def test_an_upstream_that_lost_its_tail_is_an_error_that_names_the_rows(
     assert replica.space("fruit").get(2) == (2, "date")
 
 
-async def test_a_server_that_grants_a_snapshot_and_sends_none_is_given_up_in_time(
-    replica_of: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_server_that_sends_no_snapshot_times_out(replica_of: Make, caplog: pytest.LogCaptureFixture) -> None:
     master = ScriptedMaster(FETCH_SNAPSHOT=[encode_vclock_reply(VClock({1: 5}))])
     async with peer(master.talk) as uri:
         replica = replica_of(uri, connect_timeout=0.3)
@@ -281,7 +275,7 @@ async def test_a_server_that_grants_a_snapshot_and_sends_none_is_given_up_in_tim
     assert "retrying" not in caplog.text
 
 
-async def test_an_upstream_that_never_has_the_logs_behind_its_snapshots_is_asked_less_and_less(
+async def test_upstream_without_logs_after_its_snapshots_is_retried_with_backoff(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ShortClock(0.001)  # not 0: a busy loop starves the upstream, which starts in this process
@@ -309,7 +303,7 @@ def follower() -> ReplicaSink:
     return made
 
 
-async def test_it_has_no_data_until_a_snapshot_is_complete() -> None:
+async def test_replica_has_no_data_until_a_snapshot_is_complete() -> None:
     sink = follower()
     assert (sink.replicaset_uuid, sink.vclock, sink.id_filter, sink.is_anonymous) == (None, VClock(), (0,), True)
     assert sink.version_id == 2 << 16 | 6 << 8
@@ -330,7 +324,7 @@ def _reason(sink: ReplicaSink) -> str:
     return sink.snapshot_reason
 
 
-async def test_an_upstream_whose_oldest_log_is_ahead_is_asked_for_a_snapshot() -> None:
+async def test_upstream_with_newer_logs_only_is_asked_for_a_snapshot() -> None:
     sink = await followed(VClock({1: 10}))
     assert sink.replicaset_uuid == UUID(int=5)
     assert sink.prepare(Ballot(gc_vclock=VClock({1: 10}))) is None
@@ -348,7 +342,7 @@ async def test_an_upstream_of_another_age_is_asked_for_a_snapshot() -> None:
     assert _reason(sink) == "version changed from 2.6.0 to 2.11.9"
 
 
-async def test_a_snapshot_from_before_our_position_or_of_others_is_refused() -> None:
+async def test_snapshot_from_before_the_position_or_of_another_set_is_rejected() -> None:
     sink = await followed(VClock({1: 10, 2: 5}))
     with pytest.raises(UpstreamCut, match=r"has lost rows 9…10 of replica 1, 1…5 of replica 2: its vclock is \{1: 8\}"):
         await sink.begin_snapshot(VClock({1: 8}), (2, 6, 0))
@@ -359,7 +353,7 @@ async def test_a_snapshot_from_before_our_position_or_of_others_is_refused() -> 
         await sink.end_join(later)
 
 
-async def test_a_space_that_is_not_there_is_said_once(
+async def test_missing_space_is_logged_once(
     upstream: Upstream, replica_of: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     replica = replica_of(spaces=["fruit", "zzz", 4711])
@@ -369,7 +363,7 @@ async def test_a_space_that_is_not_there_is_said_once(
 
 
 @pytest.mark.parametrize("given", ["x", None, 7, {"1": 5}, {1: "5"}, [1]])
-async def test_what_is_no_vclock_cannot_be_waited_for(replica_of: Make, given: Any) -> None:
+async def test_wait_for_an_invalid_vclock_is_rejected(replica_of: Make, given: Any) -> None:
     replica = replica_of()
     await replica.start()
     with pytest.raises(VClockError, match=r"is not a vclock; write it as \{replica id: LSN\}"):

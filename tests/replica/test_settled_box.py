@@ -129,7 +129,7 @@ def _values(found: Any) -> Any:
     return found.values if found is not None else None
 
 
-def test_every_kind_of_change_is_told_with_the_tuple_before_and_after() -> None:
+def test_each_change_is_delivered_with_the_tuple_before_and_after() -> None:
     box, log = settled_box((ORDERS, (1, "tea"))), Upstream()
     told = told_by(box)
     box.push(log.slab(insert(ORDERS, 2, 5)))
@@ -151,7 +151,7 @@ def test_every_kind_of_change_is_told_with_the_tuple_before_and_after() -> None:
     assert box.vclock == VClock({1: 7})
 
 
-def test_a_synchronous_transaction_is_neither_shown_nor_told_before_its_confirm() -> None:
+def test_synchronous_transaction_is_neither_visible_nor_delivered_before_its_confirm() -> None:
     box, log = settled_box(), Upstream()
     told = told_by(box)
     box.push(log.slab(insert(ORDERS, 1), flags=SYNC))
@@ -185,7 +185,7 @@ def test_rows_without_flags_are_synchronous_by_the_definition_of_their_space() -
     assert (content(box), content(box, OTHER)) == ([(1,)], [(1,)])
 
 
-def test_a_definition_that_is_held_back_says_what_is_synchronous_behind_it() -> None:
+def test_pending_definition_decides_which_later_transactions_are_synchronous() -> None:
     box, log = settled_box(has_flags=False), Upstream()
     box.push(log.slab(replace(280, *definition(ORDERS, "orders", is_sync=True))))
     box.push(log.slab(insert(ORDERS, 1)))
@@ -197,7 +197,7 @@ def test_a_definition_that_is_held_back_says_what_is_synchronous_behind_it() -> 
     assert content(box, OTHER) == [(1,)]
 
 
-def test_what_was_held_back_is_forgotten_when_rows_come_anew() -> None:
+def test_pending_transactions_are_dropped_when_rows_restart() -> None:
     box, log = settled_box(), Upstream()
     box.push(log.slab(insert(ORDERS, 1)))
     lost = log.slab(insert(ORDERS, 2), flags=SYNC)
@@ -238,7 +238,7 @@ def test_rows_that_were_seen_are_passed_over() -> None:
 
 
 @pytest.mark.parametrize("is_told", [False, True])
-def test_long_runs_of_plain_rows_end_as_rows_one_by_one(is_told: bool) -> None:
+def test_long_runs_of_plain_rows_equal_single_rows(is_told: bool) -> None:
     box, log = settled_box((ORDERS, (5, "old"))), Upstream()
     told = told_by(box) if is_told else None
     box.push(slab_of_rows(b"".join(log.transaction(replace(ORDERS, n % 50, n)) for n in range(100)), "upstream"))
@@ -254,14 +254,14 @@ def test_long_runs_of_plain_rows_end_as_rows_one_by_one(is_told: bool) -> None:
     assert box.vclock == VClock({1: 270})
 
 
-def test_a_run_of_plain_rows_with_one_that_does_not_fit_ends_before_it() -> None:
+def test_run_of_plain_rows_ends_before_a_row_that_does_not_fit() -> None:
     box, log = settled_box((ORDERS, (15,))), Upstream()
     with pytest.raises(CannotApply, match="LSN 16 of replica 1: Duplicate key"):
         box.push(slab_of_rows(b"".join(log.transaction(insert(ORDERS, n)) for n in range(20)), "upstream"))
     assert (len(content(box)), box.vclock) == (16, VClock({1: 15}))
 
 
-def test_a_run_of_plain_rows_behind_a_waiting_transaction_waits() -> None:
+def test_plain_rows_after_a_pending_transaction_are_pending() -> None:
     box, log = settled_box(), Upstream()
     box.push(log.slab(insert(ORDERS, 1), flags=SYNC))
     box.push(slab_of_rows(b"".join(log.transaction(insert(ORDERS, 10 + n)) for n in range(20)), "upstream"))
@@ -273,7 +273,7 @@ def test_a_run_of_plain_rows_behind_a_waiting_transaction_waits() -> None:
 # --- chosen spaces ---
 
 
-def test_only_chosen_spaces_are_kept_and_told() -> None:
+def test_only_selected_spaces_are_kept_and_delivered() -> None:
     box, log = settled_box((ORDERS, (1,)), (OTHER, (1,)), spaces=["orders"]), Upstream()
     told = told_by(box)
     assert (content(box), content(box, OTHER)) == ([(1,)], [])
@@ -301,7 +301,7 @@ def test_a_space_that_is_created_under_a_chosen_name_is_followed() -> None:
     assert told == [[("INSERT", "later", None, (1,))]]
 
 
-def test_a_space_that_loses_its_chosen_name_is_kept_no_more() -> None:
+def test_space_renamed_from_a_selected_name_is_dropped() -> None:
     box, log = settled_box((ORDERS, (1,)), spaces=["orders"]), Upstream()
     box.push(log.slab(update(280, ORDERS, ("=", 2, "bygone"))))
     box.push(log.slab(insert(ORDERS, 2)))
@@ -317,7 +317,7 @@ def test_a_space_that_gets_a_chosen_name_with_tuples_that_were_passed_over_needs
     box.resume(has_flags=True)
 
 
-def test_truncation_and_drop_are_told_of_the_space_that_they_are_about() -> None:
+def test_truncation_and_drop_are_delivered_for_their_space() -> None:
     box, log = settled_box((ORDERS, (1,)), spaces=["orders"]), Upstream()
     told = told_by(box)
     box.push(log.slab(replace(330, ORDERS, 1)))
@@ -334,7 +334,7 @@ def test_truncation_and_drop_are_told_of_the_space_that_they_are_about() -> None
     assert ORDERS not in box.box.spaces
 
 
-def test_changes_of_system_spaces_are_told_to_who_has_chosen_nothing() -> None:
+def test_changes_of_system_spaces_are_delivered_without_a_selection() -> None:
     box, log = settled_box(), Upstream()
     told = told_by(box)
     box.push(log.slab(insert(280, *definition(LATER, "later"))))
@@ -351,7 +351,7 @@ def test_a_row_that_does_not_fit_is_named_and_its_transaction_undone() -> None:
     assert (content(box), box.vclock) == ([(1,)], VClock())
 
 
-def test_a_replica_id_that_none_can_have_is_refused() -> None:
+def test_invalid_replica_id_is_rejected() -> None:
     row = Row(RequestType.INSERT, 77, lsn=1, timestamp=1.0, body=pack({0x10: ORDERS, 0x21: (1,)}))
     with pytest.raises(Exception, match="Replica 77 is not registered"):
         settled_box().push(slab_of_rows(row.encode(), "upstream"))
@@ -367,7 +367,7 @@ class _Reader:
         raise AssertionError
 
 
-def test_another_snapshot_takes_the_place_of_the_data_and_handles_stay_good() -> None:
+def test_new_snapshot_replaces_the_data_and_handles_stay_valid() -> None:
     box, log = settled_box((ORDERS, (1, "tea"))), Upstream()
     orders, other = Space(_Reader(box), ORDERS), Space(_Reader(box), OTHER)
     assert orders.get(1) == (1, "tea")
@@ -384,7 +384,7 @@ def test_another_snapshot_takes_the_place_of_the_data_and_handles_stay_good() ->
     assert (len(orders), box.vclock) == (3, VClock({1: 51}))
 
 
-def test_the_guard_is_held_while_a_transaction_is_applied_and_not_while_it_is_told() -> None:
+def test_guard_is_held_while_a_transaction_is_applied_and_not_during_delivery() -> None:
     steps: list[str] = []
 
     class Guard(AbstractContextManager[None]):
@@ -400,5 +400,5 @@ def test_the_guard_is_held_while_a_transaction_is_applied_and_not_while_it_is_to
     assert steps == ["in", "out", "told"]
 
 
-def test_it_can_be_warmed_up() -> None:
+def test_box_can_be_warmed_up() -> None:
     warm_up()

@@ -22,7 +22,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # A voter does not lead; the candidate does.
     "A7": (
         "scenarios/test_bootstrap.py::test_a_voter_is_not_chosen_though_its_uuid_is_smaller",
-        "scenarios/test_bootstrap.py::test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_it",
+        "scenarios/test_bootstrap.py::test_real_candidate_leads_and_becomes_writable_beside_a_node",
         "interop/test_bootstrap.py::test_a_real_candidate_leads_and_a_node_that_cannot_be_elected_joins_it",
         "interop/test_elections.py::test_a_candidate_is_elected_by_voters_of_the_other_kind",
         "replication/membership/test_bootstrap_leader.py::test_a_voter_never_leads_where_a_candidate_is",
@@ -30,17 +30,17 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Strategy config: by URI, UUID or name; the others do not matter.
     "A10": (
         "scenarios/test_bootstrap.py::test_only_the_configured_leader_is_waited_for",
-        "scenarios/test_bootstrap.py::test_who_is_configured_to_lead_begins_alone",
+        "scenarios/test_bootstrap.py::test_configured_bootstrap_leader_starts_alone",
         "scenarios/test_bootstrap.py::test_an_unknown_leader_ends_the_start",
-        "scenarios/test_bootstrap.py::test_a_real_leader_is_joined_by_the_name_it_has",
+        "scenarios/test_bootstrap.py::test_real_leader_is_joined_by_its_name",
     ),
     # A greeting with the nil UUID.
     "A12": (
-        "scenarios/test_bootstrap.py::test_a_peer_without_a_uuid_is_tried_until_it_has_one",
-        "scenarios/test_bootstrap.py::test_a_running_replica_says_that_its_peer_has_no_uuid",
+        "scenarios/test_bootstrap.py::test_peer_without_a_uuid_is_retried_until_it_has_one",
+        "scenarios/test_bootstrap.py::test_running_replica_reports_a_peer_without_a_uuid",
     ),
     # A peer that does not greet.
-    "A13": ("scenarios/test_bootstrap.py::test_a_peer_that_says_nothing_is_left_after_four_timeouts_and_tried_again",),
+    "A13": ("scenarios/test_bootstrap.py::test_silent_peer_is_dropped_after_four_timeouts_and_retried",),
     # A peer that refuses ID.
     "A14": ("scenarios/test_bootstrap.py::test_a_master_that_refuses_to_identify_itself_is_joined_and_followed",),
     # A join while others write.
@@ -52,7 +52,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "B2": ("interop/test_join.py::test_a_join_needs_no_snapshot_file",),
     # Synchronous rows and verdicts in the final stage.
     "B3": (
-        "scenarios/test_join.py::test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins",
+        "scenarios/test_join.py::test_verdicts_on_synchronous_rows_may_arrive_during_a_join",
         "scenarios/test_join.py::test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchronously",
         "scenarios/test_join.py::test_a_join_waits_for_the_verdict_of_the_owner",
         "node/downstream/test_join_server.py::test_a_join_waits_for_verdicts_of_the_queue",
@@ -61,35 +61,35 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # Term and queue come with a join.
     "B4": (
-        "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
-        "scenarios/test_join.py::test_a_candidate_that_joins_a_node_that_leads_does_not_disturb_it",
-        "scenarios/test_join.py::test_a_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it",
+        "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
+        "scenarios/test_join.py::test_joining_candidate_does_not_disturb_a_leading_node",
+        "scenarios/test_join.py::test_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it",
         "interop/test_elections.py::test_a_member_that_joins_knows_owner_and_term_and_disturbs_nobody",
     ),
     "B5": (
-        "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
+        "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
         "scenarios/test_join.py::test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
         "scenarios/test_join.py::test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
     ),
     # The joiner's own row goes and comes while it joins.
-    "B6": ("scenarios/test_join.py::test_a_replica_learns_that_it_was_removed_while_it_joins_and_ends_as_a_member",),
+    "B6": ("scenarios/test_join.py::test_replica_removed_during_its_join_becomes_a_member",),
     # Two joins in one name.
-    "B7": ("scenarios/test_join.py::test_a_second_join_of_one_uuid_is_refused_while_the_first_goes_on",),
+    "B7": ("scenarios/test_join.py::test_second_join_of_a_uuid_is_rejected_during_the_first",),
     # An empty password.
     "B10": ("interop/test_join.py::test_a_user_without_password_replicates",),
     # A snapshot cut in the middle.
     "B13": (
-        "scenarios/test_join.py::test_half_a_snapshot_is_not_taken_for_a_whole_one",
-        "scenarios/test_join.py::test_a_member_that_could_not_join_anew_still_has_what_it_had",
+        "scenarios/test_join.py::test_partial_snapshot_is_not_accepted",
+        "scenarios/test_join.py::test_member_keeps_its_data_when_a_rejoin_fails",
         "interop/test_join.py::test_a_join_cut_in_the_middle_leaves_no_half_replica",
     ),
     # Names of 3.x in a replica set of 2.x.
     "B14": (
-        "scenarios/test_join.py::test_what_only_newer_servers_know_is_kept_and_passed_on",
-        "scenarios/test_join.py::test_names_of_real_members_are_kept_by_a_node_and_passed_on_to_real_replicas",
+        "scenarios/test_join.py::test_keys_of_newer_servers_are_kept_and_relayed",
+        "scenarios/test_join.py::test_names_of_real_members_are_kept_by_a_node_and_relayed_to_real_replicas",
         (
             "scenarios/test_join.py::"
-            "test_a_real_instance_with_names_cannot_join_an_older_schema_and_one_without_follows_both_ways"
+            "test_named_real_instance_cannot_join_an_older_schema_and_an_unnamed_one_follows_both_ways"
         ),
     ),
     # What box.info.replication shows.
@@ -98,7 +98,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "C2": (
         (
             "scenarios/test_subscribe.py::"
-            "test_a_transaction_with_a_conflict_anywhere_in_it_applies_nothing_and_holds_up_those_behind_it"
+            "test_conflict_anywhere_in_a_transaction_applies_none_of_it_and_stops_later_ones"
         ),
         "interop/test_conflicts.py::test_a_conflict_in_the_middle_of_a_transaction_applies_none_of_it",
     ),
@@ -111,7 +111,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Local and temporary spaces.
     "C6": (
         "scenarios/test_subscribe.py::test_of_local_and_temporary_spaces_only_the_definitions_travel",
-        "scenarios/test_subscribe.py::test_a_space_cannot_become_local_or_stop_being_so",
+        "scenarios/test_subscribe.py::test_space_cannot_change_between_local_and_replicated",
         "scenarios/test_subscribe.py::test_local_rows_of_a_replica_do_not_keep_the_masters_logs",
         "interop/test_stream.py::test_local_rows_count_in_component_zero_only",
     ),
@@ -149,22 +149,22 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # Rows that are missing when it registers.
     "D2": (
-        "scenarios/test_anonymous.py::test_rows_that_an_anonymous_replica_lacks_when_it_registers_are_not_lost",
+        "scenarios/test_anonymous.py::test_rows_missing_at_the_registration_of_an_anonymous_replica_are_not_lost",
         "interop/test_anonymous.py::test_no_row_is_lost_when_a_replica_registers_while_others_write",
     ),
     # An anonymous SUBSCRIBE without a UUID.
-    "D5": ("scenarios/test_anonymous.py::test_an_anonymous_subscribe_without_a_uuid_is_refused_and_the_master_lives",),
+    "D5": ("scenarios/test_anonymous.py::test_anonymous_subscribe_without_a_uuid_is_rejected_and_the_master_survives",),
     # The queue of an anonymous replica.
     "D6": (
-        "scenarios/test_join.py::test_term_and_queue_come_with_a_join_and_stay",
-        "scenarios/test_join.py::test_the_queue_of_an_anonymous_replica_is_that_of_its_master",
+        "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
+        "scenarios/test_join.py::test_queue_of_an_anonymous_replica_is_that_of_its_master",
         "interop/test_anonymous.py::test_the_synchronous_queue_of_an_anonymous_node_is_that_of_its_master",
     ),
     # Addresses that lead nowhere.
     "E4": (
         "scenarios/test_orphan.py::test_addresses_that_lead_nowhere_make_an_orphan",
-        "scenarios/test_orphan.py::test_a_quorum_of_nobody_runs_at_once",
-        "scenarios/test_orphan.py::test_an_orphan_is_one_no_more_when_its_quorum_is_lowered",
+        "scenarios/test_orphan.py::test_quorum_of_zero_runs_at_once",
+        "scenarios/test_orphan.py::test_orphan_recovers_when_its_quorum_is_lowered",
         (
             "interop/test_orphan.py::"
             "test_unreachable_members_in_a_new_configuration_make_an_orphan_and_a_quorum_of_zero_does_not"
@@ -194,13 +194,13 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # Consumers over a restart.
     "G5": (
-        "scenarios/test_log_collection.py::test_a_real_master_writes_down_where_a_node_is_and_knows_it_after_a_restart",
-        "scenarios/test_log_collection.py::test_a_real_master_forgets_a_node_whose_row_is_deleted",
+        "scenarios/test_log_collection.py::test_real_master_stores_the_position_of_a_node_across_a_restart",
+        "scenarios/test_log_collection.py::test_real_master_forgets_a_node_whose_row_is_deleted",
         (
             "scenarios/test_log_collection.py::"
             "test_a_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_are_not_back"
         ),
-        "scenarios/test_join.py::test_what_only_newer_servers_know_is_kept_and_passed_on",
+        "scenarios/test_join.py::test_keys_of_newer_servers_are_kept_and_relayed",
     ),
     # Component 0 makes no gap.
     "G6": (
@@ -210,8 +210,8 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # One CONFIRM per commit, ROLLBACK after a timeout, and who waits behind.
     "H1": (
-        "scenarios/test_synchronous.py::test_a_quorum_makes_a_commit_of_two_lsns_and_a_timeout_takes_it_back",
-        "scenarios/test_synchronous.py::test_asynchronous_transactions_share_the_fate_of_what_they_wait_behind",
+        "scenarios/test_synchronous.py::test_quorum_commits_two_lsns_and_a_timeout_rolls_them_back",
+        "scenarios/test_synchronous.py::test_asynchronous_transactions_share_the_outcome_of_earlier_pending_ones",
         "interop/test_synchronous.py::test_a_replica_of_the_other_kind_makes_the_quorum",
         "interop/test_synchronous.py::test_a_timeout_rolls_back_on_both_sides",
         "interop/test_synchronous.py::test_everything_behind_a_timeout_is_undone_in_reverse_order",
@@ -220,22 +220,22 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Order, quorums that change, members and owners that change.
     "H2": (
         "scenarios/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
-        "scenarios/test_synchronous.py::test_another_quorum_holds_for_what_waits_already",
-        "scenarios/test_synchronous.py::test_the_queue_moves_to_another_member_when_it_is_empty",
+        "scenarios/test_synchronous.py::test_changed_quorum_applies_to_pending_transactions",
+        "scenarios/test_synchronous.py::test_empty_queue_moves_to_another_member",
         "interop/test_synchronous.py::test_quorum_and_timeout_change_for_what_waits_already",
         "interop/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
         "interop/test_synchronous.py::test_first_writer_to_an_empty_queue_becomes_its_owner",
     ),
     # Snapshots have what is confirmed.
     "H3": (
-        "scenarios/test_synchronous.py::test_a_snapshot_has_nothing_that_is_not_confirmed",
+        "scenarios/test_synchronous.py::test_snapshot_contains_only_confirmed_rows",
         "scenarios/test_synchronous.py::test_a_snapshot_does_not_wait_for_a_verdict_for_ever",
         "interop/test_synchronous.py::test_a_snapshot_waits_for_the_verdict_on_what_it_contains",
         "interop/test_synchronous.py::test_a_snapshot_of_what_is_rolled_back_is_not_made",
     ),
     # An ACK that is repeated.
     "H5": (
-        "scenarios/test_synchronous.py::test_a_replica_that_says_the_same_again_counts_once",
+        "scenarios/test_synchronous.py::test_repeated_ack_of_a_replica_counts_once",
         "interop/test_synchronous.py::test_a_replica_that_repeats_its_ack_counts_once",
     ),
     # Whose the queue is.
@@ -246,8 +246,8 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # The rows of a lost owner.
     "H12": (
-        "scenarios/test_synchronous.py::test_what_a_quorum_has_of_a_lost_owner_is_confirmed_by_the_next",
-        "scenarios/test_synchronous.py::test_what_no_quorum_has_of_a_lost_owner_is_not_confirmed",
+        "scenarios/test_synchronous.py::test_rows_of_a_lost_owner_on_a_quorum_are_confirmed_by_the_next",
+        "scenarios/test_synchronous.py::test_rows_of_a_lost_owner_without_a_quorum_are_not_confirmed",
         "interop/test_synchronous_recovery.py::test_the_queue_of_a_lost_owner_is_confirmed_by_who_clears_it",
         "interop/test_synchronous_recovery.py::test_transactions_of_a_lost_owner_without_a_quorum_are_rolled_back",
     ),
@@ -267,8 +267,8 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Modes, dead leaders, restarts.
     "I1": (
         "scenarios/test_elections.py::test_one_node_in_each_mode",
-        "scenarios/test_elections.py::test_a_leader_that_dies_is_replaced_and_follows_when_it_is_back",
-        "scenarios/test_elections.py::test_candidates_begin_with_a_quorum_that_is_not_there_yet",
+        "scenarios/test_elections.py::test_dead_leader_is_replaced_and_follows_when_it_returns",
+        "scenarios/test_elections.py::test_candidates_start_before_their_quorum",
         "simulation/test_elections.py::test_a_killed_leader_is_replaced_in_time_and_nothing_that_was_confirmed_is_lost",
         "simulation/test_elections.py::test_a_voter_never_leads",
         "simulation/test_elections.py::test_a_restart_keeps_term_and_vote",
@@ -277,15 +277,15 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # What a dead leader had replicated.
     "I2": (
-        "scenarios/test_elections.py::test_the_next_leader_finishes_what_the_dead_one_had_replicated",
-        "scenarios/test_elections.py::test_who_has_less_than_a_quorum_has_seen_is_not_elected",
+        "scenarios/test_elections.py::test_next_leader_commits_transactions_replicated_by_the_dead_one",
+        "scenarios/test_elections.py::test_candidate_without_rows_of_a_quorum_is_not_elected",
         "interop/test_elections.py::test_the_next_leader_finishes_what_a_dead_one_could_not",
     ),
     # Fencing.
     "I5": (
         "scenarios/test_elections.py::test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next",
-        "scenarios/test_elections.py::test_a_leader_that_is_in_its_quorum_again_before_another_leads_goes_on",
-        "scenarios/test_elections.py::test_a_leader_that_is_not_fenced_leads_on_and_contradictions_are_found",
+        "scenarios/test_elections.py::test_leader_that_regains_its_quorum_before_an_election_continues",
+        "scenarios/test_elections.py::test_unfenced_leader_continues_and_contradictions_are_found",
         "simulation/test_elections.py::test_with_strict_fencing_there_are_never_two_leaders",
         "interop/test_elections.py::test_a_leader_without_a_quorum_is_fenced_and_what_waits_is_decided_by_the_next",
         (
@@ -295,20 +295,20 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # A term that was missed.
     "I6": (
-        "scenarios/test_elections.py::test_a_term_that_was_missed_comes_with_the_subscription",
+        "scenarios/test_elections.py::test_missed_term_is_sent_with_the_subscription",
         ("interop/test_elections.py::test_election_needs_a_quorum_and_returning_member_learns_the_term"),
     ),
     # Rows that the new leader rolled back.
-    "I8": ("scenarios/test_elections.py::test_rows_of_an_old_leader_that_were_rolled_back_do_not_come_back",),
+    "I8": ("scenarios/test_elections.py::test_rolled_back_rows_of_an_old_leader_do_not_return",),
     # A leader that hangs.
     "I9": (
         "scenarios/test_elections.py::test_a_leader_that_hangs_with_open_connections_is_replaced",
-        "scenarios/test_elections.py::test_a_leader_whose_log_fails_lets_another_lead",
+        "scenarios/test_elections.py::test_leader_with_a_failing_log_is_replaced",
         "interop/test_elections.py::test_a_leader_that_hangs_is_replaced_and_follows_when_it_goes_on",
     ),
     # Promotion by hand.
     "J1": (
-        "scenarios/test_promotion.py::test_a_promotion_wins_in_one_new_term_and_the_leader_before_steps_down",
+        "scenarios/test_promotion.py::test_promotion_wins_in_a_new_term_and_the_previous_leader_steps_down",
         "simulation/test_elections.py::test_by_hand_the_leader_is_whoever_was_promoted_last",
         "interop/test_elections.py::test_every_candidate_can_be_promoted_in_one_term_and_the_leader_before_steps_down",
     ),
@@ -317,9 +317,9 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_promotion.py::test_with_elections_off",
         "scenarios/test_promotion.py::test_with_elections_off_an_outdated_queue_of_another_can_be_given_back",
         "scenarios/test_promotion.py::test_with_elections_off_nobody_is_demoted_where_another_leads",
-        "scenarios/test_promotion.py::test_a_voter_and_an_anonymous_replica_are_neither_promoted_nor_in_the_way",
+        "scenarios/test_promotion.py::test_voter_and_anonymous_replica_are_not_promoted_and_do_not_block_a_promotion",
         "scenarios/test_promotion.py::test_leaders_and_followers_of_an_election",
-        "scenarios/test_promotion.py::test_who_is_promoted_without_a_quorum_of_peers_is_told",
+        "scenarios/test_promotion.py::test_promotion_without_a_quorum_of_peers_is_an_error",
         "scenarios/test_promotion.py::test_a_mode_that_changes_ends_a_promotion",
         "scenarios/test_promotion.py::test_one_promotion_or_demotion_at_a_time",
         "scenarios/test_promotion.py::test_somebody_else_is_promoted_while_the_queue_is_waited_for",
@@ -330,7 +330,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # The term comes before the promotion.
     "J6": (
-        "scenarios/test_promotion.py::test_a_term_is_heard_before_the_promotion_in_it",
+        "scenarios/test_promotion.py::test_term_arrives_before_the_promotion_in_it",
         "scenarios/test_promotion.py::test_members_that_follow_all_agree_on_the_term_before_the_queue_moves",
     ),
     # Asynchronous writes of an old term.
@@ -340,36 +340,36 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # A CONFIRM of an old term.
     "K2": (
-        "scenarios/test_split_brain.py::test_a_confirmation_in_an_old_term_of_what_the_new_owner_has_not",
-        "scenarios/test_split_brain.py::test_a_confirmation_in_an_old_term_of_what_the_new_owner_has_confirmed",
+        "scenarios/test_split_brain.py::test_confirm_in_an_old_term_of_rows_that_the_new_owner_lacks",
+        "scenarios/test_split_brain.py::test_confirm_in_an_old_term_of_rows_that_the_new_owner_confirmed",
         "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
         "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
     ),
     # A ROLLBACK of an old term.
     "K3": (
-        "scenarios/test_split_brain.py::test_a_rollback_in_an_old_term_of_what_the_new_owner_has_confirmed",
-        "scenarios/test_split_brain.py::test_a_rollback_in_an_old_term_of_what_the_new_owner_has_not",
+        "scenarios/test_split_brain.py::test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed",
+        "scenarios/test_split_brain.py::test_rollback_in_an_old_term_of_rows_that_the_new_owner_lacks",
         "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
         "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
     ),
     # Two in one term.
     "K4": (
-        "scenarios/test_split_brain.py::test_two_are_promoted_in_one_term",
-        "scenarios/test_split_brain.py::test_one_is_promoted_and_another_demoted_in_one_term",
+        "scenarios/test_split_brain.py::test_two_promotions_in_one_term",
+        "scenarios/test_split_brain.py::test_promotion_and_demotion_in_one_term",
         "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
     ),
     # A PROMOTE that does not fit the queue.
     "K5": (
-        "scenarios/test_split_brain.py::test_a_promotion_without_what_was_confirmed",
-        "scenarios/test_split_brain.py::test_a_promotion_with_what_was_rolled_back",
-        "scenarios/test_split_brain.py::test_a_promotion_with_what_was_rolled_back_while_something_else_waits",
-        "scenarios/test_split_brain.py::test_a_promotion_that_nobody_writes_is_refused_with_the_reason",
+        "scenarios/test_split_brain.py::test_promotion_without_confirmed_rows",
+        "scenarios/test_split_brain.py::test_promotion_with_rolled_back_rows",
+        "scenarios/test_split_brain.py::test_promotion_with_rolled_back_rows_while_others_are_pending",
+        "scenarios/test_split_brain.py::test_promotion_that_cannot_be_written_is_rejected_with_the_reason",
         "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
     ),
     # A CONFIRM of long ago.
     "K6": (
         "scenarios/test_split_brain.py::test_a_confirmation_from_long_ago",
-        "scenarios/test_split_brain.py::test_a_confirmation_of_long_ago_that_comes_in_a_packet_of_today",
+        "scenarios/test_split_brain.py::test_old_confirm_in_a_recent_packet",
         "interop/test_split_brain.py::test_a_confirmation_from_long_ago_is_harmless_where_it_is_known_to_be_true",
     ),
     # A queue that was given back.
@@ -378,20 +378,20 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
     ),
     # Schemas without the filter.
-    "K8": ("scenarios/test_split_brain.py::test_data_of_an_old_schema_is_not_checked_until_it_is_upgraded",),
+    "K8": ("scenarios/test_split_brain.py::test_data_of_an_old_schema_is_not_checked_before_its_upgrade",),
     # Who wrote it, not who passed it on.
     "K9": (
-        "scenarios/test_split_brain.py::test_rows_are_judged_by_who_wrote_them",
-        "scenarios/test_split_brain.py::test_rows_of_a_former_owner_are_of_an_old_term_whoever_passes_them_on",
+        "scenarios/test_split_brain.py::test_rows_are_judged_by_their_originator",
+        "scenarios/test_split_brain.py::test_rows_of_a_former_owner_keep_their_old_term_through_any_relay",
         "interop/test_promotion.py::test_verdicts_pass_a_chain_in_the_order_of_who_wrote_them",
     ),
     # Rows of two owners at once.
     "K10": (
-        "scenarios/test_split_brain.py::test_rows_of_the_old_and_the_new_owner_come_to_a_slow_node_at_once",
-        "scenarios/test_split_brain.py::test_rows_of_the_old_owner_come_while_our_own_promotion_is_being_written",
+        "scenarios/test_split_brain.py::test_rows_of_both_owners_reach_a_slow_node_together",
+        "scenarios/test_split_brain.py::test_rows_of_the_old_owner_arrive_during_the_write_of_our_promotion",
     ),
     # Headers and names of files.
-    "L1": ("scenarios/test_files.py::test_files_say_what_they_are_where_they_begin_and_what_comes_before",),
+    "L1": ("scenarios/test_files.py::test_files_state_their_instance_start_and_predecessor",),
     # Missing files and missing LSNs.
     "L3": (
         "scenarios/test_files.py::test_a_missing_log_is_a_gap_that_is_named_at_the_start",
@@ -400,7 +400,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Empty logs, logs without an end, leftovers.
     "L4": (
         "scenarios/test_files.py::test_logs_without_rows_or_without_an_end_and_leftovers_are_no_obstacle",
-        "scenarios/test_files.py::test_an_empty_log_at_the_end_is_gone_on_with",
+        "scenarios/test_files.py::test_empty_last_log_is_continued",
     ),
     # Files of older servers, and their upgrade.
     "L6": (
@@ -409,14 +409,14 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_join_and_follow.py::test_node_takes_over_the_files_of_a_real_replica_and_gives_them_back",
     ),
     # Transactions in one another.
-    "L7": ("scenarios/test_files.py::test_transactions_in_one_another_are_refused_and_recovered_with_force",),
+    "L7": ("scenarios/test_files.py::test_interleaved_transactions_are_rejected_and_recovered_with_force",),
 }
 """Id of a scenario: the tests that try it, below `tests/`."""
 
 KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
     # Unconfirmed rows are read on replicas, and after a restart.
     "Tarantool #5229": (
-        "scenarios/test_known_killers.py::test_what_is_not_confirmed_is_read_nowhere_also_after_a_restart",
+        "scenarios/test_known_killers.py::test_unconfirmed_rows_are_read_by_no_member_even_after_a_restart",
         "simulation/test_linearizable.py::test_what_is_not_confirmed_is_waited_for_and_not_read",
     ),
     # Values lost from a set in partitions.
@@ -426,49 +426,41 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_synchronous.py::test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back",
     ),
     # Wrong totals of a bank.
-    "Tarantool #6099": ("scenarios/test_known_killers.py::test_no_money_is_made_or_lost_in_partitions",),
+    "Tarantool #6099": ("scenarios/test_known_killers.py::test_total_is_constant_in_partitions",),
     # The quorum grows before the member that joins can be part of it.
     "Tarantool #10087": (
-        "scenarios/test_known_killers.py::test_who_joins_counts_for_the_quorum_when_it_can_answer",
-        "scenarios/test_synchronous.py::test_another_quorum_holds_for_what_waits_already",
+        "scenarios/test_known_killers.py::test_joining_replica_counts_for_the_quorum_once_it_can_acknowledge",
+        "scenarios/test_synchronous.py::test_changed_quorum_applies_to_pending_transactions",
     ),
     # A promotion never ends, since the winner is not heard.
     "Tarantool #10836": (
         "scenarios/test_known_killers.py::test_a_promotion_ends_though_the_winner_is_known_to_others_only",
     ),
     # A replica that joins misses rows.
-    "Tarantool #11028": (
-        "scenarios/test_known_killers.py::test_a_replica_that_joins_while_snapshots_are_made_misses_no_row",
-    ),
+    "Tarantool #11028": ("scenarios/test_known_killers.py::test_replica_that_joins_during_snapshots_misses_no_row",),
     # Nine bugs of the queue: order, cascades, snapshots, joins.
     "Tarantool #11180": (
-        (
-            "scenarios/test_known_killers_queue.py::"
-            "test_writers_who_find_the_queue_full_do_not_change_the_order_of_the_others"
-        ),
-        "scenarios/test_known_killers_queue.py::test_who_is_refused_takes_nothing_with_it_that_others_have_built_on",
-        "scenarios/test_known_killers_queue.py::test_a_write_that_fails_takes_back_all_that_is_newer",
-        "scenarios/test_known_killers_queue.py::test_a_snapshot_says_where_its_data_ends",
-        "scenarios/test_known_killers_queue.py::test_a_joiner_gets_what_waits_for_the_log_once",
-        "scenarios/test_known_killers_queue.py::test_a_joiner_gets_nothing_that_the_log_refuses_meanwhile",
-        "scenarios/test_known_killers_queue.py::test_a_joiner_gets_nothing_that_a_verdict_takes_back_meanwhile",
-        "scenarios/test_known_killers_queue.py::test_a_joiner_is_told_of_no_verdict_on_what_it_has_not",
-        "scenarios/test_known_killers_queue.py::test_a_verdict_that_a_joiner_knows_already_is_no_contradiction",
+        ("scenarios/test_known_killers_queue.py::test_writers_that_wait_for_a_full_queue_keep_the_order_of_the_others"),
+        "scenarios/test_known_killers_queue.py::test_rejected_write_does_not_undo_later_writes",
+        "scenarios/test_known_killers_queue.py::test_failed_write_rolls_back_all_newer_ones",
+        "scenarios/test_known_killers_queue.py::test_snapshot_states_the_end_of_its_data",
+        "scenarios/test_known_killers_queue.py::test_joining_replica_gets_rows_pending_for_the_log_once",
+        "scenarios/test_known_killers_queue.py::test_joining_replica_gets_no_row_rejected_by_the_log_during_the_join",
+        "scenarios/test_known_killers_queue.py::test_joining_replica_gets_no_row_rolled_back_during_the_join",
+        "scenarios/test_known_killers_queue.py::test_joining_replica_gets_no_verdict_on_rows_that_it_lacks",
+        "scenarios/test_known_killers_queue.py::test_known_verdict_is_no_contradiction_for_a_joining_replica",
     ),
     # A leader waits for a quorum that nobody wants any more.
     "Tarantool #11574": (
-        "scenarios/test_known_killers.py::test_a_leader_that_waits_for_a_quorum_which_is_lowered_takes_the_queue_over",
+        "scenarios/test_known_killers.py::test_waiting_leader_claims_the_queue_after_the_quorum_is_lowered",
     ),
     # Nobody is elected where a member has elections off.
     "Tarantool #12018": (
-        "scenarios/test_known_killers.py::test_a_member_with_elections_off_keeps_nobody_from_electing",
+        "scenarios/test_known_killers.py::test_member_with_elections_off_does_not_prevent_an_election",
     ),
     # A promotion waits for what another has decided.
     "Tarantool #12076": (
-        (
-            "scenarios/test_known_killers.py::"
-            "test_a_promotion_that_waits_for_its_quorum_ends_when_the_queue_is_emptied_by_another"
-        ),
+        ("scenarios/test_known_killers.py::test_pending_promotion_ends_when_another_member_clears_the_queue"),
         "scenarios/test_promotion.py::test_somebody_else_is_promoted_while_the_queue_is_waited_for",
     ),
     # A master that lost its newest logs never gets its own rows back.
@@ -478,34 +470,32 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # A rollback by timeout and a confirmation of the same rows become one history.
     "Tarantool #13085": (
-        "scenarios/test_known_killers.py::test_an_ack_that_comes_while_the_rollback_is_written_confirms_nothing",
-        "scenarios/test_known_killers.py::test_a_rollback_that_contradicts_the_next_leader_is_found",
-        "scenarios/test_split_brain.py::test_a_rollback_in_an_old_term_of_what_the_new_owner_has_confirmed",
+        "scenarios/test_known_killers.py::test_ack_during_the_write_of_a_rollback_confirms_nothing",
+        "scenarios/test_known_killers.py::test_rollback_that_contradicts_the_next_leader_is_found",
+        "scenarios/test_split_brain.py::test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed",
     ),
     # Votes are not written down.
     "PySyncObj #84": (
-        "scenarios/test_known_killers_journal.py::test_who_loses_power_while_it_votes_votes_once_in_a_term",
+        "scenarios/test_known_killers_journal.py::test_voter_that_loses_power_during_a_vote_votes_once_per_term",
         "simulation/test_elections.py::test_a_restart_keeps_term_and_vote",
     ),
     # The log is never synced.
     "PySyncObj #98": (
-        "scenarios/test_known_killers_journal.py::test_what_was_committed_survives_that_all_lose_power_at_once",
+        "scenarios/test_known_killers_journal.py::test_committed_rows_survive_a_power_loss_of_all_members",
     ),
     # Members differ after a restart.
     "PySyncObj #133": (
-        "scenarios/test_known_killers_journal.py::test_all_agree_on_who_is_a_member_when_all_have_restarted",
+        "scenarios/test_known_killers_journal.py::test_members_agree_on_the_membership_after_all_have_restarted",
     ),
     # The log is not applied until others have answered.
-    "PySyncObj #139": (
-        "scenarios/test_known_killers_journal.py::test_a_restarted_node_has_what_it_had_without_asking_anybody",
-    ),
+    "PySyncObj #139": ("scenarios/test_known_killers_journal.py::test_restarted_node_recovers_its_data_without_peers",),
     # The commit index is newer than the log.
     "PySyncObj #197": (
-        "scenarios/test_known_killers_journal.py::test_a_replica_that_lost_rows_which_are_confirmed_gets_them_again",
+        "scenarios/test_known_killers_journal.py::test_replica_that_lost_confirmed_rows_receives_them_again",
     ),
     # Terms begin at zero again when all restart.
     "PySyncObj #202": (
-        "scenarios/test_known_killers_journal.py::test_who_was_slow_to_restart_overwrites_nothing",
+        "scenarios/test_known_killers_journal.py::test_slow_restart_overwrites_nothing",
         "simulation/test_elections.py::test_all_restart_at_once_and_elect_a_leader_in_a_new_term",
     ),
 }

@@ -64,7 +64,7 @@ async def test_an_anonymous_replica_counts_its_own_rows_in_component_zero_and_be
 
 @DIALECTS
 @simulated(seeds=range(3))
-async def test_rows_that_an_anonymous_replica_lacks_when_it_registers_are_not_lost(
+async def test_rows_missing_at_the_registration_of_an_anonymous_replica_are_not_lost(
     sim: Simulation, dialect: str
 ) -> None:
     """D2: newer masters begin the rows of a registration where the replica is, 2.6 at its own end: a gap until then."""
@@ -88,7 +88,7 @@ async def test_rows_that_an_anonymous_replica_lacks_when_it_registers_are_not_lo
 
 
 @simulated()
-async def test_an_anonymous_subscribe_without_a_uuid_is_refused_and_the_master_lives(sim: Simulation) -> None:
+async def test_anonymous_subscribe_without_a_uuid_is_rejected_and_the_master_survives(sim: Simulation) -> None:
     """D5: as raw requests, with the nil UUID and with none at all."""
     await sim.start("a")
     await make_space(sim, "a")

@@ -67,7 +67,7 @@ async def test_only_the_configured_leader_is_waited_for(sim: Simulation) -> None
 
 
 @simulated()
-async def test_who_is_configured_to_lead_begins_alone(sim: Simulation) -> None:
+async def test_configured_bootstrap_leader_starts_alone(sim: Simulation) -> None:
     """A10: the leader itself waits for nobody either, and the others join it although their UUIDs are smaller."""
     options: dict[str, Any] = {
         "replication": uris(sim, "a", "b", "c"),
@@ -98,7 +98,7 @@ async def test_an_unknown_leader_ends_the_start(sim: Simulation) -> None:
 
 
 @fits(">=3.0")
-def test_a_real_leader_is_joined_by_the_name_it_has(cluster: Cluster) -> None:
+def test_real_leader_is_joined_by_its_name(cluster: Cluster) -> None:
     """A10: a node of dialect 2.11 has no name itself and knows those of newer peers from their ballots."""
     leader = cluster.real("leader", instance_name="leader")
     ours = cluster.ours(
@@ -113,7 +113,7 @@ def test_a_real_leader_is_joined_by_the_name_it_has(cluster: Cluster) -> None:
 
 @DIALECTS
 @simulated()
-async def test_a_peer_without_a_uuid_is_tried_until_it_has_one(sim: Simulation, dialect: str) -> None:
+async def test_peer_without_a_uuid_is_retried_until_it_has_one(sim: Simulation, dialect: str) -> None:
     """A12: servers that are starting greet with the nil UUID."""
     await sim.start("a", dialect=dialect)
     greetings: list[bytes] = []
@@ -133,7 +133,7 @@ async def test_a_peer_without_a_uuid_is_tried_until_it_has_one(sim: Simulation, 
 
 
 @simulated()
-async def test_a_running_replica_says_that_its_peer_has_no_uuid(sim: Simulation) -> None:
+async def test_running_replica_reports_a_peer_without_a_uuid(sim: Simulation) -> None:
     """A12: and it comes back by itself."""
     await sim.start("a")
     async with Middleman(sim, "a") as middle:
@@ -157,9 +157,7 @@ async def test_a_running_replica_says_that_its_peer_has_no_uuid(sim: Simulation)
 
 @pytest.mark.parametrize("timeout", [0.5, 2.0])
 @simulated()
-async def test_a_peer_that_says_nothing_is_left_after_four_timeouts_and_tried_again(
-    sim: Simulation, timeout: float
-) -> None:
+async def test_silent_peer_is_dropped_after_four_timeouts_and_retried(sim: Simulation, timeout: float) -> None:
     """A13: it accepts connections and does not greet."""
     await sim.start("a")
     async with Middleman(sim, "a") as middle:
@@ -203,7 +201,7 @@ async def test_a_master_that_refuses_to_identify_itself_is_joined_and_followed(s
 
 
 @fits(">=2.11")
-def test_a_candidate_that_is_real_leads_and_becomes_writable_with_a_node_beside_it(cluster: Cluster) -> None:
+def test_real_candidate_leads_and_becomes_writable_beside_a_node(cluster: Cluster) -> None:
     """A7: the node, with elections off, has the smaller UUID and joins all the same."""
     candidate = cluster.real("candidate", start=False, instance_uuid=LARGE, election_mode="candidate")
     voter = cluster.real("voter", start=False, instance_uuid=MIDDLE, election_mode="voter")

@@ -84,7 +84,7 @@ async def test_one_node_in_each_mode(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(2))
-async def test_a_leader_that_dies_is_replaced_and_follows_when_it_is_back(sim: Simulation) -> None:
+async def test_dead_leader_is_replaced_and_follows_when_it_returns(sim: Simulation) -> None:
     """I1: in a newer term, with all that it had committed; who is back has its term and vote still."""
     first, others = await led(sim)
     await insert(sim, first, 1, space=SYNC)
@@ -105,7 +105,7 @@ async def test_a_leader_that_dies_is_replaced_and_follows_when_it_is_back(sim: S
 
 @pytest.mark.parametrize("quorum", [2, 3, NEVER])
 @simulated(seeds=range(2))
-async def test_candidates_begin_with_a_quorum_that_is_not_there_yet(sim: Simulation, quorum: int) -> None:
+async def test_candidates_start_before_their_quorum(sim: Simulation, quorum: int) -> None:
     """I1: whoever begins leads alone until the others have joined it, which must not make it resign."""
     first, others = await led(sim, replication_synchro_quorum=quorum)
     assert election(sim, first)["term"] == 2
@@ -123,7 +123,7 @@ async def is_elected(sim: Simulation, names: list[str]) -> bool:
 
 
 @simulated(seeds=range(3))
-async def test_the_next_leader_finishes_what_the_dead_one_had_replicated(sim: Simulation) -> None:
+async def test_next_leader_commits_transactions_replicated_by_the_dead_one(sim: Simulation) -> None:
     """I2: by its PROMOTE, which confirms it; no CONFIRM is written."""
     first, others = await led(sim)
     await reconfigure(sim, first, replication_synchro_quorum=NEVER)
@@ -146,7 +146,7 @@ async def test_the_next_leader_finishes_what_the_dead_one_had_replicated(sim: Si
 
 
 @simulated(seeds=range(2))
-async def test_who_has_less_than_a_quorum_has_seen_is_not_elected(sim: Simulation) -> None:
+async def test_candidate_without_rows_of_a_quorum_is_not_elected(sim: Simulation) -> None:
     """I2: the one that has the transaction leads, whoever asks first."""
     first, others = await led(sim)
     await reconfigure(sim, first, replication_synchro_quorum=3)
@@ -198,7 +198,7 @@ async def test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next(sim
 
 
 @simulated(seeds=range(2))
-async def test_a_leader_that_is_in_its_quorum_again_before_another_leads_goes_on(sim: Simulation) -> None:
+async def test_leader_that_regains_its_quorum_before_an_election_continues(sim: Simulation) -> None:
     """I5: it is elected anew, and confirms what had waited."""
     first, others = await led(sim)
     for name in others:
@@ -217,7 +217,7 @@ async def test_a_leader_that_is_in_its_quorum_again_before_another_leads_goes_on
 
 
 @simulated(seeds=range(2))
-async def test_a_leader_that_is_not_fenced_leads_on_and_contradictions_are_found(sim: Simulation) -> None:
+async def test_unfenced_leader_continues_and_contradictions_are_found(sim: Simulation) -> None:
     """I5: off, it can write what waits for no quorum; when another leads, that is a split brain."""
     first, others = await led(sim, election_fencing_mode="off")
     sim.isolate(first)
@@ -237,7 +237,7 @@ async def test_a_leader_that_is_not_fenced_leads_on_and_contradictions_are_found
 
 
 @simulated()
-async def test_a_term_that_was_missed_comes_with_the_subscription(sim: Simulation) -> None:
+async def test_missed_term_is_sent_with_the_subscription(sim: Simulation) -> None:
     """I6: with elections off, though nothing else is there to be told."""
     await start_members(sim, owner="")
     heard: list[RaftState] = []
@@ -269,7 +269,7 @@ async def test_a_term_that_was_missed_comes_with_the_subscription(sim: Simulatio
 
 
 @simulated(seeds=range(2))
-async def test_rows_of_an_old_leader_that_were_rolled_back_do_not_come_back(sim: Simulation) -> None:
+async def test_rolled_back_rows_of_an_old_leader_do_not_return(sim: Simulation) -> None:
     """I8: neither when it returns nor when it leads again, fairly elected; who had them has lost them."""
     first, others = await led(sim, election_fencing_mode="off")
     await insert(sim, first, 1, space=SYNC)
@@ -321,7 +321,7 @@ async def test_a_leader_that_hangs_with_open_connections_is_replaced(sim: Simula
 
 
 @simulated(seeds=range(2))
-async def test_a_leader_whose_log_fails_lets_another_lead(sim: Simulation) -> None:
+async def test_leader_with_a_failing_log_is_replaced(sim: Simulation) -> None:
     """I9: it sends signs of life all the time, so nobody else would replace it; what it refused is nowhere."""
     first, others = await led(sim)
     sim.storage(first).broken.add("append")

@@ -88,7 +88,7 @@ def replace(number: int, key: int, value: int, **header: Any) -> Row:
 
 
 @DIALECTS
-async def test_files_say_what_they_are_where_they_begin_and_what_comes_before(tmp_path: Path, dialect: str) -> None:
+async def test_files_state_their_instance_start_and_predecessor(tmp_path: Path, dialect: str) -> None:
     """L1: at the birth, behind rows of our own and local ones, and after a restart."""
     async with running(tmp_path, dialect=dialect, instance_uuid=INSTANCE, checkpoint_count=10) as node:
         await node.create_space(SPACE)
@@ -188,7 +188,7 @@ async def test_logs_without_rows_or_without_an_end_and_leftovers_are_no_obstacle
 
 @DIALECTS
 @pytest.mark.parametrize("what", ["no rows", "no bytes"])
-async def test_an_empty_log_at_the_end_is_gone_on_with(tmp_path: Path, dialect: str, what: str) -> None:
+async def test_empty_last_log_is_continued(tmp_path: Path, dialect: str, what: str) -> None:
     """L4: with a header and nothing behind it, and without even that, as after a full disk."""
     await make(tmp_path, dialect, keys=(1,))
     async with running(tmp_path) as node:
@@ -269,7 +269,7 @@ def mixed(number: int, *, is_whole: bool) -> list[Row]:
 
 
 @pytest.mark.parametrize(("is_whole", "writer"), [(True, 2), (False, 3)])
-async def test_transactions_in_one_another_are_refused_and_recovered_with_force(
+async def test_interleaved_transactions_are_rejected_and_recovered_with_force(
     tmp_path: Path, is_whole: bool, writer: int
 ) -> None:
     """L7: as 2.1.2 to 2.2.0 wrote them; the one that ends last is seen, one that does not end is not."""

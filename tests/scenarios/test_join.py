@@ -114,7 +114,7 @@ def write_until_ready(master: Member, joining: Member, answered: list[int]) -> N
     joining.wait_ready()
 
 
-def test_verdicts_on_synchronous_rows_may_come_while_a_replica_joins(cluster: Cluster) -> None:
+def test_verdicts_on_synchronous_rows_may_arrive_during_a_join(cluster: Cluster) -> None:
     """B3: a node joins a real master that writes synchronously; where members may register each other, as in 2.6, it
     passes the rows on to a real replica that joins it.
     """
@@ -190,9 +190,7 @@ async def own_queue(sim: Simulation, dialect: str, **options: Any) -> None:
 
 @DIALECTS
 @simulated(seeds=range(2))
-async def test_a_replica_learns_that_it_was_removed_while_it_joins_and_ends_as_a_member(
-    sim: Simulation, dialect: str
-) -> None:
+async def test_replica_removed_during_its_join_becomes_a_member(sim: Simulation, dialect: str) -> None:
     """B6: rows that register it and remove it again stand in the log between the snapshot and its registration.
 
     Its id is another then: a node does not hand out an id that was used.
@@ -214,7 +212,7 @@ async def test_a_replica_learns_that_it_was_removed_while_it_joins_and_ends_as_a
 
 
 @simulated()
-async def test_a_second_join_of_one_uuid_is_refused_while_the_first_goes_on(sim: Simulation) -> None:
+async def test_second_join_of_a_uuid_is_rejected_during_the_first(sim: Simulation) -> None:
     """B7: the master survives, the first becomes a member, and it is the only one of that name."""
     await sim.start("a")
     await fill(sim, "a", 200, LARGE)
@@ -250,7 +248,7 @@ def queue_and_term(sim: Simulation, name: str) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("is_anonymous", [False, True], ids=["member", "anonymous"])
 @simulated()
-async def test_term_and_queue_come_with_a_join_and_stay(sim: Simulation, is_anonymous: bool) -> None:
+async def test_term_and_queue_arrive_with_a_join_and_persist(sim: Simulation, is_anonymous: bool) -> None:
     """B4, B5 and D6: what a real leader of three terms left is handed on by JOIN_META, and written down.
 
     A member has to be registered, which its master can do once it is promoted. The joiner, promoted itself, begins the
@@ -282,7 +280,7 @@ async def test_term_and_queue_come_with_a_join_and_stay(sim: Simulation, is_anon
 
 
 @simulated(seeds=range(2))
-async def test_a_candidate_that_joins_a_node_that_leads_does_not_disturb_it(sim: Simulation) -> None:
+async def test_joining_candidate_does_not_disturb_a_leading_node(sim: Simulation) -> None:
     """B4: it has term and queue at once, and votes in the next election."""
     await start_set(sim, "ab", election_mode="candidate")
     leader = await elect(sim, "ab")
@@ -323,7 +321,7 @@ async def test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_bra
 
 @pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "given back"])
 @simulated()
-async def test_the_queue_of_an_anonymous_replica_is_that_of_its_master(sim: Simulation, is_claimed: bool) -> None:
+async def test_queue_of_an_anonymous_replica_is_that_of_its_master(sim: Simulation, is_claimed: bool) -> None:
     """D6: with all terms, so that rows of former owners are told from those of the present one."""
     await start_members(sim)
     for name in "ba":
@@ -339,7 +337,7 @@ async def test_the_queue_of_an_anonymous_replica_is_that_of_its_master(sim: Simu
 
 
 @fits(">=2.11")
-def test_a_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it(cluster: Cluster) -> None:
+def test_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it(cluster: Cluster) -> None:
     """B4."""
     leader = cluster.real("leader", election_mode="candidate", replication_synchro_quorum=1)
     eventually("it leads", lambda: leader.info()["election"]["state"] == "leader")
@@ -402,7 +400,7 @@ def cut_after(rows_max: int) -> Any:
 @pytest.mark.parametrize("is_anonymous", [False, True], ids=["member", "anonymous"])
 @DIALECTS
 @simulated()
-async def test_half_a_snapshot_is_not_taken_for_a_whole_one(sim: Simulation, dialect: str, is_anonymous: bool) -> None:
+async def test_partial_snapshot_is_not_accepted(sim: Simulation, dialect: str, is_anonymous: bool) -> None:
     """B13: the replica stops for good, leaves no files behind, and starts as if it had never begun."""
     await sim.start("a", dialect=dialect)
     await fill(sim, "a", 500)
@@ -421,7 +419,7 @@ async def test_half_a_snapshot_is_not_taken_for_a_whole_one(sim: Simulation, dia
 
 
 @simulated()
-async def test_a_member_that_could_not_join_anew_still_has_what_it_had(sim: Simulation) -> None:
+async def test_member_keeps_its_data_when_a_rejoin_fails(sim: Simulation) -> None:
     """B13: its logs are gone, the snapshot breaks off in the middle, and the files it came with are untouched."""
     await sim.start("a", checkpoint_count=1, wal_cleanup_delay=0)
     await fill(sim, "a", 500)
@@ -446,7 +444,7 @@ async def test_a_member_that_could_not_join_anew_still_has_what_it_had(sim: Simu
 
 
 @simulated()
-async def test_what_only_newer_servers_know_is_kept_and_passed_on(sim: Simulation) -> None:
+async def test_keys_of_newer_servers_are_kept_and_relayed(sim: Simulation) -> None:
     """B14 and G5: system spaces, options and fields of 3.8 in the data of a node, its replica, and its files."""
     move_in(sim, "a", VECTORS / "tarantool-3.8/01-join-subscribe/files/master")
     await sim.start("a")
@@ -465,7 +463,7 @@ async def test_what_only_newer_servers_know_is_kept_and_passed_on(sim: Simulatio
 
 
 @fits(">=3.0")
-def test_names_of_real_members_are_kept_by_a_node_and_passed_on_to_real_replicas(cluster: Cluster) -> None:
+def test_names_of_real_members_are_kept_by_a_node_and_relayed_to_real_replicas(cluster: Cluster) -> None:
     """B14."""
     named = cluster.real("named", instance_name="named", replicaset_name="the-set")
     ours = cluster.ours("ours", replication=[named.uri])
@@ -480,7 +478,7 @@ def test_names_of_real_members_are_kept_by_a_node_and_passed_on_to_real_replicas
 
 
 @fits(">=3.0")
-def test_a_real_instance_with_names_cannot_join_an_older_schema_and_one_without_follows_both_ways(
+def test_named_real_instance_cannot_join_an_older_schema_and_an_unnamed_one_follows_both_ways(
     cluster: Cluster,
 ) -> None:
     """B14: a node of dialect 2.11 is the replica set of 2.x; the compat switch of 3.x is to leave the names out."""

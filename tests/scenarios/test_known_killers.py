@@ -108,7 +108,7 @@ async def test_no_value_of_a_set_is_lost_in_partitions(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(2))
-async def test_no_money_is_made_or_lost_in_partitions(sim: Simulation) -> None:
+async def test_total_is_constant_in_partitions(sim: Simulation) -> None:
     """Tarantool #6099: of 788 reads of a bank 330 had a wrong total, and accounts went below zero."""
     total, accounts = 50, range(5)
     leader = await led(sim, NAMES, replication_synchro_timeout=3)
@@ -164,7 +164,7 @@ async def test_no_money_is_made_or_lost_in_partitions(sim: Simulation) -> None:
 
 @pytest.mark.parametrize("isolation", ["read-confirmed", "linearizable"])
 @simulated()
-async def test_what_is_not_confirmed_is_read_nowhere_also_after_a_restart(sim: Simulation, isolation: str) -> None:
+async def test_unconfirmed_rows_are_read_by_no_member_even_after_a_restart(sim: Simulation, isolation: str) -> None:
     """Tarantool #5229 (and #5610): replicas, and an owner that was restarted, showed what no quorum had yet."""
     await start_members(sim, "abc", wal_mode="fsync", replication_synchro_quorum=2)
     await insert(sim, "a", 1, space=SYNC)
@@ -196,7 +196,7 @@ async def test_what_is_not_confirmed_is_read_nowhere_also_after_a_restart(sim: S
 
 @pytest.mark.parametrize("is_witness", [False, True], ids=["dead", "heard by the one that is off"])
 @simulated(seeds=range(2))
-async def test_a_member_with_elections_off_keeps_nobody_from_electing(sim: Simulation, is_witness: bool) -> None:
+async def test_member_with_elections_off_does_not_prevent_an_election(sim: Simulation, is_witness: bool) -> None:
     """Tarantool #12018: it went on to say that it heard the leader, so nobody stood for election, for ever."""
     names = ("a", "b", "c", "d")
     peers = uris(sim, *names)
@@ -218,7 +218,7 @@ async def test_a_member_with_elections_off_keeps_nobody_from_electing(sim: Simul
 
 
 @simulated(seeds=range(2))
-async def test_a_promotion_that_waits_for_its_quorum_ends_when_the_queue_is_emptied_by_another(sim: Simulation) -> None:
+async def test_pending_promotion_ends_when_another_member_clears_the_queue(sim: Simulation) -> None:
     """Tarantool #12076: who had won waited for a quorum to have what another had decided meanwhile, for ever."""
     await start_members(sim, "ab", replication_synchro_quorum=3)
     await reconfigure(sim, "b", election_mode="manual")
@@ -243,7 +243,7 @@ async def test_a_promotion_that_waits_for_its_quorum_ends_when_the_queue_is_empt
 
 
 @simulated()
-async def test_a_leader_that_waits_for_a_quorum_which_is_lowered_takes_the_queue_over(sim: Simulation) -> None:
+async def test_waiting_leader_claims_the_queue_after_the_quorum_is_lowered(sim: Simulation) -> None:
     """Tarantool #11574: it went on waiting for the quorum that was set when it began, and could not be helped."""
     await start_members(sim, "ab", replication_synchro_quorum=3)
     pending = await Pending(sim, "a", 1).seen_by("a", "b")
@@ -278,7 +278,7 @@ async def test_a_promotion_ends_though_the_winner_is_known_to_others_only(sim: S
 
 
 @simulated(seeds=range(2))
-async def test_who_joins_counts_for_the_quorum_when_it_can_answer(sim: Simulation) -> None:
+async def test_joining_replica_counts_for_the_quorum_once_it_can_acknowledge(sim: Simulation) -> None:
     """Tarantool #10087: the quorum grew with the row that registers a member, which that one could not acknowledge."""
     await start_members(sim, "abc")
     sim.kill("c")
@@ -302,7 +302,7 @@ async def test_who_joins_counts_for_the_quorum_when_it_can_answer(sim: Simulatio
 
 
 @simulated(seeds=range(4))
-async def test_a_replica_that_joins_while_snapshots_are_made_misses_no_row(sim: Simulation) -> None:
+async def test_replica_that_joins_during_snapshots_misses_no_row(sim: Simulation) -> None:
     """Tarantool #11028: rows behind a checkpoint came before it in the log, and so into a position without them."""
     await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a", SYNC)
@@ -335,7 +335,7 @@ async def test_a_replica_that_joins_while_snapshots_are_made_misses_no_row(sim: 
 
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 @simulated(seeds=range(2))
-async def test_an_ack_that_comes_while_the_rollback_is_written_confirms_nothing(sim: Simulation, dialect: str) -> None:
+async def test_ack_during_the_write_of_a_rollback_confirms_nothing(sim: Simulation, dialect: str) -> None:
     """Tarantool #13085: it counted, and a CONFIRM followed the ROLLBACK of one row; both histories then merged."""
     await start_members(sim, "abc", dialect=dialect, wal_mode="fsync", replication_synchro_quorum=2)
     await insert(sim, "a", 1, space=SYNC)
@@ -363,7 +363,7 @@ async def test_an_ack_that_comes_while_the_rollback_is_written_confirms_nothing(
 
 
 @simulated(seeds=range(2))
-async def test_a_rollback_that_contradicts_the_next_leader_is_found(sim: Simulation) -> None:
+async def test_rollback_that_contradicts_the_next_leader_is_found(sim: Simulation) -> None:
     """Tarantool #13085: one that was taken back by the old leader and confirmed by the new was merged in silence."""
     await start_members(sim, "abc", wal_mode="fsync", replication_synchro_quorum=3)
     await insert(sim, "a", 1, space=SYNC)

@@ -64,7 +64,7 @@ class Ballots:
 
 @pytest.mark.parametrize("mode", ["write", "fsync"])
 @simulated(seeds=range(2))
-async def test_who_loses_power_while_it_votes_votes_once_in_a_term(sim: Simulation, mode: str) -> None:
+async def test_voter_that_loses_power_during_a_vote_votes_once_per_term(sim: Simulation, mode: str) -> None:
     """PySyncObj #84: a vote was not written down, so who had given it, and was restarted, gave another in that term."""
     await start_set(sim, election_mode="candidate", wal_mode=mode, election_timeout=1, replication_timeout=0.3)
     ballots = Ballots(sim)
@@ -92,7 +92,7 @@ async def test_who_loses_power_while_it_votes_votes_once_in_a_term(sim: Simulati
 
 @pytest.mark.parametrize("loss", [Loss.UNSYNCED, Loss.ANY], ids=["unsynced", "any"])
 @simulated(seeds=range(2))
-async def test_what_was_committed_survives_that_all_lose_power_at_once(sim: Simulation, loss: Loss) -> None:
+async def test_committed_rows_survive_a_power_loss_of_all_members(sim: Simulation, loss: Loss) -> None:
     """PySyncObj #98: the log was never synced, so a quorum had the rows in page caches only."""
     await lead(sim)
     acknowledged: list[int] = []
@@ -113,7 +113,7 @@ async def test_what_was_committed_survives_that_all_lose_power_at_once(sim: Simu
 
 @pytest.mark.parametrize("mode", ["write", "fsync"])
 @simulated(seeds=range(2))
-async def test_a_replica_that_lost_rows_which_are_confirmed_gets_them_again(sim: Simulation, mode: str) -> None:
+async def test_replica_that_lost_confirmed_rows_receives_them_again(sim: Simulation, mode: str) -> None:
     """PySyncObj #197: its commit index was newer than its log after a loss of power, and it waited for ever."""
     await start_members(sim, "abc", wal_mode=mode, replication_synchro_quorum=2)
     key = 0
@@ -129,7 +129,7 @@ async def test_a_replica_that_lost_rows_which_are_confirmed_gets_them_again(sim:
 
 
 @simulated()
-async def test_a_restarted_node_has_what_it_had_without_asking_anybody(sim: Simulation) -> None:
+async def test_restarted_node_recovers_its_data_without_peers(sim: Simulation) -> None:
     """PySyncObj #139: the log was applied only once other nodes had said what of it was committed."""
     await start_members(sim, "abc", wal_mode="fsync", replication_synchro_quorum=2)
     for key in range(5):
@@ -145,7 +145,7 @@ async def test_a_restarted_node_has_what_it_had_without_asking_anybody(sim: Simu
 
 
 @simulated(seeds=range(2))
-async def test_who_was_slow_to_restart_overwrites_nothing(sim: Simulation) -> None:
+async def test_slow_restart_overwrites_nothing(sim: Simulation) -> None:
     """PySyncObj #202: terms began at 0 again, so an old log of a high term won against what was committed since."""
     await lead(sim)
     acknowledged: list[int] = []
@@ -171,7 +171,7 @@ async def test_who_was_slow_to_restart_overwrites_nothing(sim: Simulation) -> No
 
 
 @simulated()
-async def test_all_agree_on_who_is_a_member_when_all_have_restarted(sim: Simulation) -> None:
+async def test_members_agree_on_the_membership_after_all_have_restarted(sim: Simulation) -> None:
     """PySyncObj #133: a snapshot from before a member was added was believed, and what stood behind it was not."""
     await start_members(sim, "ab", wal_mode="fsync")
     for name in "ab":

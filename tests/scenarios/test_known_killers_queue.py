@@ -62,7 +62,7 @@ def outcomes(results: list[BaseException | None]) -> list[bool]:
 
 
 @simulated(seeds=range(2))
-async def test_writers_who_find_the_queue_full_do_not_change_the_order_of_the_others(sim: Simulation) -> None:
+async def test_writers_that_wait_for_a_full_queue_keep_the_order_of_the_others(sim: Simulation) -> None:
     """Tarantool #11180: those that waited for room were written in the order in which they happened to wake up."""
     await start_members(sim, wal_mode="fsync", replication_synchro_queue_max_size=100)
     committed: list[int] = []
@@ -88,7 +88,7 @@ async def test_writers_who_find_the_queue_full_do_not_change_the_order_of_the_ot
 
 
 @simulated(seeds=range(2))
-async def test_who_is_refused_takes_nothing_with_it_that_others_have_built_on(sim: Simulation) -> None:
+async def test_rejected_write_does_not_undo_later_writes(sim: Simulation) -> None:
     """Tarantool #11180: who gave up waiting for room was undone alone, and newer changes of the same tuple stayed."""
     await start_counting(sim, "ab", replication_synchro_queue_max_size=100)
     sim.machine("a").blocking_seconds = SLOW
@@ -110,7 +110,7 @@ async def test_who_is_refused_takes_nothing_with_it_that_others_have_built_on(si
 
 @pytest.mark.parametrize("quorum", [1, NEVER], ids=["decided at once", "in the queue"])
 @simulated(seeds=range(3))
-async def test_a_write_that_fails_takes_back_all_that_is_newer(sim: Simulation, quorum: int) -> None:
+async def test_failed_write_rolls_back_all_newer_ones(sim: Simulation, quorum: int) -> None:
     """Tarantool #11180: the log took back what it had been given, and not what only waited to be given to it."""
     await start_counting(sim, replication_synchro_timeout=5)
     await reconfigure(sim, "a", replication_synchro_quorum=quorum)
@@ -139,7 +139,7 @@ async def test_a_write_that_fails_takes_back_all_that_is_newer(sim: Simulation, 
 
 
 @simulated(seeds=range(3))
-async def test_a_snapshot_says_where_its_data_ends(sim: Simulation) -> None:
+async def test_snapshot_states_the_end_of_its_data(sim: Simulation) -> None:
     """Tarantool #11180: it had what waited for the log, under the position before that; a restart applied it again."""
     await start_counting(sim, "ab")
     await reconfigure(sim, "a", replication_synchro_quorum=2)
@@ -163,7 +163,7 @@ async def test_a_snapshot_says_where_its_data_ends(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(3))
-async def test_a_joiner_gets_what_waits_for_the_log_once(sim: Simulation) -> None:
+async def test_joining_replica_gets_rows_pending_for_the_log_once(sim: Simulation) -> None:
     """Tarantool #11180: the position given to it did not count what its data had and the log had not yet."""
     await start_counting(sim)
     sim.machine("a").blocking_seconds = SLOW
@@ -189,7 +189,7 @@ async def join(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(3))
-async def test_a_joiner_gets_nothing_that_the_log_refuses_meanwhile(sim: Simulation) -> None:
+async def test_joining_replica_gets_no_row_rejected_by_the_log_during_the_join(sim: Simulation) -> None:
     """Tarantool #11180, its bug 7: a join waited for the log, and did not hear that the log had failed."""
     await start_counting(sim, replication_synchro_timeout=PATIENCE)
     sim.machine("a").blocking_seconds = SLOW
@@ -210,7 +210,7 @@ async def test_a_joiner_gets_nothing_that_the_log_refuses_meanwhile(sim: Simulat
 
 
 @simulated(seeds=range(3))
-async def test_a_joiner_gets_nothing_that_a_verdict_takes_back_meanwhile(sim: Simulation) -> None:
+async def test_joining_replica_gets_no_row_rolled_back_during_the_join(sim: Simulation) -> None:
     """Tarantool #11180: what was undone while a join waited was in its data, and stayed there."""
     await start_counting(sim, replication_synchro_timeout=PATIENCE)
     await reconfigure(sim, "a", replication_synchro_quorum=NEVER)
@@ -231,7 +231,7 @@ async def test_a_joiner_gets_nothing_that_a_verdict_takes_back_meanwhile(sim: Si
 
 @pytest.mark.parametrize("seconds", [0, 0.5])
 @simulated()
-async def test_a_joiner_is_told_of_no_verdict_on_what_it_has_not(sim: Simulation, seconds: float) -> None:
+async def test_joining_replica_gets_no_verdict_on_rows_that_it_lacks(sim: Simulation, seconds: float) -> None:
     """Tarantool #11180: what was confirmed together with newer rows came as a position beyond the joiner's data."""
     await start_counting(sim)
     await reconfigure(sim, "a", replication_synchro_quorum=NEVER)
@@ -251,7 +251,7 @@ async def test_a_joiner_is_told_of_no_verdict_on_what_it_has_not(sim: Simulation
 
 
 @simulated(seeds=range(3))
-async def test_a_verdict_that_a_joiner_knows_already_is_no_contradiction(sim: Simulation) -> None:
+async def test_known_verdict_is_no_contradiction_for_a_joining_replica(sim: Simulation) -> None:
     """Tarantool #11180, its bug 9: the CONFIRM behind its position told it what its data had, and stopped it."""
     await start_members(sim, "a", replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("a")

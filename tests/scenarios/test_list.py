@@ -48,7 +48,7 @@ def test_every_scenario_that_must_be_tried_is_listed() -> None:
     assert set(REQUIRED_KILLERS) <= set(KNOWN_KILLERS)
 
 
-def test_every_test_here_is_listed_under_the_scenarios_that_it_names() -> None:
+def test_every_scenario_test_is_listed_under_its_scenarios() -> None:
     listed = {(scenario, test) for scenario, tests in LISTED.items() for test in tests}
     for path in sorted(HERE.parent.glob("test_*.py")):
         if path == HERE:

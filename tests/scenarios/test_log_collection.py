@@ -23,7 +23,7 @@ def consumers(master: RealMember) -> dict[str, dict[int, int]]:
 
 
 @fits(">=3.3")
-def test_a_real_master_writes_down_where_a_node_is_and_knows_it_after_a_restart(cluster: Cluster) -> None:
+def test_real_master_stores_the_position_of_a_node_across_a_restart(cluster: Cluster) -> None:
     """G5: the row of a node follows what it acknowledges, survives the master, and keeps logs for one that is away."""
     master = cluster.real("master", checkpoint_count=1, wal_cleanup_delay=0)
     ledger.define(master)
@@ -56,7 +56,7 @@ def test_a_real_master_writes_down_where_a_node_is_and_knows_it_after_a_restart(
 
 
 @fits(">=3.3")
-def test_a_real_master_forgets_a_node_whose_row_is_deleted(cluster: Cluster) -> None:
+def test_real_master_forgets_a_node_whose_row_is_deleted(cluster: Cluster) -> None:
     """G5: with the row in `_cluster` goes that in `_gc_consumers`; the node is told so and does not come back."""
     master = cluster.real("master")
     ledger.define(master)

@@ -34,7 +34,7 @@ async def test_addresses_that_lead_nowhere_make_an_orphan(sim: Simulation, quoru
 
 
 @simulated()
-async def test_a_quorum_of_nobody_runs_at_once(sim: Simulation) -> None:
+async def test_quorum_of_zero_runs_at_once(sim: Simulation) -> None:
     """E4: neither a change nor a start waits for those who cannot be reached."""
     await sim.start("a", dialect="2.6", replication_connect_timeout=20, replication_connect_quorum=0)
     await make_space(sim, "a")
@@ -48,7 +48,7 @@ async def test_a_quorum_of_nobody_runs_at_once(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_an_orphan_is_one_no_more_when_its_quorum_is_lowered(sim: Simulation) -> None:
+async def test_orphan_recovers_when_its_quorum_is_lowered(sim: Simulation) -> None:
     """E4."""
     await sim.start("a", dialect="2.6", replication_connect_timeout=1)
     await make_space(sim, "a")
@@ -86,6 +86,6 @@ async def test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back(sim:
     await converge(sim, "ab")
 
 
-def test_names_of_machines_that_are_not_there() -> None:
+def test_unresolvable_host_names() -> None:
     """The addresses above are none of a simulation's."""
     assert not set(NOWHERE) & set(uris(Simulation(0), "a", "b"))

@@ -61,7 +61,7 @@ async def set_modes(sim: Simulation, **modes: str) -> None:
 
 @ELECTING
 @simulated(seeds=range(2))
-async def test_a_promotion_wins_in_one_new_term_and_the_leader_before_steps_down(sim: Simulation, mode: str) -> None:
+async def test_promotion_wins_in_a_new_term_and_the_previous_leader_steps_down(sim: Simulation, mode: str) -> None:
     """J1: with a living leader, and without one; what was committed is there, and the new leader writes."""
     await start_members(sim, "abc", owner="", election_timeout=1000)
     await set_modes(sim, a=mode, b=mode, c=mode)
@@ -138,7 +138,7 @@ async def test_with_elections_off_nobody_is_demoted_where_another_leads(sim: Sim
 
 
 @simulated()
-async def test_a_voter_and_an_anonymous_replica_are_neither_promoted_nor_in_the_way(sim: Simulation) -> None:
+async def test_voter_and_anonymous_replica_are_not_promoted_and_do_not_block_a_promotion(sim: Simulation) -> None:
     """J3: 5 for both; demoting a voter is nothing, and the anonymous one is refused that, too."""
     await start_members(sim)
     await sim.start("c", replication=[sim.uri("a")], replication_anon=True, read_only=True)
@@ -176,7 +176,7 @@ async def test_leaders_and_followers_of_an_election(sim: Simulation, mode: str) 
 
 @ELECTING
 @simulated()
-async def test_who_is_promoted_without_a_quorum_of_peers_is_told(sim: Simulation, mode: str) -> None:
+async def test_promotion_without_a_quorum_of_peers_is_an_error(sim: Simulation, mode: str) -> None:
     """J3: 242 where too few are connected."""
     await start_members(sim, "abc")
     await converge(sim)
@@ -306,7 +306,7 @@ class Ear:
 @pytest.mark.parametrize("is_slow", [False, True], ids=["", "slow disk"])
 @pytest.mark.parametrize("is_told", [True, False], ids=["", "by the promotion alone"])
 @simulated()
-async def test_a_term_is_heard_before_the_promotion_in_it(sim: Simulation, is_told: bool, is_slow: bool) -> None:
+async def test_term_arrives_before_the_promotion_in_it(sim: Simulation, is_told: bool, is_slow: bool) -> None:
     """J6: from the one that is promoted, from one that passes it on, told or not, and by one that was away."""
     await start_members(sim, "abc", owner="")
     near, far = Ear(), Ear()

@@ -129,7 +129,7 @@ async def test_an_asynchronous_write_in_an_old_term(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_confirmation_in_an_old_term_of_what_the_new_owner_has_not(sim: Simulation) -> None:
+async def test_confirm_in_an_old_term_of_rows_that_the_new_owner_lacks(sim: Simulation) -> None:
     """K2: what the old owner wrote alone is void to the new one, so its CONFIRM contradicts that."""
     await start_pair(sim)
     await part(sim)
@@ -139,7 +139,7 @@ async def test_a_confirmation_in_an_old_term_of_what_the_new_owner_has_not(sim: 
 
 
 @simulated()
-async def test_a_confirmation_in_an_old_term_of_what_the_new_owner_has_confirmed(sim: Simulation) -> None:
+async def test_confirm_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim: Simulation) -> None:
     """K2: both have come to the same verdict."""
     await start_pair(sim)
     pending = await wait_in_both(sim)
@@ -151,7 +151,7 @@ async def test_a_confirmation_in_an_old_term_of_what_the_new_owner_has_confirmed
 
 
 @simulated()
-async def test_a_rollback_in_an_old_term_of_what_the_new_owner_has_confirmed(sim: Simulation) -> None:
+async def test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim: Simulation) -> None:
     """K3: what is a fact for one is undone for the other."""
     await start_pair(sim)
     pending = await wait_in_both(sim)
@@ -162,7 +162,7 @@ async def test_a_rollback_in_an_old_term_of_what_the_new_owner_has_confirmed(sim
 
 
 @simulated()
-async def test_a_rollback_in_an_old_term_of_what_the_new_owner_has_not(sim: Simulation) -> None:
+async def test_rollback_in_an_old_term_of_rows_that_the_new_owner_lacks(sim: Simulation) -> None:
     """K3: it is nowhere, as it should be."""
     await start_pair(sim)
     await part(sim)
@@ -174,7 +174,7 @@ async def test_a_rollback_in_an_old_term_of_what_the_new_owner_has_not(sim: Simu
 
 
 @simulated()
-async def test_two_are_promoted_in_one_term(sim: Simulation) -> None:
+async def test_two_promotions_in_one_term(sim: Simulation) -> None:
     """K4."""
     await start_pair(sim)
     await demote(sim, "a")
@@ -186,7 +186,7 @@ async def test_two_are_promoted_in_one_term(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_one_is_promoted_and_another_demoted_in_one_term(sim: Simulation) -> None:
+async def test_promotion_and_demotion_in_one_term(sim: Simulation) -> None:
     """K4."""
     await start_pair(sim)
     await part(sim)
@@ -200,7 +200,7 @@ async def test_one_is_promoted_and_another_demoted_in_one_term(sim: Simulation) 
 
 
 @simulated()
-async def test_a_promotion_without_what_was_confirmed(sim: Simulation) -> None:
+async def test_promotion_without_confirmed_rows(sim: Simulation) -> None:
     """K5: its LSN is below what the old owner has confirmed alone."""
     await start_pair(sim)
     await part(sim)
@@ -210,7 +210,7 @@ async def test_a_promotion_without_what_was_confirmed(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_promotion_with_what_was_rolled_back(sim: Simulation) -> None:
+async def test_promotion_with_rolled_back_rows(sim: Simulation) -> None:
     """K5: its LSN is above all that the old owner has left, and nothing waits there."""
     await start_pair(sim)
     pending = await wait_in_both(sim)
@@ -221,7 +221,7 @@ async def test_a_promotion_with_what_was_rolled_back(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_promotion_with_what_was_rolled_back_while_something_else_waits(sim: Simulation) -> None:
+async def test_promotion_with_rolled_back_rows_while_others_are_pending(sim: Simulation) -> None:
     """K5: its LSN is outside the queue."""
     await start_pair(sim)
     pending = await wait_in_both(sim)
@@ -264,7 +264,7 @@ CRAFTS: dict[str, Callable[[Promote], Promote]] = {
     ],
 )
 @simulated()
-async def test_a_promotion_that_nobody_writes_is_refused_with_the_reason(
+async def test_promotion_that_cannot_be_written_is_rejected_with_the_reason(
     sim: Simulation, craft: str, is_waiting: bool, reason: str
 ) -> None:
     """K5: the row is changed on its way; what waits goes on waiting, and nothing of the row is in the log."""
@@ -329,7 +329,7 @@ async def test_a_confirmation_from_long_ago(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_confirmation_of_long_ago_that_comes_in_a_packet_of_today(sim: Simulation) -> None:
+async def test_old_confirm_in_a_recent_packet(sim: Simulation) -> None:
     """K6: the owner says again what it has said, and about a former owner what is so."""
     await start_pair(sim)
     await promote(sim, "b")
@@ -380,7 +380,7 @@ async def set_schema_version(sim: Simulation, name: str, *version: int) -> None:
 
 
 @simulated()
-async def test_data_of_an_old_schema_is_not_checked_until_it_is_upgraded(sim: Simulation) -> None:
+async def test_data_of_an_old_schema_is_not_checked_before_its_upgrade(sim: Simulation) -> None:
     """K8: up to 2.10.1 two owners of one term are no reason to stop; from the upgrade on they are."""
     await start_members(sim, owner="", replication_synchro_quorum=1)
     await set_schema_version(sim, "a", 2, 10, 1)
@@ -406,7 +406,7 @@ async def test_data_of_an_old_schema_is_not_checked_until_it_is_upgraded(sim: Si
 
 
 @simulated()
-async def test_rows_are_judged_by_who_wrote_them(sim: Simulation) -> None:
+async def test_rows_are_judged_by_their_originator(sim: Simulation) -> None:
     """K9: in a chain, the one in the middle owns nothing and passes on what the owner wrote."""
     await start_members(sim, "abc", replication_synchro_quorum=2)
     await reconfigure(sim, "c", replication=uris(sim, "b"))
@@ -426,7 +426,7 @@ async def test_rows_are_judged_by_who_wrote_them(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_rows_of_a_former_owner_are_of_an_old_term_whoever_passes_them_on(sim: Simulation) -> None:
+async def test_rows_of_a_former_owner_keep_their_old_term_through_any_relay(sim: Simulation) -> None:
     """K9: and neither he who passes them on nor what he writes himself is to blame."""
     await start_members(sim, "abc", replication_synchro_quorum=1)
     await reconfigure(sim, "c", replication_synchro_timeout=0.1)
@@ -450,7 +450,7 @@ async def slow_down(sim: Simulation, name: str, seconds: float) -> None:
 
 
 @simulated(seeds=range(2))
-async def test_rows_of_the_old_and_the_new_owner_come_to_a_slow_node_at_once(sim: Simulation) -> None:
+async def test_rows_of_both_owners_reach_a_slow_node_together(sim: Simulation) -> None:
     """K10: those of the old one are NOPs there, those of the new one stay, in their order."""
     await start_members(sim, "abc", replication_synchro_quorum=1, wal_mode="fsync")
     await reconfigure(sim, "b", replication_synchro_timeout=0.1)
@@ -476,7 +476,7 @@ async def test_rows_of_the_old_and_the_new_owner_come_to_a_slow_node_at_once(sim
 
 
 @simulated(seeds=range(2))
-async def test_rows_of_the_old_owner_come_while_our_own_promotion_is_being_written(sim: Simulation) -> None:
+async def test_rows_of_the_old_owner_arrive_during_the_write_of_our_promotion(sim: Simulation) -> None:
     """K10: they wait for it, and are void then."""
     await start_pair(sim)
     await sim.restart("b", wal_mode="fsync", replication_synchro_timeout=0.1)

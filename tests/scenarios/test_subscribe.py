@@ -41,7 +41,7 @@ async def pair(sim: Simulation, **options: Any) -> tuple[Node, Node]:
 @DIALECTS
 @pytest.mark.parametrize("conflict", [11, 12, 13])
 @simulated()
-async def test_a_transaction_with_a_conflict_anywhere_in_it_applies_nothing_and_holds_up_those_behind_it(
+async def test_conflict_anywhere_in_a_transaction_applies_none_of_it_and_stops_later_ones(
     sim: Simulation, dialect: str, conflict: int
 ) -> None:
     """C2: of two and three rows; when the replica's row is gone, all go on in their order."""
@@ -92,7 +92,7 @@ async def test_of_local_and_temporary_spaces_only_the_definitions_travel(sim: Si
 
 @DIALECTS
 @simulated()
-async def test_a_space_cannot_become_local_or_stop_being_so(sim: Simulation, dialect: str) -> None:
+async def test_space_cannot_change_between_local_and_replicated(sim: Simulation, dialect: str) -> None:
     """C6: group_id is for life."""
     await sim.start("a", dialect=dialect)
     for name, options, change in (("own", {"is_local": True}, {}), ("world", {}, {"group_id": 1})):

@@ -46,7 +46,7 @@ async def is_still_waiting(sim: Simulation, *pending: Pending, seconds: float = 
 
 @DIALECTS
 @simulated()
-async def test_a_quorum_makes_a_commit_of_two_lsns_and_a_timeout_takes_it_back(sim: Simulation, dialect: str) -> None:
+async def test_quorum_commits_two_lsns_and_a_timeout_rolls_them_back(sim: Simulation, dialect: str) -> None:
     """H1: quorum 2, then 3. The replica has the same rows, and is as consistent; so is a restart of both."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     before = last_lsn(sim, "a")
@@ -73,7 +73,9 @@ async def test_a_quorum_makes_a_commit_of_two_lsns_and_a_timeout_takes_it_back(s
 
 @DIALECTS
 @simulated()
-async def test_asynchronous_transactions_share_the_fate_of_what_they_wait_behind(sim: Simulation, dialect: str) -> None:
+async def test_asynchronous_transactions_share_the_outcome_of_earlier_pending_ones(
+    sim: Simulation, dialect: str
+) -> None:
     """H1: they need no quorum of their own, and become facts, or are undone, with the synchronous one before them."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=3)
     first = Pending(sim, "a", 1)
@@ -125,7 +127,7 @@ async def test_many_writers_commit_in_the_order_of_the_log(sim: Simulation, dial
 
 @DIALECTS
 @simulated()
-async def test_another_quorum_holds_for_what_waits_already(sim: Simulation, dialect: str) -> None:
+async def test_changed_quorum_applies_to_pending_transactions(sim: Simulation, dialect: str) -> None:
     """H2: raised and lowered; a member that joins makes the quorum, and one that is gone does not."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     sim.cut("a", "b")
@@ -156,7 +158,7 @@ async def test_another_quorum_holds_for_what_waits_already(sim: Simulation, dial
 
 @DIALECTS
 @simulated()
-async def test_the_queue_moves_to_another_member_when_it_is_empty(sim: Simulation, dialect: str) -> None:
+async def test_empty_queue_moves_to_another_member(sim: Simulation, dialect: str) -> None:
     """H2: in 2.6 with the first write, later with a promotion; what it has written before stays a fact."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     for number, name in enumerate("abab"):
@@ -173,7 +175,7 @@ async def test_the_queue_moves_to_another_member_when_it_is_empty(sim: Simulatio
 @DIALECTS
 @pytest.mark.parametrize("is_confirmed", [True, False], ids=["confirmed", "rolled back"])
 @simulated()
-async def test_a_snapshot_has_nothing_that_is_not_confirmed(sim: Simulation, dialect: str, is_confirmed: bool) -> None:
+async def test_snapshot_contains_only_confirmed_rows(sim: Simulation, dialect: str, is_confirmed: bool) -> None:
     """H3: it waits for the verdict, and is not made of what is undone; on the owner as on the replica."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     await insert(sim, "a", 1, space=SYNC)
@@ -223,7 +225,7 @@ async def test_a_snapshot_does_not_wait_for_a_verdict_for_ever(sim: Simulation, 
 
 @DIALECTS
 @simulated()
-async def test_a_replica_that_says_the_same_again_counts_once(sim: Simulation, dialect: str) -> None:
+async def test_repeated_ack_of_a_replica_counts_once(sim: Simulation, dialect: str) -> None:
     """H5: its ACKs are signs of life, too, and come all the time."""
     acked: list[int] = []
 
@@ -295,7 +297,7 @@ async def test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_gi
 @DIALECTS
 @pytest.mark.parametrize("count", [1, 5])
 @simulated()
-async def test_what_a_quorum_has_of_a_lost_owner_is_confirmed_by_the_next(
+async def test_rows_of_a_lost_owner_on_a_quorum_are_confirmed_by_the_next(
     sim: Simulation, dialect: str, count: int
 ) -> None:
     """H12: all of it, and what waits behind; the old owner, back again, agrees."""
@@ -325,7 +327,7 @@ async def test_what_a_quorum_has_of_a_lost_owner_is_confirmed_by_the_next(
 
 @DIALECTS
 @simulated()
-async def test_what_no_quorum_has_of_a_lost_owner_is_not_confirmed(sim: Simulation, dialect: str) -> None:
+async def test_rows_of_a_lost_owner_without_a_quorum_are_not_confirmed(sim: Simulation, dialect: str) -> None:
     """H12: 2.6 takes it back; later versions wait for the quorum, and are promoted as soon as it is there."""
     await start_members(sim, "abc", dialect=dialect, replication_synchro_quorum=NEVER)
     sim.cut("a", "c")
@@ -417,7 +419,7 @@ async def test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fr
 
 
 @simulated()
-async def test_who_stood_still_takes_nothing_back_before_it_has_heard_the_others(sim: Simulation) -> None:
+async def test_member_resumed_after_a_pause_rolls_back_nothing_before_it_has_heard_the_others(sim: Simulation) -> None:
     """They may have replaced it, and confirmed what waits."""
     await start_members(sim, "ab", replication_synchro_quorum=NEVER, replication_synchro_timeout=5)
     pending = await Pending(sim, "a", 1).seen_by("b")

@@ -42,7 +42,7 @@ def trio(third: Report) -> list[Report]:
     ]
 
 
-def test_member_that_follows_nobody_and_lacks_rows_is_found() -> None:
+def test_member_without_upstreams_that_lacks_rows_is_found() -> None:
     answers = trio(report(3, {1: 600}, {1: {}, 2: {}}, ro=True))
     (finding,) = found(*answers)
     assert (finding.kind, finding.severity, finding.member) == (Kind.NOT_FOLLOWING, Severity.STOPPED, uuid(3))
@@ -51,11 +51,11 @@ def test_member_that_follows_nobody_and_lacks_rows_is_found() -> None:
     assert complaints(replica_sets(answers)[0]) == (finding.what,)
 
 
-def test_member_that_follows_nobody_and_has_everything_is_well() -> None:
+def test_member_without_upstreams_that_has_all_rows_is_healthy() -> None:
     assert found(*trio(report(3, {1: 1000}, {1: {}, 2: {}}, ro=True))) == ()
 
 
-def test_rows_that_come_by_way_of_another_member_are_not_missed() -> None:
+def test_rows_relayed_by_another_member_are_not_missing() -> None:
     chain = report(3, {1: 990}, {1: {}, 2: {"upstream": upstream(2)}}, ro=True)
     assert found(*trio(chain)) == ()
 
@@ -66,7 +66,7 @@ def test_failed_link_explains_missing_rows_alone() -> None:
     assert [finding.kind for finding in findings] == [Kind.DUPLICATE_KEY]
 
 
-def test_each_member_that_lacks_rows_of_one_that_nobody_follows_is_named() -> None:
+def test_each_member_that_lacks_rows_of_an_unfollowed_member_is_named() -> None:
     one = report(1, {1: 5}, {2: {"upstream": upstream(2)}, 3: {}})
     two = report(2, {1: 5}, {1: {"upstream": upstream(1)}, 3: {}})
     three = report(3, {1: 5, 3: 7}, {1: {"upstream": upstream(1)}, 2: {}})
@@ -79,7 +79,7 @@ def test_each_member_that_lacks_rows_of_one_that_nobody_follows_is_named() -> No
     assert findings[1].why.endswith(": db2:3301 follows only db1:3301")
 
 
-def test_member_that_follows_nobody_lacks_rows_that_its_followers_have_acknowledged() -> None:
+def test_member_without_upstreams_lacks_rows_acknowledged_by_its_followers() -> None:
     """Only the member itself was asked."""
     follower = {"downstream": downstream({1: 1000, 3: 7})}
     alone = report(3, {1: 600, 3: 7}, {1: follower, 2: follower}, ro=True, upstreams_configured=0)
@@ -90,7 +90,7 @@ def test_member_that_follows_nobody_lacks_rows_that_its_followers_have_acknowled
     assert finding.what in complaints(replica_sets([alone])[0])
 
 
-def test_rows_of_a_silent_member_may_come_by_way_of_another_silent_one() -> None:
+def test_rows_of_a_silent_member_may_arrive_through_another_silent_member() -> None:
     ahead = {"downstream": downstream({1: 1000})}
     assert found(report(3, {1: 999}, {1: {"upstream": upstream(1)}, 2: ahead}, ro=True)) == ()
 
@@ -101,7 +101,7 @@ def test_master_does_not_lack_rows_that_it_wrote_before_its_follower_answered() 
 
 
 @pytest.mark.parametrize("followers", [(), (1, 2)])
-def test_voter_with_an_empty_replication_is_told_so_and_nothing_of_the_others(followers: tuple[int, ...]) -> None:
+def test_voter_with_an_empty_replication_has_only_that_finding(followers: tuple[int, ...]) -> None:
     """It hears nobody: the others may run, have a quorum and a leader."""
     peers: dict[int, dict[str, Any]] = {number: {} for number in (1, 2, 4)}
     peers |= {number: {"downstream": downstream({1: 9})} for number in followers}
@@ -124,14 +124,14 @@ def test_voter_with_an_empty_replication_is_told_so_and_nothing_of_the_others(fo
 
 
 @pytest.mark.parametrize("configured", [None, 2])
-def test_voter_that_reaches_none_of_its_upstreams_has_lost_its_quorum(configured: int | None) -> None:
+def test_voter_without_a_working_upstream_has_lost_its_quorum(configured: int | None) -> None:
     cfg = {"election_mode": "voter", "replication_synchro_quorum": "N / 2 + 1"}
     election = {"state": "follower", "term": 9, "leader": 0, "vote": 0}
     voter = report(3, {1: 9}, {1: {}, 2: {}}, cfg=cfg, upstreams_configured=configured, election=election, ro=True)
     assert found(voter)[0].kind is Kind.QUORUM_LOST
 
 
-def test_replica_with_an_empty_replication_gets_no_rows_and_a_master_needs_none() -> None:
+def test_empty_replication_stops_a_replica_and_not_a_master() -> None:
     replica = report(2, {1: 9}, {1: {}}, upstreams_configured=0, ro=True)
     assert [finding.what for finding in found(replica)] == ["db2:3301 follows no other member: it gets no rows"]
     master = report(1, {1: 9}, {2: {"downstream": downstream({1: 9})}}, upstreams_configured=0)
@@ -159,7 +159,7 @@ def four(**more: Any) -> list[Report]:
     ]
 
 
-def test_member_that_the_others_do_not_list_is_found_before_votes_are_needed() -> None:
+def test_member_unlisted_by_the_others_is_found_before_an_election() -> None:
     (finding,) = found(*four())
     assert (finding.kind, finding.severity, finding.member) == (Kind.NOT_FOLLOWED, Severity.WARNING, uuid(4))
     assert finding.what == "db1:3301 and db2:3301 and db3:3301 do not follow db4:3301: its votes do not reach them"
@@ -168,7 +168,7 @@ def test_member_that_the_others_do_not_list_is_found_before_votes_are_needed() -
 
 @pytest.mark.parametrize("asked", [1, 3])
 @pytest.mark.parametrize("is_denied", [False, True])
-def test_member_that_no_member_lists_is_found_without_its_address(asked: int, is_denied: bool) -> None:
+def test_unlisted_member_is_found_without_its_address(asked: int, is_denied: bool) -> None:
     denied = Unreachable(address=address(4), reason="Execute access is denied", is_denied=True)
     findings = found(*four()[:asked], *([denied] if is_denied else []))
     (finding,) = [finding for finding in findings if finding.kind is Kind.NOT_FOLLOWED]
@@ -187,7 +187,7 @@ def test_read_replica_without_a_vote_need_not_be_listed_by_the_voters() -> None:
     assert found(*voters, msgspec.structs.replace(replica, cfg={"election_mode": "off"})) == ()
 
 
-def test_voter_that_is_loading_is_not_said_to_miss_votes() -> None:
+def test_loading_voter_is_not_reported_as_missing_votes() -> None:
     """Its `replication` may list all of them: while it loads, it has no upstreams."""
     cfg = {"election_mode": "candidate"}
     loading = report(3, {1: 9}, {1: {}, 2: {}}, cfg=cfg, status="loading", **ELECTION)
@@ -209,7 +209,7 @@ def test_one_way_replication_without_elections_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize("is_asked", [True, False], ids=["asked", "address unknown"])
-def test_after_a_death_no_advice_tells_to_expel_the_member_that_runs(is_asked: bool) -> None:
+def test_advice_after_a_death_does_not_expel_a_running_member(is_asked: bool) -> None:
     """Three voters of four run and the quorum is three, but the votes of the fourth reach nobody."""
     dead = Unreachable(address=address(1), reason="cannot connect to db1:3301: connection refused")
     nobody = {"election": {"state": "follower", "term": 9, "leader": 0, "vote": 0}, "ro": True}
@@ -232,7 +232,7 @@ def test_after_a_death_no_advice_tells_to_expel_the_member_that_runs(is_asked: b
     assert not any(" 4`" in finding.advice or "flowstone promote db4" in finding.advice for finding in findings)
 
 
-def test_expelled_member_that_still_runs_is_found() -> None:
+def test_running_expelled_member_is_found() -> None:
     for third in (
         report(3, {1: 999}, {1: {"upstream": upstream(1)}, 2: {}}),
         report(3, {1: 1000}, {1: {}, 2: {}}, id=0, cfg={"replication_anon": False}),
@@ -265,7 +265,7 @@ def expelled_trio() -> list[Report]:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_expelled_member_that_does_not_know_it_has_no_other_finding(order: tuple[int, ...]) -> None:
+def test_expelled_member_without_its_expulsion_row_has_no_other_finding(order: tuple[int, ...]) -> None:
     answers = [expelled_trio()[number] for number in order]
     findings = found(*answers)
     assert {(finding.kind, finding.member) for finding in findings} == {(Kind.NOT_REGISTERED, uuid(3))}
@@ -277,7 +277,7 @@ def test_member_that_answers_alone_is_not_taken_for_expelled() -> None:
     assert replica_sets([third])[0].find("3") is not None
 
 
-def test_term_and_members_are_those_of_members_and_not_of_an_expelled_one() -> None:
+def test_term_and_members_are_not_taken_from_an_expelled_member() -> None:
     (one,) = replica_sets(expelled_trio())
     assert (one.term, one.leader, one.failover) == (14, 1, "election")
     assert [member.uuid for member in one.members if member.id] == [uuid(1), uuid(2)]
@@ -295,7 +295,7 @@ def test_member_that_has_just_joined_and_anonymous_replica_are_not_taken_for_exp
     assert found(one, two, anonymous) == ()
 
 
-def test_member_asked_in_vain_is_not_alive_by_what_links_still_say() -> None:
+def test_unreachable_member_is_not_alive_because_of_stale_links() -> None:
     peers = {2: {"upstream": upstream(2)}, 3: {"downstream": downstream({1: 5})}}
     (one,) = replica_sets([report(1, {1: 5}, peers), Unreachable(address=address(2), reason="connection refused")])
     assert [is_alive(one, member) for member in one.members] == [True, False, True]

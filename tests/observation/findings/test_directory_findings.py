@@ -62,7 +62,7 @@ def test_healthy_directory_has_no_findings(kind: str, tmp_path: Path) -> None:
 
 
 @KINDS
-def test_damage_is_told_with_file_and_byte_and_is_worse_where_a_server_starts(kind: str, tmp_path: Path) -> None:
+def test_damage_names_file_and_byte_and_is_worse_where_a_server_starts(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     old, newest = _logs(data)[0], _logs(data)[LOGS - 1]
     _damage(old, old.stat().st_size // 2)
@@ -90,7 +90,7 @@ def test_a_torn_end_is_a_warning_with_the_bytes_that_are_lost(kind: str, tmp_pat
 
 
 @KINDS
-def test_a_missing_log_is_a_gap_with_the_rows_that_are_gone(kind: str, tmp_path: Path) -> None:
+def test_missing_log_is_a_gap_with_the_lost_rows(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     _logs(data)[1].unlink()
     finding = _one(data, Kind.LOG_GAP)
@@ -119,7 +119,7 @@ def _starts(kind: str, data: Path) -> bool:
 
 @KINDS
 @pytest.mark.parametrize("is_covered", [True, False])
-def test_a_gap_is_as_bad_as_a_server_takes_it(kind: str, is_covered: bool, tmp_path: Path) -> None:
+def test_severity_of_a_gap_depends_on_the_server(kind: str, is_covered: bool, tmp_path: Path) -> None:
     """It needs no row that the newest snapshot covers."""
     data = leave(kind, tmp_path / "data")
     if not is_covered:
@@ -194,7 +194,7 @@ def test_a_snapshot_that_is_newer_than_all_logs_is_a_warning(kind: str, tmp_path
     assert newest.name in finding.why
 
 
-def test_files_of_two_instances_in_one_directory_are_told_apart(tmp_path: Path) -> None:
+def test_files_of_two_instances_in_one_directory_are_found(tmp_path: Path) -> None:
     data, other = leave("real", tmp_path / "data"), leave("ours", tmp_path / "other")
     last = data / _logs(other)[-1].name
     shutil.copy(_logs(other)[-1], last)
@@ -205,7 +205,7 @@ def test_files_of_two_instances_in_one_directory_are_told_apart(tmp_path: Path) 
 
 
 @KINDS
-def test_a_log_that_was_renamed_is_not_taken_for_what_its_name_says(kind: str, tmp_path: Path) -> None:
+def test_renamed_log_is_not_identified_by_its_name(kind: str, tmp_path: Path) -> None:
     data = leave(kind, tmp_path / "data")
     shutil.copy(_logs(data)[-1], data / f"{999:020d}.xlog")
     assert "file name says" in _one(data, Kind.DAMAGED_LOG).why
@@ -218,7 +218,7 @@ def test_files_that_were_left_half_written_can_be_deleted(kind: str, tmp_path: P
     assert _one(data, Kind.LEFTOVER_FILES).severity is Severity.WARNING
 
 
-def test_a_full_disk_is_told_with_what_is_left(tmp_path: Path) -> None:
+def test_full_disk_is_found_with_its_free_space(tmp_path: Path) -> None:
     try:
         disk = MountedDisk(tmp_path / "disk")
     except PermissionError:  # whoever may mount nothing has to imagine it
@@ -266,7 +266,7 @@ def _has_written(node: flowstone.Node, since: int) -> bool:
     return lsn > since
 
 
-def test_transactions_without_a_verdict_are_told_from_which_on(tmp_path: Path) -> None:
+def test_pending_transactions_are_reported_with_the_first_one(tmp_path: Path) -> None:
     data = tmp_path / "data"
     asyncio.run(_life(data, ("promote", None), ("create", None), ("write", 1), ("leave", 2)))
     finding = _one(data, Kind.UNDECIDED)
@@ -276,7 +276,7 @@ def test_transactions_without_a_verdict_are_told_from_which_on(tmp_path: Path) -
     assert "queue belongs to replica 1, term 2" in finding.why
 
 
-def test_two_histories_that_part_are_told_with_the_point_and_what_each_has_alone(tmp_path: Path) -> None:
+def test_diverged_histories_are_reported_with_the_fork_and_the_rows_of_each(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     asyncio.run(_life(ours, ("promote", None), ("create", None), ("write", 1)))
     shutil.copytree(ours, theirs)
@@ -306,7 +306,7 @@ def _compared(*paths: Path) -> list[Finding]:
 
 
 @pytest.mark.parametrize("kind", ["real", "ours"])
-def test_two_processes_on_copies_of_one_directory_are_told(cluster: Cluster, kind: str) -> None:
+def test_two_processes_on_copies_of_one_directory_are_found(cluster: Cluster, kind: str) -> None:
     one, copy = make(cluster, kind, "one"), make(cluster, kind, "copy", start=False)
     define(one)
     one.stop()
@@ -333,7 +333,7 @@ def test_two_processes_on_copies_of_one_directory_are_told(cluster: Cluster, kin
     assert "both belong to one instance" in finding.why
 
 
-def test_an_archive_that_is_being_written_is_no_copy_of_whom_it_follows(cluster: Cluster) -> None:
+def test_growing_archive_is_not_a_copy_of_its_upstream(cluster: Cluster) -> None:
     server = cluster.real("server")
     archive = cluster.directory / "archive"
     command = [sys.executable, "-m", "flowstone.cli", "archive", "--json", server.uri, str(archive)]
@@ -355,7 +355,7 @@ def test_directories_of_different_sets_have_no_common_history(tmp_path: Path) ->
     assert finding.kind is Kind.WRONG_CLUSTER
 
 
-def test_members_that_each_have_rows_alone_are_forked_and_nothing_contradicts(cluster: Cluster) -> None:
+def test_members_with_exclusive_rows_are_forked_without_contradiction(cluster: Cluster) -> None:
     """Logs of a real server and of a node: rows that both have are the same, byte for byte."""
     real, ours = pair(cluster, "real", "ours")
     ours.wait_writable()
@@ -408,7 +408,7 @@ def test_rows_only_in_a_snapshot_are_counted_without_advice_to_follow(cluster: C
     assert other.count(LEDGER) == 5
 
 
-def test_rows_of_a_fork_that_have_one_key_are_told_to_collide(cluster: Cluster) -> None:
+def test_forked_rows_with_the_same_key_collide(cluster: Cluster) -> None:
     real, ours = pair(cluster, "real", "ours")
     ours.wait_writable()
     ours.configure(replication=[])

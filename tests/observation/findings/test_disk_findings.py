@@ -22,7 +22,7 @@ def found(disk: ReportedDisk | None = None, **info: Any) -> tuple[Finding, ...]:
     return findings
 
 
-def test_full_disk_is_found_with_the_writes_that_failed() -> None:
+def test_full_disk_is_found_with_the_failed_writes() -> None:
     wal = {"failure": "Failed to write to disk: No space left on device", "failures": 244}
     (finding,) = found(wal=wal)
     assert (finding.kind, finding.severity) == (Kind.DISK_FULL, Severity.STOPPED)
@@ -30,7 +30,7 @@ def test_full_disk_is_found_with_the_writes_that_failed() -> None:
     assert "244 writes have failed" in finding.why
 
 
-def test_full_disk_of_a_follower_is_not_said_to_show_with_the_next_write() -> None:
+def test_full_disk_of_a_follower_is_not_predicted_to_fail_the_next_write() -> None:
     """A row that came by replication has no client, and no more rows come until `replication` is set again."""
     failure = "Failed to write to disk: No space left on device"
     follower = report(
@@ -56,7 +56,7 @@ def test_log_that_fails_for_another_reason_has_its_own_kind() -> None:
     assert "1 write has failed" in finding.why
 
 
-def test_little_room_is_a_warning_and_much_is_none() -> None:
+def test_low_free_space_is_a_warning() -> None:
     (finding,) = found(ReportedDisk(wal_free_bytes=FREE_BYTES_MIN - 1, memtx_free_bytes=FREE_BYTES_MIN))
     assert (finding.kind, finding.severity) == (Kind.DISK_FULL, Severity.WARNING)
     assert "left for wal_dir" in finding.why
@@ -64,6 +64,6 @@ def test_little_room_is_a_warning_and_much_is_none() -> None:
     assert found(ReportedDisk()) == ()
 
 
-def test_directory_that_cannot_be_read_is_found() -> None:
+def test_unreadable_directory_is_found() -> None:
     (finding,) = found(ReportedDisk(failure="Input/output error"))
     assert (finding.kind, finding.severity) == (Kind.LOG_FAILING, Severity.WARNING)

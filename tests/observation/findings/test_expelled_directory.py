@@ -29,7 +29,7 @@ async def expel_another(path: Path) -> None:
         await node.space(CLUSTER_ID).delete(2)
 
 
-async def test_directory_of_an_expelled_member_is_found_and_that_of_the_other_is_not(tmp_path: Path) -> None:
+async def test_only_the_directory_of_an_expelled_member_is_found(tmp_path: Path) -> None:
     uuid = await leave_expelled(tmp_path / "data", tmp_path / "other")
     (finding,) = await found(tmp_path / "data")
     assert (finding.kind, finding.severity) == (Kind.NOT_REGISTERED, Severity.STOPPED)
@@ -38,7 +38,7 @@ async def test_directory_of_an_expelled_member_is_found_and_that_of_the_other_is
     assert await found(tmp_path / "other") == []
 
 
-def test_directory_without_a_readable_snapshot_has_no_such_finding(tmp_path: Path) -> None:
+def test_directory_without_a_readable_snapshot_has_no_expulsion_finding(tmp_path: Path) -> None:
     asyncio.run(expel_another(tmp_path))
     assert asyncio.run(found(tmp_path)) == []
     (snapshot,) = tmp_path.glob("*.snap")
@@ -49,5 +49,5 @@ def test_directory_without_a_readable_snapshot_has_no_such_finding(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["real", "ours"])
-def test_directory_of_a_member_has_no_such_finding(tmp_path: Path, kind: str) -> None:
+def test_directory_of_a_member_has_no_expulsion_finding(tmp_path: Path, kind: str) -> None:
     assert asyncio.run(found(leave(kind, tmp_path / "data"))) == []

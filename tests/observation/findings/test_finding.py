@@ -18,7 +18,7 @@ def test_every_kind_has_a_line_in_the_reference() -> None:
     assert told == {kind.value for kind in Kind}
 
 
-def test_a_finding_goes_through_json_and_back() -> None:
+def test_finding_round_trips_through_json() -> None:
     finding = Finding(
         kind=Kind.LOG_GAP,
         severity=Severity.STOPPED,

@@ -51,19 +51,19 @@ def test_the_time_of_a_row_is_no_difference() -> None:
     assert common_point(VClock({1: 1}), VClock({1: 1}), digests(ours), digests(theirs)) == VClock({1: 1})
 
 
-def test_a_number_that_stands_for_two_rows_moves_the_point_before_it() -> None:
+def test_conflicting_lsn_moves_the_fork_before_it() -> None:
     ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _insert(1, 3, 31), _insert(1, 4, 40)]
     assert common_point(VClock({1: 3}), VClock({1: 4}), digests(ours), digests(theirs)) == VClock({1: 2})
     assert are_used_twice(digests(ours), digests(theirs))
 
 
-def test_a_row_that_was_dropped_moves_the_point_and_is_no_second_row() -> None:
+def test_dropped_row_moves_the_fork_and_is_not_a_second_row() -> None:
     ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _nop(1, 3)]
     assert common_point(VClock({1: 3}), VClock({1: 3}), digests(ours), digests(theirs)) == VClock({1: 2})
     assert not are_used_twice(digests(ours), digests(theirs))
 
 
-def test_both_sides_are_told() -> None:
+def test_rows_of_both_sides_are_listed() -> None:
     ours, theirs = [*COMMON, _insert(1, 3, 30)], [*COMMON, _promote(2, 1), _insert(2, 2, 50)]
     point = VClock({1: 2})
     fork = Fork(
@@ -92,6 +92,6 @@ def test_of_many_transactions_the_first_and_the_verdicts_are_shown() -> None:
     assert lines[-1] == f"a: and {50 - SHOWN_MAX - 1} more transactions"
 
 
-def test_a_transaction_of_several_rows_says_how_many() -> None:
+def test_transaction_states_its_number_of_rows() -> None:
     rows = [_insert(1, lsn, lsn).rows[0] for lsn in (1, 2, 3)]
     assert transaction_text(make_transaction(rows), SCHEMA) == "1:3 INSERT 512 [1] and 2 more rows"

@@ -66,7 +66,7 @@ def _is_not_looked_for(one: ReplicaSet, member: Member) -> bool:
 
 
 @given(answers())
-def test_member_that_is_said_to_lag_lacks_rows(told: list[Report | Unreachable]) -> None:
+def test_lagging_member_lacks_rows(told: list[Report | Unreachable]) -> None:
     sets = replica_sets(told)
     for finding in explain(sets):
         if finding.kind is Kind.BEHIND:
@@ -78,7 +78,7 @@ def test_member_that_is_said_to_lag_lacks_rows(told: list[Report | Unreachable])
 
 
 @given(answers_in_transit(is_whole=True))
-def test_whole_set_has_no_findings(told: list[Report]) -> None:
+def test_complete_set_has_no_findings(told: list[Report]) -> None:
     (one,) = replica_sets(told)
     assert is_whole(one)
     assert explain([one]) == ()
@@ -90,7 +90,7 @@ def test_rows_in_transit_are_not_reported(told: list[Report]) -> None:
 
 
 @given(answers_in_transit(is_whole=False), st.integers(0, 4))
-def test_rows_in_transit_are_not_reported_if_one_member_was_not_queried(told: list[Report], number: int) -> None:
+def test_rows_in_transit_are_not_reported_when_one_member_was_not_queried(told: list[Report], number: int) -> None:
     """Its address is unknown, and its masters know its position."""
     left = [one for one in told if one.id != number + 1]
     assert not any(finding.kind is Kind.BEHIND for finding in found(*left))
@@ -157,7 +157,7 @@ def test_member_is_named_if_its_upstream_was_expelled() -> None:
     assert "add db1:3301 to `replication` of db3:3301" in finding.advice
 
 
-def test_whether_rows_come_through_a_member_that_cannot_be_queried_is_a_warning() -> None:
+def test_rows_that_may_arrive_through_an_unreachable_member_are_a_warning() -> None:
     """Member 4 may forward the rows of member 1 that member 2 receives: neither of the two could be queried."""
     denied = [
         Unreachable(address=address(number), reason="Execute access is denied", is_denied=True) for number in (2, 4)
@@ -170,7 +170,7 @@ def test_whether_rows_come_through_a_member_that_cannot_be_queried_is_a_warning(
     assert finding.advice.startswith("give the user the right to query db4:3301; add db1:3301 to `replication`")
 
 
-def test_member_does_not_lag_by_rows_that_it_wrote_after_its_answer() -> None:
+def test_rows_written_after_the_answer_of_their_member_are_no_lag() -> None:
     first = report(1, {1: 80}, {2: {"upstream": upstream(2), "downstream": downstream({1: 80})}})
     assert found(first, report(2, {1: 90}, {1: {"upstream": upstream(1)}}, ro=True)) == ()
 
@@ -178,7 +178,7 @@ def test_member_does_not_lag_by_rows_that_it_wrote_after_its_answer() -> None:
 # --- members that could not be queried ---
 
 
-def test_members_whose_addresses_nobody_knows_are_named_with_the_servers_that_they_may_be() -> None:
+def test_members_with_unknown_addresses_are_listed_with_candidate_servers() -> None:
     """Member 1 follows nobody, and two of its followers have restarted. Member 4 also waits for a member 5."""
     first = report(1, {1: 90}, {2: {}, 3: {}, 4: {"downstream": downstream({1: 90})}})
     loading, gone = starting(2), Unreachable(address=address(3), reason="connection refused")

