@@ -207,6 +207,8 @@ class Instance:
         is_held_back = self.id == 0 or self.is_orphan or self.queue.limbo.is_read_only or self.elections.is_read_only
         was_read_only, self.box.is_read_only = self.box.is_read_only, self.configuration.read_only or is_held_back
         self.box.read_only_reason = self._read_only_text()
+        if self.is_read_only != was_read_only:
+            self.elections.wake()
         if self.is_read_only != was_read_only and self.status != "loading":
             LOG.info("now %s", f"read-only: {self.box.read_only_reason}" if self.is_read_only else "writable")
         if self.status != "loading":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors
 from flowstone.node.server.mode_waiters import wait_read_only
 from tests.node.instances import make_instance
@@ -21,8 +23,18 @@ async def test_returns_when_it_is_so() -> None:
     waiting = asyncio.ensure_future(wait_read_only(instance, False))
     await asyncio.sleep(0)
     assert not waiting.done()
-    instance.box.is_read_only = False
+    instance.configuration = replace(instance.configuration, read_only=False)
+    instance.settle_read_only()
     await asyncio.wait_for(waiting, 60)
+
+
+async def test_wait_ends_with_the_node() -> None:
+    instance = make_instance(read_only=True)
+    waiting = asyncio.ensure_future(wait_read_only(instance, False))
+    await asyncio.sleep(0)
+    await instance.elections.close()
+    with pytest.raises(FlowstoneError, match="the node was stopped"):
+        await asyncio.wait_for(waiting, 60)
 
 
 async def test_time_runs_out() -> None:

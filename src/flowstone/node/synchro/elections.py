@@ -183,7 +183,7 @@ class Elections:
         if self._retry is not None:
             self._retry.cancel()
         # Before the promotions are closed: they may be waiting in `until`.
-        self._wake()
+        self.wake()
         await self._promotions.close()
         triggered = list(self._triggered)
         for task in triggered:
@@ -261,11 +261,16 @@ class Elections:
                 raise errors.Loading("Instance is being stopped")
             if self.expelled_id:
                 raise expelled(self.expelled_id)
-            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(changed)
-            await changed
+            await self.changed()
 
-    def _wake(self) -> None:
+    def changed(self) -> asyncio.Future[None]:
+        """Return a future that is done after the next change, and when the elections are closed."""
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(changed)
+        return changed
+
+    def wake(self) -> None:
+        """Wake everything that waits for a change."""
         waiting, self._waiting = self._waiting, []
         for changed in waiting:
             if not changed.done():
@@ -313,7 +318,7 @@ class Elections:
         if ready.promote_term:
             self._promotions.take_over(ready.promote_term)
         self._promotions.raft_changed()
-        self._wake()
+        self.wake()
 
     def _fence(self, ready: Ready) -> None:
         """Pass a new term to the queue, which fences itself unless its own PROMOTE has that term; else fence it on
