@@ -487,7 +487,6 @@ UNUSED_HERE: Final[dict[str, str]] = {
     "DELTA_CONF": "sessions on clusters need it",
     "UNSIGNED_TEXT_MAX": "room that callers of the kernel need",
     "changes_of": "the counterpart of `at`",
-    "connected_count": "tests and debuggers",
     "connection_count": "tests and debuggers",
     "data_received": "asyncio calls it",
     "decode_all": "the counterpart of an encoder",

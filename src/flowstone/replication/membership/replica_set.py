@@ -124,10 +124,6 @@ class MemberSet:
         return connect_quorum(total, self.quorum_max)
 
     @property
-    def connected_count(self) -> int:
-        return self.count(SyncProgress.CONNECTED, SyncProgress.SYNCED)
-
-    @property
     def is_synced(self) -> bool:
         """True if a quorum of upstreams is synced, so the instance is not an orphan."""
         return self.count(SyncProgress.SYNCED) >= self.quorum
