@@ -53,8 +53,6 @@ from flowstone.replication.messages import NIL_UUID, Ack, FetchSnapshot, Join, R
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.meta import LSN_MAX
 
-_NOTHING_LEFT_OUT: Final = LSN_MAX
-
 
 class RelayState(Enum):
     """The state of the relay to one replica. The values are those of `box.info.replication[n].downstream.status`."""
@@ -288,68 +286,65 @@ class RowFilter:
     """
 
     def __init__(
-        self, known: VClock, *, left_out: tuple[int, ...] = (), own_id: int = 0, own_lsn_max: int = _NOTHING_LEFT_OUT
+        self, known: VClock, *, left_out: tuple[int, ...] = (), own_id: int = 0, own_lsn_max: int = LSN_MAX
     ) -> None:
-        self._known: NDArray[np.int64] = np.zeros(VCLOCK_MAX, np.int64)
-        self._limit: NDArray[np.int64] = np.full(VCLOCK_MAX, _NOTHING_LEFT_OUT, np.int64)
-        self._vclock = VClock()
-        if own_id:
-            self._limit[own_id] = own_lsn_max
+        self._known: dict[int, int] = {}
+        self._limits = {own_id: own_lsn_max} if own_id else {}
         # Must follow the line above: a replica that excludes its own id (the usual ID_FILTER) gets none of its rows
         # back.
-        self._limit[[0, *left_out]] = 0
-        self._limited = frozenset(np.flatnonzero(self._limit != _NOTHING_LEFT_OUT).tolist()) - {0}
+        self._limits |= dict.fromkeys(left_out, 0)
         self.follow(known)
 
     @property
     def known(self) -> VClock:
         """The vclock of rows that the replica has or was sent, without local rows."""
-        return self._vclock
+        return VClock(self._known)
 
     def follow(self, vclock: VClock) -> None:
         """Record that the log has been scanned up to `vclock`, or that the replica has acknowledged it."""
         # Merged, not replaced: an ACK may be older than what was sent since.
-        self._vclock = self._vclock.merged(vclock.without_zero())
+        for replica_id, lsn in vclock:
+            if replica_id and lsn > self._known.get(replica_id, 0):
+                self._known[replica_id] = lsn
 
     def takes_all(self, before: VClock, after: VClock) -> bool:
         """Return True if all rows between these positions of our log are sent, apart from local ones."""
-        known = self._vclock
+        known, limits = self._known, self._limits
         for replica_id, lsn in after:
             start = before.get(replica_id)
             if lsn == start or not replica_id:
                 continue
             # The replica has some of these rows already, from another member, or must not get the last ones.
-            if known.get(replica_id) > start or (replica_id in self._limited and self._limit[replica_id] < lsn):
+            if known.get(replica_id, 0) > start or limits.get(replica_id, lsn) < lsn:
                 return False
         return True
 
     def takes_nothing(self, before: VClock, after: VClock) -> bool:
         """Return True if no row between these positions is sent, for example because the replica wrote them all."""
-        for replica_id, lsn in after:
-            start = max(before.get(replica_id), self._vclock.get(replica_id))
-            stop = min(lsn, int(self._limit[replica_id])) if replica_id in self._limited else lsn
-            if replica_id and stop > start:
+        for replica_id, first, last in before.missing_rows(after):
+            if min(last, self._limits.get(replica_id, last)) > max(first - 1, self._known.get(replica_id, 0)):
                 return False
         return True
 
     def count(self, after: VClock) -> int:
         """Return the number of rows to send between `known` and `after`."""
-        known, limited, limit = self._vclock, self._limited, self._limit
         total = 0
         for replica_id, lsn in after:
             if replica_id:
-                stop = min(lsn, int(limit[replica_id])) if replica_id in limited else lsn
-                total += max(0, stop - known.get(replica_id))
+                stop = min(lsn, self._limits.get(replica_id, lsn))
+                total += max(0, stop - self._known.get(replica_id, 0))
         return total
 
     def keep(self, slab: Slab) -> NDArray[np.bool_]:
         """Return a mask of the rows of the slab to send."""
-        # The array is built only on demand: most slabs are sent or skipped as a whole by `takes_all` and
-        # `takes_nothing`.
-        for replica_id, lsn in self._vclock:
-            self._known[replica_id] = lsn
+        known: NDArray[np.int64] = np.zeros(VCLOCK_MAX, np.int64)
+        limits: NDArray[np.int64] = np.full(VCLOCK_MAX, LSN_MAX, np.int64)
+        for replica_id, lsn in self._known.items():
+            known[replica_id] = lsn
+        for replica_id, lsn in (self._limits | {0: 0}).items():
+            limits[replica_id] = lsn
         replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
-        kept: NDArray[np.bool_] = (lsns > self._known[replica_ids]) & (lsns <= self._limit[replica_ids])
+        kept: NDArray[np.bool_] = (lsns > known[replica_ids]) & (lsns <= limits[replica_ids])
         return kept
 
 
