@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
@@ -26,6 +27,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # Processes import the tree that the tests are of.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCES, os.environ.get("PYTHONPATH")]))
+
+# A shell starts background jobs with SIGINT ignored, and so would be the commands that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("ci", deadline=None, max_examples=100)
 settings.register_profile("full", deadline=None, max_examples=2000)
