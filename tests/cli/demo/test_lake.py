@@ -51,7 +51,7 @@ async def test_the_story_ends_with_a_lake_that_equals_the_cluster(tmp_path: Path
     assert processes_of(tmp_path) == []
 
 
-async def test_story_ends_with_its_timeout_of_caller(tmp_path: Path) -> None:
+async def test_story_raises_the_timeout_of_its_caller(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await show_lake(tmp_path, Console(file=io.StringIO()), Scale(seconds=2, customers=500, rate=600))
