@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flowstone.box.engine.bulk import SingleWrite
+from flowstone.iproto.constants import Flag
+from flowstone.iproto.row import COMMIT, Row, encode_header
 from flowstone.node.upstream.applied_batch import AppliedBatch, Together
+from flowstone.replication.row_stream import journal_rows, slab_of_rows
 from flowstone.xlog.transactions import make_transaction
 from tests.node.applied_rows import NOP, PLAIN, REPLACE, Master, Replica, put, slab
+
+WAIT_ACK = Flag.WAIT_ACK.value
 
 
 def test_rows_that_became_nops_take_the_places_of_those_that_came() -> None:
@@ -31,3 +38,16 @@ def test_batch_is_rolled_back_newest_first() -> None:
     together = Together([SingleWrite(index, 1, b"\x92\x01\x01"), SingleWrite(index, 1, b"\x92\x01\x02")])  # type: ignore[list-item]
     together.rollback()
     assert not index.map
+
+
+@pytest.mark.parametrize("is_explicit", [False, True], ids=["as a row alone", "in place of a control row"])
+@pytest.mark.parametrize("lsns", [(1,), (200, 70_000)], ids=str)
+@pytest.mark.parametrize("flags", [COMMIT, COMMIT | WAIT_ACK, 0], ids=["async", "synchronous", "inside a transaction"])
+def test_few_rows_are_encoded_as_the_kernel_encodes_them(lsns: tuple[int, ...], flags: int, is_explicit: bool) -> None:
+    kinds = [Row(NOP if is_explicit else REPLACE, 1, lsn=lsn, timestamp=9.0, tsn=lsn, flags=flags) for lsn in lsns]
+    body = b"" if is_explicit else b"\x82\x10\xcd\x02\x00\x21\x91\x01"
+    encoded = b"".join(encode_header(row, is_explicit=is_explicit) + body for row in kinds)
+    rows = slab_of_rows(encoded, "rows")
+    batch = AppliedBatch(rows, 0)
+    batch.stop = len(rows)
+    assert batch.rows(1.5) == journal_rows(rows, 0, len(rows), 1.5)
