@@ -12,7 +12,7 @@ from flowstone.archive.late_rows import overtaken_rows
 from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
 from flowstone.replication.limbo.control_rows import Confirm, Demote
-from flowstone.replication.settled import Tenure
+from flowstone.replication.settled_position import Tenure
 from tests.node.archived_rows import QUEUED, SYNC, alone, confirm, promote, rollback, row, slab, transaction
 
 NOP = RequestType.NOP.value

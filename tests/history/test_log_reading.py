@@ -14,7 +14,7 @@ from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside import production
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled_position import SettledTracker
 from flowstone.xlog import reader
 from flowstone.xlog.errors import DamagedLog, LogGap
 from flowstone.xlog.meta import FileType, Meta

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flowstone.history.log_reading import Reading
 from flowstone.history.selection import Selection
 from flowstone.outside import production
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled_position import SettledTracker
 from flowstone.xlog import reader
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import LogTransaction

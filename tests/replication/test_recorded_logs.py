@@ -21,7 +21,7 @@ from flowstone.iproto.msgpack import unpack_body
 from flowstone.iproto.row import Row
 from flowstone.outside.disk import SystemDisk
 from flowstone.replication.limbo.control_rows import Promote, decode_control
-from flowstone.replication.settled import Decision, SettledTracker
+from flowstone.replication.settled_position import Decision, SettledTracker
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.reader import LogFile
 from flowstone.xlog.transactions import LogTransaction

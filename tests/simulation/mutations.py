@@ -34,7 +34,7 @@ from flowstone.replication.limbo.limbo import Limbo
 from flowstone.replication.limbo.queue import Acks, LimboQueue
 from flowstone.replication.raft.election import ElectionState
 from flowstone.replication.raft.raft import Raft
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled_position import SettledTracker
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.transactions import LogTransaction, make_transaction

@@ -15,7 +15,7 @@ from flowstone.node.downstream.relay_stream import Relay
 from flowstone.node.synchro.limbo_driver import LimboDriver
 from flowstone.node.wal.replay import Replay
 from flowstone.replication.limbo.control_rows import Promote
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled_position import SettledTracker
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.writer import LogWriter
 from tests.simulation.mutations import CLIENTS_SAW, mutation

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from flowstone.errors import FlowstoneError
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled_position import SettledTracker
 from tests import served_node
 from tests.simulation.cluster import NAMES, converge
 from tests.simulation.endings import names, stop_and_compare

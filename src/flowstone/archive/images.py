@@ -27,7 +27,7 @@ from flowstone.node.wal.recovery import RecoveredBox, dialect_of, recover
 from flowstone.node.wal.replay import BULK_MIN, Applied, execute
 from flowstone.outside import Outside
 from flowstone.replication.row_stream import slab_of_rows
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled_position import SettledTracker
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.directory import scan_directory
 from flowstone.xlog.transactions import CONTROL_TYPES, group

@@ -3,7 +3,7 @@
 The log of one server never has late rows. But an archive that continues with another server may have the PROMOTE from
 the first one, and then receive rows that the former owner of the limbo wrote before the PROMOTE. No server recovers
 from a log with both in that order. So transactions that were rolled back become NOPs, as a server would have written
-them, and the others lose the flags of the limbo. `replication/settled.py` decides which ones were rolled back.
+them, and the others lose the flags of the limbo. `replication/settled_position.py` decides which ones were rolled back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flowstone.iproto import scan
 from flowstone.iproto.constants import Flag, Key, RequestType
 from flowstone.iproto.row import Row, encode_header
 from flowstone.iproto.slab import Slab
-from flowstone.replication.settled import Tenure, is_nop, void_rows
+from flowstone.replication.settled_position import Tenure, is_nop, void_rows
 from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction, group, make_transaction
 
 _NOP: Final = RequestType.NOP.value

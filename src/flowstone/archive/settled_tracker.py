@@ -1,8 +1,9 @@
 """Tracks the settled position of an archived log. Every row passes once, when it is written or read again.
 
-Runs `replication.settled` over slabs. Rows that are neither synchronous nor control rows nor definitions pass as a
-whole; other rows are processed transaction by transaction. Rows of servers before 2.8.1 have no flag for synchronous
-transactions; for them, the definitions of the spaces decide. A definition that is rolled back is undone here, too.
+Runs `replication.settled_position` over slabs. Rows that are neither synchronous nor control rows nor definitions pass
+as a whole; other rows are processed transaction by transaction. Rows of servers before 2.8.1 have no flag for
+synchronous transactions; for them, the definitions of the spaces decide. A definition that is rolled back is
+undone here, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.row import Row
 from flowstone.iproto.slab import Slab
 from flowstone.replication.limbo.control_rows import Promote
-from flowstone.replication.settled import SettledTracker, Tenure, Tracked
+from flowstone.replication.settled_position import SettledTracker, Tenure, Tracked
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.transactions import CONTROL_TYPES, group
 

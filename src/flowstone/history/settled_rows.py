@@ -1,4 +1,4 @@
-"""The settled rows of a log, slab by slab, with a fast path around `replication.settled`.
+"""The settled rows of a log, slab by slab, with a fast path around `replication.settled_position`.
 
 A slab without synchronous or control rows passes as a whole if no transaction is pending. Any other slab goes through
 the tracker transaction by transaction; pending transactions keep their slab in memory. A transaction that is pending
@@ -21,7 +21,7 @@ from flowstone.iproto.constants import Flag, RequestType
 from flowstone.iproto.scan import Cells
 from flowstone.iproto.slab import Slab
 from flowstone.replication.limbo.control_rows import Promote, decode_control
-from flowstone.replication.settled import Decision, SettledTracker, Tracked
+from flowstone.replication.settled_position import Decision, SettledTracker, Tracked
 from flowstone.replication.vclock import VClock
 from flowstone.xlog.errors import DamagedLog
 from flowstone.xlog.meta import Meta

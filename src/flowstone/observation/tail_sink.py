@@ -39,7 +39,7 @@ from flowstone.observation.live_transaction import (
 from flowstone.outside import Clock
 from flowstone.replication.applier.states import ConnectionLost
 from flowstone.replication.limbo.control_rows import Demote, Promote, decode_control
-from flowstone.replication.settled import Decision, SettledTracker, Tracked, is_nop
+from flowstone.replication.settled_position import Decision, SettledTracker, Tracked, is_nop
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.transactions import CONTROL_TYPES, LogTransaction, group
 

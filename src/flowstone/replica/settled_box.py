@@ -1,9 +1,9 @@
 """A box with only the settled transactions of a log: the data of a replica inside a program.
 
 Applies whole transactions from slabs, in log order. A synchronous transaction and all later ones are held, undecoded,
-until it is confirmed or rolled back (`replication/settled.py`), so nothing visible here or in `on_transaction` is ever
-rolled back. Rows of spaces that were not chosen are skipped undecoded; definitions are always kept. Runs of plain rows
-are applied by `box/engine/bulk.py`. Never talks to a peer and never writes to disk.
+until it is confirmed or rolled back (`replication/settled_position.py`), so nothing visible here or in `on_transaction`
+is ever rolled back. Rows of spaces that were not chosen are skipped undecoded; definitions are always kept. Runs of
+plain rows are applied by `box/engine/bulk.py`. Never talks to a peer and never writes to disk.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flowstone.node.wal.recovery import sort_indexes
 from flowstone.node.wal.replay import BULK_MIN, OF_A_PEER, Replay, Synchro, execute
 from flowstone.replication.limbo.control_rows import Promote
 from flowstone.replication.row_stream import RowStream
-from flowstone.replication.settled import SettledTracker, Tracked
+from flowstone.replication.settled_position import SettledTracker, Tracked
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.transactions import CONTROL_TYPES
 from flowstone.xlog.transactions import LogTransaction as Rows

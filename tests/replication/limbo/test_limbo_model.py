@@ -17,11 +17,11 @@ from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, R
 from flowstone.replication.limbo.limbo import Limbo
 from flowstone.replication.limbo.queue import LimboEntry
 from flowstone.replication.limbo.split_brain import SettlingRequest
-from flowstone.replication.settled import SettledTracker
+from flowstone.replication.settled_position import SettledTracker
 from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.replication.limbo_stories import Story
 from tests.replication.stories import OnDone
-from tests.replication.test_settled import STEPS, write_log
+from tests.replication.test_settled_position import STEPS, write_log
 
 # --- the owner --------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 Takes decoded slabs in the order of their files. Runs of plain rows are applied by `box/engine/bulk.py`, and all other
 rows one by one as statements; both lead to the same state. Synchronous transactions stay pending in
-`replication/settled.py` until their verdict, and are rolled back if it is a rollback. With `force` rows that cannot be
-applied are skipped and reported. This module reads and writes no files.
+`replication/settled_position.py` until their verdict, and are rolled back if it is a rollback. With `force` rows that
+cannot be applied are skipped and reported. This module reads and writes no files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from flowstone.iproto.slab import Slab
 from flowstone.replication.limbo.control_rows import Confirm, Demote, Promote, RaftState, decode_control
 from flowstone.replication.limbo.tenures import Tenures
 from flowstone.replication.row_stream import replaces_control
-from flowstone.replication.settled import SettledTracker, Tracked, is_nop, void_rows
+from flowstone.replication.settled_position import SettledTracker, Tracked, is_nop, void_rows
 from flowstone.replication.vclock import VClock, VClockBuilder
 from flowstone.xlog.errors import DamagedLog, LsnUsedTwice
 from flowstone.xlog.transactions import CONTROL_TYPES, Grouping, TransactionError, first_global

@@ -1,7 +1,8 @@
 """Bodies of control rows, which are about the log instead of data: CONFIRM, ROLLBACK, PROMOTE, DEMOTE, RAFT.
 
 They are decoded from and encoded to the MessagePack body of a row, with exactly the keys that real servers write: 2.6.0
-stops replication at any other key. The effect of the rows is described in `replication/settled.py` and `limbo.py`.
+stops replication at any other key. The effect of the rows is described in
+`replication/settled_position.py` and `limbo.py`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from flowstone.replication.limbo.control_rows import (
     SynchroError,
     decode_control,
 )
-from flowstone.replication.settled import Decision, SettledError, SettledTracker
+from flowstone.replication.settled_position import Decision, SettledError, SettledTracker
 from flowstone.replication.vclock import VClock, VClockError
 from flowstone.xlog.transactions import CONTROL_TYPES
 from tests.places import TRANSCRIPTS
