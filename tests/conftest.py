@@ -47,6 +47,7 @@ SLOW_FIRST: Final = (
     "test_mutations",
     "/docs/",
     "browser",
+    "test_guided",
     "test_limestone_scale",
     "/verification/",
     "/spark/",
