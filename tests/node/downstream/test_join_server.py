@@ -18,10 +18,10 @@ from flowstone.iproto import errors
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack, unpack
 from flowstone.iproto.row import Row
-from flowstone.node.downstream.join_server import raft_row, snapshot_packets
+from flowstone.node.downstream.join_server import JoinServer, raft_row, snapshot_packets
 from flowstone.node.info import members
-from flowstone.node.synchro.limbo_driver import Received
-from flowstone.replication.limbo.control_rows import Promote, RaftState, Rollback, decode_control
+from flowstone.node.synchro.limbo_driver import Received, Waiter
+from flowstone.replication.limbo.control_rows import Confirm, Promote, RaftState, Rollback, decode_control
 from flowstone.replication.limbo.split_brain import SettlingRequest
 from flowstone.replication.messages import FetchSnapshot, decode_vclock_reply
 from flowstone.replication.vclock import VClock
@@ -249,6 +249,47 @@ async def test_a_join_fails_with_what_it_waits_for(master: Master) -> None:
     with pytest.raises(errors.SyncRollback):
         await writing
     assert master.collector.consumers == []
+
+
+class Effect:
+    """A transaction of another member."""
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+    def hide_from(self, view: object) -> None: ...
+
+
+def pend(master: Master) -> JoinServer:
+    """Put a synchronous transaction of member 2 into the queue; return a server of joins."""
+    queue, effect = master.instance.queue, Effect()
+    master.instance.box.in_flight.append(effect)
+    entry = queue.receive(Waiter(effect, lambda error: None), origin_id=2, lsn=1, is_synchronous=True)
+    assert entry is not None
+    queue.written(entry, 1)
+    return JoinServer(master.instance, "", Connection(), 1)
+
+
+async def test_registration_waits_for_foreign_transactions_of_2_6(master: Master) -> None:
+    join = pend(master)
+    task = asyncio.create_task(join.register(REPLICA))
+    await settle()
+    assert not task.done()
+    confirm = Confirm(2, 1)
+    row = Row(RequestType.RAFT_CONFIRM.value, 2, lsn=2, timestamp=1.0, tsn=2, body=confirm.encode())
+    received = Received(row.encode(), lambda: b"", {2: 2}, lambda error: None)
+    master.instance.queue.decide(SettlingRequest(2, confirm), received)
+    await task
+    assert str(REPLICA) in dict(members(master.instance)).values()
+
+
+async def test_registration_fails_when_foreign_transactions_stay_pending(master: Master) -> None:
+    join = pend(master)
+    master.instance.queue.configure(timeout=0.05)
+    with pytest.raises(errors.UncommittedForeignSyncTxns):
+        await join.register(REPLICA)
+    assert str(REPLICA) not in dict(members(master.instance)).values()
 
 
 async def test_a_confirm_in_the_final_stage_is_a_nop_to_2_6(master: Master) -> None:

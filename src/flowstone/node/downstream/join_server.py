@@ -11,6 +11,7 @@ import asyncio
 import logging
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -24,6 +25,7 @@ from flowstone.box.system import CLUSTER_ID, SEQUENCE_DATA_ID
 from flowstone.errors import FlowstoneError
 from flowstone.iproto import errors, scan
 from flowstone.iproto.constants import GROUP_LOCAL, RequestType
+from flowstone.iproto.errors import TarantoolError
 from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row, encode_uint
 from flowstone.iproto.slab import Slab
@@ -169,6 +171,7 @@ class JoinServer:
         instance = self._instance
         if str(uuid) not in dict(members(instance)).values():
             await self._check_leads()
+            await self._wait_for_foreign_queue()
         ids = dict(members(instance))
         if str(uuid) in ids.values():
             return
@@ -204,6 +207,19 @@ class JoinServer:
             await linearization_point(instance, instance.queue.timeout)
             if instance.is_read_only:
                 raise instance.box.read_only_error()
+
+    async def _wait_for_foreign_queue(self) -> None:
+        """Wait while transactions of another member are pending: until then the queue accepts no row of ours.
+
+        In 2.6 every writable member registers replicas, and a server whose JOIN is rejected exits. After the timeout
+        the registration fails with the queue's error.
+        """
+        queue, own_id = self._instance.queue, self._instance.journal.replica_id
+        with suppress(TimeoutError):
+            async with asyncio.timeout(queue.timeout):
+                while not queue.is_empty and queue.limbo.owner_id != own_id:
+                    with suppress(TarantoolError):  # whether they are committed or rolled back does not matter here
+                        await queue.settled()
 
     # --- log ---
 
