@@ -25,7 +25,9 @@ from tests.real_tarantool import free_port
 from tests.warm_process import WarmProcess
 
 USER, PASSWORD = "first", "secret"
-START_SECONDS = 60
+START_SECONDS = 180
+"""In a fresh clone a node compiles its kernels, beside whatever else the machine does."""
+
 STOP_SECONDS = 30
 
 SPACE, INDEX, PRIVILEGE = 280, 288, 312

@@ -88,7 +88,7 @@ def mutant(run: Run, words: str) -> Callable[[Make], Make]:
     return add
 
 
-FORGOTTEN: Final = r"epoch \d+ is forgotten|forgot epoch \d+"
+FORGOTTEN: Final = r"epoch \d+ is forgotten|lost epoch \d+"
 LOST: Final = r"an acknowledged session of epoch \d+ is lost"
 UNFINISHED: Final = r"half of a session|that never ended|beyond repair|it does not start"
 DIFFERS: Final = r"differs at epoch \d+"
@@ -209,7 +209,7 @@ def send_open_sessions_when_catching_up() -> AbstractContextManager[object]:
     return patch.object(AsyncDatastore, "finished_sizes", whole_sizes)
 
 
-@mutant(ours, rf"{DIFFERS}|of which a session is open")
+@mutant(ours, rf"{DIFFERS}|which has an open session")
 def record_an_epoch_with_open_sessions() -> AbstractContextManager[object]:
     """An epoch is recorded at the switch, although sessions of it are open."""
     update = EpochRules._update
