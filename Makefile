@@ -1,7 +1,7 @@
 # Every target sets itself up: a fresh Debian or Ubuntu needs python3, make and package registries.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-full simulated tests soak check lint types rules bench docs setup
+.PHONY: help demo quick test test-full simulated tests kernels soak check lint types rules bench docs setup
 
 PYTHON_BIN := .venv/bin/python
 CODE := src tests $(wildcard bench)
@@ -9,6 +9,7 @@ CODE := src tests $(wildcard bench)
 # server that a module starts is started once; tests/conftest.py has the order, and the files that are shared out. What
 # `check` has run already is left out.
 PYTEST := $(PYTHON_BIN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/test_tidy.py
+RUNS ?= 250
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --jobs 2
 
 help: ## show these lines
@@ -20,25 +21,28 @@ demo: setup ## show what Flowstone does, with no configuration and no outside se
 quick: setup ## lint, types and the tests of what has changed (2 minutes at most); BASE names a commit to compare with
 	$(PYTHON_BIN) scripts/quick.py $(BASE)
 
-test: setup ## check, then the whole suite at CI scale (some 15 minutes on 2 cores); PYTEST_ARGS passes options on
-	$(SIDE_BY_SIDE) RUNS=250 simulated tests
+test: setup ## check, simulated runs and the whole suite at CI scale (some 15 minutes on 2 cores); PYTEST_ARGS passes options on
+	+$(SIDE_BY_SIDE) RUNS=250 simulated tests
 
 soak: setup ## simulated runs for SECONDS (default 3600): whole replica sets under faults, each from a seed of its own
 	$(PYTHON_BIN) -m tests.simulation --soak $(or $(SECONDS),3600) --first $(or $(FIRST),0)
 
 test-full: setup ## the same at full scale (under 4 hours)
-	$(SIDE_BY_SIDE) RUNS=2000 PYTEST='FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200' simulated tests
+	+$(SIDE_BY_SIDE) RUNS=2000 PYTEST='FLOWSTONE_SCALE=full $(PYTEST) --timeout 7200' simulated tests
 
-# Parts of `test`. Simulated runs live in virtual time and take what the rest leaves of the processor; they begin first,
-# and compile the kernels.
-simulated:
+# Parts of `test`. Simulated runs live in virtual time and take what the rest leaves of the processor. The kernels of a
+# node are compiled once before the many processes that need them.
+simulated: lint kernels
 	nice $(PYTHON_BIN) -m tests.simulation --runs $(RUNS) --fresh 50
 
-tests: lint types rules
+tests: lint types rules kernels
 	$(PYTEST) $(PYTEST_ARGS)
 
+kernels:
+	$(PYTHON_BIN) -c "from flowstone.node.warm_up import warm_up; warm_up()"
+
 check: setup ## lint, formatting, types, import rules, and the rules of the house (tests/test_tidy.py)
-	@$(SIDE_BY_SIDE) --output-sync lint types rules
+	+@$(SIDE_BY_SIDE) --output-sync lint types rules
 
 # Parts of `check`.
 lint:
