@@ -76,7 +76,7 @@ def test_rows_discarded_by_a_new_leader_are_listed() -> None:
     assert verdicts.settled == VClock({1: 3, 2: 1})
 
 
-def test_synchronous_spaces_are_pending_by_definition_before_2_8_1() -> None:
+def test_space_definition_decides_what_is_pending_before_2_8_1() -> None:
     verdicts = started((2, 6, 0))
     judged = verdicts.push(slab(define_space(1, SYNC_SPACE, is_sync=True), alone(2, SYNC_SPACE), alone(3)), 0, 3)
     assert judged.has_definitions

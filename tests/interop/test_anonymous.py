@@ -30,9 +30,7 @@ def _pair(cluster: Cluster, master_kind: str, replica_kind: str) -> tuple[Member
 
 
 @BOTH_WAYS
-def test_an_anonymous_replica_is_nobody_until_it_registers(
-    cluster: Cluster, master_kind: str, replica_kind: str
-) -> None:
+def test_anonymous_replica_has_no_id_until_it_registers(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = _pair(cluster, master_kind, replica_kind)
     assert replica.info()["id"] in (0, None)
     assert replica.info()["ro"]
@@ -70,7 +68,7 @@ def test_an_anonymous_replica_is_nobody_until_it_registers(
 
 
 @BOTH_WAYS
-def test_an_anonymous_replica_comes_back_after_a_restart(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_anonymous_replica_reconnects_after_a_restart(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master, replica = _pair(cluster, master_kind, replica_kind)
     master.call("interop.transaction", ledger.transaction(1))
     replica.catch_up(master)
@@ -98,7 +96,7 @@ def test_no_row_is_lost_when_a_replica_registers_while_others_write(
 
 
 @BOTH_WAYS
-def test_anonymity_cannot_be_taken_back(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_registration_cannot_be_undone(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     _, replica = _pair(cluster, master_kind, replica_kind)
     replica.configure(replication_anon=False)
     with pytest.raises(TarantoolError, match="cannot be turned on after bootstrap has finished"):
@@ -122,7 +120,7 @@ def test_an_anonymous_node_serves_anonymous_replicas_and_no_others(cluster: Clus
 
 
 @not_for_stand_ins  # a real 2.6 crashes then
-def test_registering_without_a_master_that_can_is_refused(cluster: Cluster) -> None:
+def test_registration_without_a_capable_master_is_rejected(cluster: Cluster) -> None:
     master = cluster.real("master")
     replica = cluster.ours("replica", replication=[master.uri], replication_anon=True, read_only=True)
     master.configure(read_only=True)
@@ -135,7 +133,7 @@ def test_registering_without_a_master_that_can_is_refused(cluster: Cluster) -> N
 
 
 @fits(">=3.0")
-def test_the_synchronous_queue_of_an_anonymous_node_is_that_of_its_master(cluster: Cluster) -> None:
+def test_synchronous_queue_of_an_anonymous_node_is_that_of_its_master(cluster: Cluster) -> None:
     master = cluster.real("master")
     workload.run(master, [["call", "box.ctl.promote", []]])
     replica = cluster.ours("replica", replication=[master.uri], replication_anon=True, read_only=True)

@@ -74,7 +74,7 @@ def test_user_without_rights_is_named(cluster: Cluster) -> None:
     replica.wait_follow(master)
 
 
-def test_master_of_another_replica_set_is_refused(cluster: Cluster) -> None:
+def test_master_of_another_replica_set_is_rejected(cluster: Cluster) -> None:
     _, replica = _pair(cluster)
     stranger = cluster.real("stranger")
     _restart_with(replica, stranger.uri)
@@ -92,7 +92,7 @@ def test_master_of_another_replica_set_is_refused(cluster: Cluster) -> None:
     eventually("the refusal is shown", is_shown)
 
 
-def test_unreachable_master_is_named_and_a_new_member_gives_up_with_it(cluster: Cluster) -> None:
+def test_unreachable_master_is_named_and_a_new_member_times_out_with_it(cluster: Cluster) -> None:
     address = f"127.0.0.1:{free_port()}"
     replica = cluster.ours("replica", start=False, replication=[f"replicator:secret@{address}"])
     replica.launch(replication_connect_timeout=1)
@@ -105,7 +105,7 @@ def test_unreachable_master_is_named_and_a_new_member_gives_up_with_it(cluster: 
     assert "secret" not in log
 
 
-def test_lost_master_is_named_until_it_is_back(cluster: Cluster) -> None:
+def test_lost_master_is_named_until_it_returns(cluster: Cluster) -> None:
     master, replica = _pair(cluster)
     master.stop()
     eventually("the loss shows", lambda: replica.upstream(1).get("status") == "disconnected")
@@ -174,7 +174,7 @@ def _lose_logs(cluster: Cluster, master: Member) -> None:
 
 
 @pytest.mark.parametrize(("master_kind", "replica_kind"), [("real", "ours"), ("ours", "real")])
-def test_one_member_too_many_is_refused(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
+def test_member_beyond_the_limit_is_rejected(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master: Member = getattr(cluster, master_kind)("master")
     for number in range(2, REPLICAS_MAX + 1):
         master.client.insert(CLUSTER, number, str(UUID(int=number)))

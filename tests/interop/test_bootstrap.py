@@ -51,7 +51,7 @@ def _set_dialect(cluster: Cluster, members: list[Member]) -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations((SMALL, MIDDLE, LARGE)))[::2], ids=("small", "middle", "large"))
-def test_the_smallest_uuid_leads_a_new_set_and_all_others_join_it(cluster: Cluster, order: tuple[str, ...]) -> None:
+def test_smallest_uuid_bootstraps_a_set_that_all_others_join(cluster: Cluster, order: tuple[str, ...]) -> None:
     ours = cluster.ours("ours", start=False, instance_uuid=order[0])
     reals = [cluster.real(f"real{number}", start=False, instance_uuid=order[number]) for number in (1, 2)]
     members = [ours, *reals]
@@ -79,7 +79,7 @@ def test_a_read_only_member_does_not_lead_though_its_uuid_is_smaller(cluster: Cl
 
 
 @pytest.mark.parametrize("booted_kind", ["real", "ours"])
-def test_empty_members_that_come_late_join_the_booted_one(cluster: Cluster, booted_kind: str) -> None:
+def test_late_empty_members_join_the_bootstrapped_one(cluster: Cluster, booted_kind: str) -> None:
     booted: Member = getattr(cluster, booted_kind)("booted", instance_uuid=SMALL)
     late = [
         cluster.ours("ours", start=False, instance_uuid=LARGE, replication_connect_timeout=5),
@@ -105,7 +105,7 @@ def test_empty_members_that_come_late_join_the_booted_one(cluster: Cluster, boot
     assert sorted(_ids(booted).values()) == [1, 2, 3]
 
 
-def test_a_mesh_that_was_stopped_comes_back(cluster: Cluster) -> None:
+def test_stopped_mesh_restarts(cluster: Cluster) -> None:
     members = [cluster.real("one", start=False), cluster.ours("two", start=False), cluster.real("three", start=False)]
     _set_dialect(cluster, members)
     _start_mesh(members)
@@ -137,7 +137,7 @@ def test_a_member_listed_twice_and_oneself_are_connected_once(cluster: Cluster) 
 
 
 @fits(">=2.11")
-def test_a_real_candidate_leads_and_a_node_that_cannot_be_elected_joins_it(cluster: Cluster) -> None:
+def test_real_candidate_leads_and_a_voter_node_joins_it(cluster: Cluster) -> None:
     candidate = cluster.real(
         "candidate", start=False, instance_uuid=LARGE, election_mode="candidate", replication_synchro_quorum=1
     )

@@ -46,7 +46,7 @@ def _row(replica: Member, *key: int) -> object:
 
 
 @BOTH_WAYS
-def test_a_taken_key_stops_the_replica_for_good_and_moves_nothing(
+def test_duplicate_key_stops_the_replica_and_changes_nothing(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, replica = _pair(cluster, master_kind, replica_kind)
@@ -70,7 +70,7 @@ def test_a_taken_key_stops_the_replica_for_good_and_moves_nothing(
 
 
 @BOTH_WAYS
-def test_a_conflict_in_the_middle_of_a_transaction_applies_none_of_it(
+def test_conflict_inside_a_transaction_applies_none_of_it(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, replica = _pair(cluster, master_kind, replica_kind)
@@ -111,7 +111,7 @@ def test_with_skip_conflict_only_the_conflicting_rows_become_nops(
     assert [row.lsn for row in mixed] == [row.lsn for row in there]
 
 
-def test_a_node_and_a_real_server_that_insert_the_same_key_stop_each_other(cluster: Cluster) -> None:
+def test_node_and_real_server_that_insert_the_same_key_stop_each_other(cluster: Cluster) -> None:
     real, ours = _pair(cluster, "real", "ours")
     real.configure(replication=[ours.uri])
     eventually("the row of the node arrives", lambda: _row(real, 1, 1))

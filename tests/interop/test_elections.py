@@ -82,7 +82,7 @@ def _assert_one_history(mesh: Mesh) -> None:
 
 @SEATS
 @has_elections
-def test_candidates_of_both_kinds_elect_one_and_another_when_it_has_gone(
+def test_candidates_of_both_kinds_elect_a_leader_and_replace_a_lost_one(
     cluster: Cluster, kinds: tuple[str, ...]
 ) -> None:
     mesh = Mesh(cluster, kinds)
@@ -107,7 +107,7 @@ def test_candidates_of_both_kinds_elect_one_and_another_when_it_has_gone(
 
 @SEATS
 @has_elections
-def test_every_candidate_can_be_promoted_in_one_term_and_the_leader_before_steps_down(
+def test_every_candidate_can_be_promoted_in_one_term_and_the_previous_leader_steps_down(
     cluster: Cluster, kinds: tuple[str, ...]
 ) -> None:
     mesh = Mesh(cluster, kinds)
@@ -205,7 +205,7 @@ def test_election_needs_a_quorum_and_returning_member_learns_the_term(cluster: C
 
 @FIRST
 @has_elections
-def test_the_next_leader_finishes_what_a_dead_one_could_not(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_next_leader_commits_transactions_of_a_dead_one(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = Mesh(cluster, kinds, replication_synchro_timeout=60)
     leader = _elect(mesh)
     leader.configure(replication_synchro_quorum=4)
@@ -235,7 +235,7 @@ def test_the_next_leader_finishes_what_a_dead_one_could_not(cluster: Cluster, ki
 @FIRST
 @pytest.mark.parametrize("fencing", ["soft", "strict"])
 @has_elections
-def test_a_leader_without_a_quorum_is_fenced_and_what_waits_is_decided_by_the_next(
+def test_leader_without_a_quorum_is_fenced_and_the_next_decides_pending_transactions(
     cluster: Cluster, kinds: tuple[str, ...], fencing: str
 ) -> None:
     mesh = Mesh(cluster, kinds, replication_synchro_timeout=60, election_fencing_mode=fencing)
@@ -268,7 +268,7 @@ def test_a_leader_without_a_quorum_is_fenced_and_what_waits_is_decided_by_the_ne
 
 @FIRST
 @has_elections
-def test_a_leader_that_is_not_fenced_goes_on_alone_and_confirms_when_the_others_are_back(
+def test_unfenced_leader_continues_alone_and_confirms_when_the_others_return(
     cluster: Cluster, kinds: tuple[str, ...]
 ) -> None:
     mesh = Mesh(cluster, kinds, replication_synchro_timeout=60, election_fencing_mode="off")
@@ -289,7 +289,7 @@ def test_a_leader_that_is_not_fenced_goes_on_alone_and_confirms_when_the_others_
 
 @SEATS
 @has_elections
-def test_a_leader_that_hangs_is_replaced_and_follows_when_it_goes_on(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_hanging_leader_is_replaced_and_follows_when_it_resumes(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = Mesh(cluster, kinds)
     leader = _elect(mesh, mode="candidate")
     write(leader, 1)
@@ -321,7 +321,7 @@ def test_a_leader_that_resigns_is_followed_by_another_candidate(cluster: Cluster
 
 @pytest.mark.parametrize("joining", ["real", "ours"])
 @has_elections
-def test_a_member_that_joins_knows_owner_and_term_and_disturbs_nobody(cluster: Cluster, joining: str) -> None:
+def test_joining_member_knows_owner_and_term_and_does_not_disturb_the_set(cluster: Cluster, joining: str) -> None:
     """The one it joins is of the other kind."""
     mesh = Mesh(cluster, ("ours" if joining == "real" else "real", joining))
     leader = _elect(mesh, mode="candidate")

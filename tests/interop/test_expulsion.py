@@ -65,7 +65,7 @@ def test_node_that_a_real_server_expels_is_bound(cluster: Cluster) -> None:
 
 
 @not_for_stand_ins
-def test_node_takes_nothing_from_a_real_server_that_it_has_expelled(cluster: Cluster) -> None:
+def test_node_rejects_rows_of_a_real_server_that_it_expelled(cluster: Cluster) -> None:
     """2.6 and 2.11 reject the row, and continue to write; 3.8 accepts it, and its later rows reach no member."""
     master, replica = _pair(cluster, "ours", "real")
     number = _expel(master, replica)
@@ -112,7 +112,7 @@ def test_reissued_id_does_not_mix_the_rows_of_two_real_servers(cluster: Cluster)
 
 @not_for_stand_ins
 @fits(">=2.11")
-def test_leader_stays_when_it_expels_the_other_of_two(cluster: Cluster) -> None:
+def test_leader_remains_after_it_expels_the_other_of_two_members(cluster: Cluster) -> None:
     """Two servers of 3.8 behave the same."""
     timing: dict[str, Any] = {"replication_timeout": 0.3, "election_mode": "candidate"}
     leader = cluster.ours("leader", **timing)

@@ -151,14 +151,14 @@ def test_members_that_write_to_each_other_converge_whatever_happens(cluster: Clu
     assert_same_log(one, two, origins=[1, 2])
 
 
-def test_a_log_is_kept_for_the_slowest_registered_replica_and_collected_when_it_has_left(cluster: Cluster) -> None:
+def test_log_is_kept_for_the_slowest_registered_replica_and_collected_after_its_removal(cluster: Cluster) -> None:
     master = cluster.ours("master", checkpoint_count=1)
     ledger.define(master)
     quick, slow = (cluster.real(name, replication=[master.uri], read_only=True) for name in ("quick", "slow"))
     _assert_kept_for(master, quick, slow)
 
 
-def test_a_real_master_keeps_its_log_for_a_node_and_collects_it_when_the_node_has_left(cluster: Cluster) -> None:
+def test_real_master_keeps_its_log_for_a_node_until_the_node_is_removed(cluster: Cluster) -> None:
     master = cluster.real("master", checkpoint_count=1)
     ledger.define(master)
     quick = cluster.real("quick", replication=[master.uri], read_only=True)

@@ -112,7 +112,7 @@ def test_follower_receives_every_kind_of_change(cluster: Cluster, master: RealMe
         assert complaints(master) == []
 
 
-def test_without_listeners_it_ends_with_the_same_data(cluster: Cluster, master: RealMember) -> None:
+def test_follow_without_triggers_ends_with_the_same_data(cluster: Cluster, master: RealMember) -> None:
     is_synchronous = define(master, cluster.binary.dialect)
     with flowstone.follow(master.uri) as replica:
         change(master, FEW, seed=1, is_synchronous=is_synchronous)
@@ -151,7 +151,7 @@ def test_follower_continues_after_lost_connections(cluster: Cluster, master: Rea
         copy.assert_is(replica)
 
 
-def test_chosen_spaces_are_all_that_it_has(cluster: Cluster, master: RealMember) -> None:
+def test_replica_has_only_selected_spaces(cluster: Cluster, master: RealMember) -> None:
     define(master, cluster.binary.dialect)
     change(master, FEW, seed=1)
     with flowstone.follow(master.uri, spaces=["plain", "later"]) as replica:
@@ -183,7 +183,7 @@ def _wait_until_held(replica: flowstone.BlockingReplica, count: int) -> None:
 LATER = "require('fiber').create(function() box.space.{}:insert{{{}}} end)"
 
 
-def test_a_synchronous_transaction_is_shown_and_told_when_it_is_confirmed(cluster: Cluster, master: RealMember) -> None:
+def test_synchronous_transaction_is_visible_and_delivered_when_confirmed(cluster: Cluster, master: RealMember) -> None:
     _promote(cluster, master)
     told: list[Any] = []
     with flowstone.follow(master.uri) as replica:
@@ -237,7 +237,7 @@ def _lose_logs(master: RealMember) -> None:
         master.snapshot()
 
 
-def test_a_new_snapshot_is_fetched_when_the_logs_are_gone(cluster: Cluster, master: RealMember) -> None:
+def test_new_snapshot_is_fetched_when_the_logs_are_lost(cluster: Cluster, master: RealMember) -> None:
     define(master, cluster.binary.dialect)
     wire = cluster.proxy(master)
     with flowstone.follow(wire.uri, replication_timeout=0.5) as replica:
@@ -258,7 +258,7 @@ def test_a_new_snapshot_is_fetched_when_the_logs_are_gone(cluster: Cluster, mast
         assert_equal(master, replica)
 
 
-def test_a_master_that_lost_its_tail_is_refused_and_the_rows_are_named(cluster: Cluster, master: RealMember) -> None:
+def test_master_that_lost_its_tail_is_rejected_with_the_lost_rows(cluster: Cluster, master: RealMember) -> None:
     define(master, cluster.binary.dialect)
     master.stop()
     shutil.copytree(master.directory, cluster.directory / "copy")

@@ -67,7 +67,7 @@ def test_a_proxy_passes_holds_and_cuts(echo_port: int) -> None:
     proxy.close()
 
 
-def test_a_proxy_holds_one_way_only(echo_port: int) -> None:
+def test_proxy_can_block_one_direction(echo_port: int) -> None:
     proxy = Proxy(echo_port)
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as one:
         eventually("it is connected", lambda: proxy.connections)

@@ -75,7 +75,7 @@ def test_a_real_server_asks_a_node_for_a_quorum(
 
 
 @fits(">=3.0")
-def test_false_is_refused_alike(cluster: Cluster) -> None:
+def test_is_sync_false_is_rejected_as_by_the_real_server(cluster: Cluster) -> None:
     told = []
     for member in _mesh(cluster, "real", "ours"):
         refused = []

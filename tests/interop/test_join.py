@@ -132,9 +132,7 @@ def test_new_member_gets_a_free_id_from_a_real_master_and_an_unused_one_from_a_n
 
 
 @BOTH_WAYS
-def test_a_read_only_master_takes_back_a_replica_it_knows(
-    cluster: Cluster, master_kind: str, replica_kind: str
-) -> None:
+def test_read_only_master_accepts_a_known_replica(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
     master = _make(cluster, master_kind, "master")
     ledger.define(master)
     replica = _make(cluster, replica_kind, "replica", replication=[master.uri])

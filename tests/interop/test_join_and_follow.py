@@ -33,7 +33,7 @@ def test_node_joins_a_real_master_and_follows_every_kind_of_change(cluster: Clus
     assert_converged(master, replica, seconds=CATCH_UP_SECONDS)
 
 
-def test_anonymous_node_follows_a_real_master_and_registers_while_it_runs(cluster: Cluster) -> None:
+def test_anonymous_node_follows_a_real_master_and_registers_while_running(cluster: Cluster) -> None:
     master = cluster.real("master")
     is_synchronous = define(master, cluster.binary.dialect)
     change(master, FEW, seed=1, is_synchronous=is_synchronous)
@@ -67,7 +67,7 @@ def test_real_server_joins_a_node_and_follows_every_kind_of_change(cluster: Clus
     assert_same_log(master, replica, origins=[1])
 
 
-def test_real_replica_of_a_node_comes_back_after_a_restart_of_either(cluster: Cluster) -> None:
+def test_real_replica_of_a_node_reconnects_after_a_restart_of_either(cluster: Cluster) -> None:
     master = cluster.ours("master")
     is_synchronous = define(master, cluster.binary.dialect)
     replica = cluster.real("replica", replication=[master.uri], read_only=True)
@@ -116,7 +116,7 @@ def _lose_logs_and_join_anew(master: Member, replica: Member) -> None:
 
 
 @fits("<3.0" if IS_OURS_REAL else ANY)  # newer masters never forget the replicas for which they keep logs
-def test_real_replica_whose_logs_are_gone_joins_a_node_again(cluster: Cluster) -> None:
+def test_real_replica_without_its_logs_rejoins_a_node(cluster: Cluster) -> None:
     master = cluster.ours("master")
     define(master, cluster.binary.dialect)
     replica = cluster.real("replica", replication=[master.uri])
@@ -125,7 +125,7 @@ def test_real_replica_whose_logs_are_gone_joins_a_node_again(cluster: Cluster) -
 
 
 @fits("<3.0")
-def test_node_whose_logs_are_gone_joins_a_real_master_again(cluster: Cluster) -> None:
+def test_node_without_its_logs_rejoins_a_real_master(cluster: Cluster) -> None:
     master = cluster.real("master")
     define(master, cluster.binary.dialect)
     replica = cluster.ours("replica", replication=[master.uri])
@@ -190,7 +190,7 @@ def _write_on_all(members: list[Member], count: int) -> None:
     assert not problems, problems
 
 
-def test_node_takes_over_the_files_of_a_real_replica_and_gives_them_back(cluster: Cluster) -> None:
+def test_node_starts_from_files_of_a_real_replica_and_the_replica_from_those_of_the_node(cluster: Cluster) -> None:
     master = cluster.real("master")
     is_synchronous = define(master, cluster.binary.dialect)
     replica = cluster.real("replica", replication=[master.uri], read_only=True)

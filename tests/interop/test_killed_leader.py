@@ -218,9 +218,7 @@ def _lose_leaders(mesh: Mesh, fault: Fault) -> None:
 
 @FAULTS
 @not_for_stand_ins
-def test_a_leader_that_is_gone_is_replaced_in_time_and_nothing_acknowledged_is_lost(
-    nodes: Cluster, fault: Fault
-) -> None:
+def test_lost_leader_is_replaced_in_time_without_losing_acknowledged_writes(nodes: Cluster, fault: Fault) -> None:
     mesh = Mesh(nodes, ("ours", "ours", "ours"), direct=True)
     _lose_leaders(mesh, fault)
     mesh.judge()
@@ -229,7 +227,7 @@ def test_a_leader_that_is_gone_is_replaced_in_time_and_nothing_acknowledged_is_l
 @FAULTS
 @pytest.mark.parametrize("kinds", [("real", "ours", "real"), ("ours", "real", "ours")], ids="-".join)
 @fits(">=2.11")
-def test_a_leader_of_a_mixed_set_that_is_gone_is_replaced_in_time_and_nothing_acknowledged_is_lost(
+def test_lost_leader_of_a_mixed_set_is_replaced_in_time_without_losing_acknowledged_writes(
     cluster: Cluster, kinds: tuple[str, ...], fault: Fault
 ) -> None:
     mesh = Mesh(cluster, kinds, direct=True)

@@ -50,7 +50,7 @@ def _read(member: Member, *, timeout: float = 20.0, space: int = SYNCHRONOUS) ->
 
 @fits(">=2.11")
 @KINDS
-def test_every_member_reads_what_was_committed_before(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_every_member_reads_earlier_commits(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = _start(cluster, kinds)
     for member in mesh:
         for wire in mesh.wires(member):
@@ -102,7 +102,7 @@ def test_linearizable_read_waits_for_the_quorum_of_pending_transactions(
 
 
 @fits(">=2.11")
-def test_asynchronous_spaces_are_refused_in_the_same_words(cluster: Cluster) -> None:
+def test_asynchronous_spaces_are_rejected_with_the_text_of_the_real_server(cluster: Cluster) -> None:
     mesh = _start(cluster, ("real", "ours"))
     told = []
     for member in mesh:

@@ -106,7 +106,7 @@ def _demote_in_vain(member: Member) -> None:
 
 @BOTH_WAYS
 @has_promotion
-def test_a_promotion_confirms_what_has_a_quorum_and_the_old_owner_answers_its_client(
+def test_promotion_confirms_rows_on_a_quorum_and_the_old_owner_answers_its_client(
     cluster: Cluster, kinds: tuple[str, ...]
 ) -> None:
     mesh = Mesh(cluster, kinds, replication_synchro_timeout=60)
@@ -128,9 +128,7 @@ def test_a_promotion_confirms_what_has_a_quorum_and_the_old_owner_answers_its_cl
 
 @BOTH_WAYS
 @has_promotion
-def test_an_owner_that_comes_back_is_read_only_until_it_is_promoted_again(
-    cluster: Cluster, kinds: tuple[str, ...]
-) -> None:
+def test_returning_owner_is_read_only_until_its_next_promotion(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = Mesh(cluster, kinds, replication_synchro_timeout=60)
     one, two = mesh.members
     promote(one)
@@ -158,7 +156,7 @@ def test_an_owner_that_comes_back_is_read_only_until_it_is_promoted_again(
 
 @CHAINS
 @has_promotion
-def test_verdicts_pass_a_chain_in_the_order_of_who_wrote_them(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_verdicts_pass_a_chain_in_the_order_of_their_originators(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     options = TIMING | {"replication_synchro_quorum": 1, "replication_synchro_timeout": 60}
     first: Member = getattr(cluster, kinds[0])("first", **options)
     define(first)

@@ -209,9 +209,7 @@ def test_contradicting_histories_stop_replication_and_change_nothing(
 @OWNER_KIND
 @pytest.mark.parametrize("case", HARMLESS, ids=lambda case: case.__name__)
 @fits(">=2.11")
-def test_histories_that_only_seem_to_contradict_each_other_become_one(
-    cluster: Cluster, case: Case, owner_kind: str
-) -> None:
+def test_histories_that_only_seem_contradictory_converge(cluster: Cluster, case: Case, owner_kind: str) -> None:
     pair = _pair(cluster, owner_kind)
     case(pair)
     pair.mesh.rejoin(pair.owner)
@@ -225,9 +223,7 @@ def test_histories_that_only_seem_to_contradict_each_other_become_one(
 
 @pytest.mark.parametrize("kinds", [("real", "ours", "real"), ("ours", "real", "ours")], ids="-".join)
 @fits(">=2.11")
-def test_a_confirmation_from_long_ago_is_harmless_where_it_is_known_to_be_true(
-    cluster: Cluster, kinds: tuple[str, ...]
-) -> None:
+def test_old_confirm_of_confirmed_rows_is_harmless(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     mesh = Mesh(cluster, kinds, replication_synchro_quorum=1, replication_synchro_timeout=0.1)
     old, *others = mesh.members
     promote(old)

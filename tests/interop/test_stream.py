@@ -126,7 +126,7 @@ def test_boundaries_of_transactions_survive_every_mix_of_local_and_global_rows(
 
 
 @BOTH_WAYS
-def test_transactions_that_end_with_a_local_row_do_not_hang_a_replica_that_comes_back(
+def test_transaction_that_ends_with_a_local_row_does_not_block_a_returning_replica(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, replica = _pair(cluster, master_kind, replica_kind)
@@ -166,12 +166,12 @@ def test_local_rows_count_in_component_zero_only(cluster: Cluster, master_kind: 
 
 
 @not_for_stand_ins
-def test_local_rows_and_checkpoints_of_a_node_make_no_gap_for_a_replica_that_was_away(cluster: Cluster) -> None:
+def test_local_rows_and_checkpoints_of_a_node_make_no_gap_for_a_returning_replica(cluster: Cluster) -> None:
     _go_away_while_local_rows_are_written(*_pair(cluster, "ours", "real"))
 
 
 @fits(">=2.10")  # earlier real masters report a gap there
-def test_local_rows_and_checkpoints_of_a_real_master_make_no_gap_for_a_node_that_was_away(cluster: Cluster) -> None:
+def test_local_rows_and_checkpoints_of_a_real_master_make_no_gap_for_a_returning_node(cluster: Cluster) -> None:
     _go_away_while_local_rows_are_written(*_pair(cluster, "real", "ours"))
 
 
@@ -209,7 +209,7 @@ def test_dependent_rows_are_visible_in_the_order_of_the_master(
 
 
 @pytest.mark.parametrize("kinds", [("real", "ours", "real"), ("ours", "real", "ours")])
-def test_a_chain_stays_connected_under_constant_changes(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_chain_stays_connected_under_constant_changes(cluster: Cluster, kinds: tuple[str, ...]) -> None:
     """Heartbeats that are skipped while rows are sent cause no timeout."""
     options = {"replication_timeout": PATIENT_TIMEOUT}
     first: Member = getattr(cluster, kinds[0])("first", **options)
@@ -256,7 +256,7 @@ def test_lag_of_the_downstream_is_what_a_transaction_took(
 
 
 @BOTH_WAYS
-def test_a_replica_far_behind_does_not_time_out_while_it_catches_up(
+def test_lagging_replica_does_not_time_out_during_catch_up(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, replica = _pair(cluster, master_kind, replica_kind, replication_timeout=PATIENT_TIMEOUT)

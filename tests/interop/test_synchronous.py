@@ -119,7 +119,7 @@ def test_a_timeout_rolls_back_on_both_sides(pair: tuple[Member, Member]) -> None
 
 
 @fits("2.6")
-def test_everything_behind_a_timeout_is_undone_in_reverse_order(pair: tuple[Member, Member]) -> None:
+def test_transactions_after_a_timeout_are_rolled_back_in_reverse_order(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     assert UnderWay(master, insert(SYNC, 1, "old"), insert(PLAIN, 1, "old")).codes() == [0, 0]
     replica.catch_up(master)
@@ -163,7 +163,7 @@ def test_everything_behind_a_timeout_is_undone_in_reverse_order(pair: tuple[Memb
 
 
 @fits("2.6")
-def test_asynchronous_transactions_wait_behind_synchronous_ones(pair: tuple[Member, Member]) -> None:
+def test_asynchronous_transactions_are_pending_after_synchronous_ones(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     master.configure(replication_synchro_quorum=3)
     story = Story(master)
@@ -185,7 +185,7 @@ def test_asynchronous_transactions_wait_behind_synchronous_ones(pair: tuple[Memb
 
 
 @fits("2.6")
-def test_quorum_and_timeout_change_for_what_waits_already(pair: tuple[Member, Member]) -> None:
+def test_changed_quorum_and_timeout_apply_to_pending_transactions(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     story = Story(master)
     replica.pause()
@@ -369,7 +369,7 @@ def test_a_client_that_leaves_does_not_cancel_its_commit(pair: tuple[Member, Mem
 
 
 @fits("2.6")
-def test_a_snapshot_waits_for_the_verdict_on_what_it_contains(pair: tuple[Member, Member]) -> None:
+def test_snapshot_waits_for_the_verdict_on_its_rows(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
     replica.catch_up(master)
@@ -411,7 +411,7 @@ def _wait_begun(*members: Member) -> None:
 
 
 @fits("2.6")
-def test_a_snapshot_of_what_is_rolled_back_is_not_made(pair: tuple[Member, Member]) -> None:
+def test_snapshot_of_rolled_back_rows_is_not_written(pair: tuple[Member, Member]) -> None:
     master, replica = pair
     assert UnderWay(master, insert(SYNC, 1)).codes() == [0]
     replica.catch_up(master)

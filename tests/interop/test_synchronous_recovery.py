@@ -54,7 +54,7 @@ def test_a_join_waits_for_a_verdict_and_begins_again_after_a_rollback(
 @fits("2.6")
 @not_for_stand_ins  # a real 2.6 that joins does not understand a CONFIRM from a real 2.6
 @BOTH_WAYS
-def test_a_join_waits_for_a_verdict_and_has_what_is_confirmed(
+def test_join_waits_for_a_verdict_and_contains_confirmed_rows(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, joining = _join_while_one_waits(cluster, master_kind, replica_kind)
@@ -85,7 +85,7 @@ def _join_while_one_waits(cluster: Cluster, master_kind: str, replica_kind: str)
 
 @fits("2.6")
 @BOTH_WAYS
-def test_a_replica_that_was_killed_goes_on_waiting_for_the_verdict(
+def test_killed_replica_still_has_its_pending_transactions(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
     master, replica = make_pair(cluster, master_kind, replica_kind)
@@ -152,7 +152,9 @@ def test_a_node_that_was_killed_decides_about_its_queue_with_a_real_replica(clus
 
 @fits("2.6")
 @THREE
-def test_the_queue_of_a_lost_owner_is_confirmed_by_who_clears_it(cluster: Cluster, kinds: tuple[str, ...]) -> None:
+def test_queue_of_a_lost_owner_is_confirmed_by_the_member_that_clears_it(
+    cluster: Cluster, kinds: tuple[str, ...]
+) -> None:
     owner, heir, third = _lose_the_owner(cluster, kinds, quorum=2)
     story = Story(third)
     heir.configure(replication_synchro_timeout=0.05)
@@ -185,7 +187,7 @@ def test_transactions_of_a_lost_owner_without_a_quorum_are_rolled_back(cluster: 
 
 @fits("2.6")
 @not_for_stand_ins  # a real 2.6.0 crashes when it commits recovered transactions
-def test_a_node_that_was_lost_decides_nothing_before_it_has_heard_its_heir(cluster: Cluster) -> None:
+def test_returning_owner_decides_nothing_before_it_has_heard_the_new_owner(cluster: Cluster) -> None:
     owner, heir, third = _lose_the_owner(cluster, ("ours", "real", "real"), quorum=4)
     heir.configure(replication_synchro_timeout=0.05)
     assert UnderWay(heir, call("box.ctl.clear_synchro_queue")).codes() == [0]

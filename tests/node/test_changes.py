@@ -17,7 +17,7 @@ def change(kind: RequestType, **body: object) -> Change:
     return Change(Statement(kind.value, None, pack({keys[name]: value for name, value in body.items()})))
 
 
-def test_an_insert_has_fields_and_nothing_else() -> None:
+def test_insert_has_only_fields() -> None:
     insert = change(RequestType.INSERT, tuple=(1, "tea"))
     assert (insert.type, insert.fields, insert.key, insert.operations) == ("INSERT", (1, "tea"), None, None)
 
@@ -32,12 +32,12 @@ def test_an_upsert_has_fields_and_operations() -> None:
     assert (upsert.fields, upsert.operations) == ((1, 1), (("+", 1, 1),))
 
 
-def test_a_row_without_a_space_says_so() -> None:
+def test_error_names_a_row_without_a_space() -> None:
     nop = Change(Statement(RequestType.NOP.value, None, b""))
     assert (nop.type, nop.space, nop.space_id, nop.fields) == ("NOP", None, None, None)
 
 
-def test_a_mistake_in_a_trigger_is_logged_and_goes_no_further(caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_in_a_trigger_is_logged_and_not_raised(caplog: pytest.LogCaptureFixture) -> None:
     def broken(changes: tuple[Change, ...]) -> None:
         raise ZeroDivisionError
 

@@ -16,7 +16,7 @@ OTHER = "7c025e42-2394-11e7-aacf-0242ac110002"
 
 
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
-def test_new_data_is_of_the_age_of_the_peer_that_it_comes_from(dialect: str) -> None:
+def test_new_data_has_the_version_of_the_peer_it_is_fetched_from(dialect: str) -> None:
     async def scenario(sim: Simulation) -> None:
         await sim.start("a", dialect=dialect)
         joined = await sim.start("b", replication=[sim.uri("a")])
@@ -34,7 +34,7 @@ async def test_another_dialect_than_the_peers_is_an_error_that_names_theirs(sim:
 
 
 @simulated()
-async def test_an_instance_with_peers_answers_votes_before_it_has_data(sim: Simulation) -> None:
+async def test_instance_with_peers_answers_votes_before_it_has_data(sim: Simulation) -> None:
     starting = asyncio.ensure_future(sim.start("a", replication=[sim.uri("a"), sim.uri("b")]))
     await sim.sleep(5)
     client = await sim.client("a", user=None)
@@ -47,7 +47,7 @@ async def test_an_instance_with_peers_answers_votes_before_it_has_data(sim: Simu
 
 
 @simulated()
-async def test_data_of_another_replica_set_than_the_one_asked_for_is_refused(sim: Simulation) -> None:
+async def test_data_of_an_unexpected_replica_set_is_rejected(sim: Simulation) -> None:
     await sim.start("a")
     with pytest.raises(errors.ReplicasetUuidMismatch, match=OTHER):
         await sim.start("b", replication=[sim.uri("a")], replicaset_uuid=OTHER)

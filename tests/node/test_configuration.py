@@ -76,13 +76,13 @@ def refusal(call: Any) -> list[Any]:
 
 
 @pytest.mark.real
-def test_refuses_what_a_real_server_refuses_with_its_code_and_text(real: Any) -> None:
+def test_invalid_options_are_rejected_with_the_code_and_text_of_a_real_server(real: Any) -> None:
     ours = [refusal(lambda: configure(options)) for options in REFUSED]  # noqa: B023
     assert ours == real[0][: len(REFUSED)]
 
 
 @pytest.mark.real
-def test_changes_nothing_that_a_real_server_cannot_change_while_it_runs(real: Any) -> None:
+def test_options_fixed_at_startup_equal_those_of_a_real_server(real: Any) -> None:
     ours = [refusal(lambda: configure({}).changed(options)) for options in NOT_DYNAMIC]  # noqa: B023
     assert ours == real[0][len(REFUSED) :]
 
@@ -123,7 +123,7 @@ REFUSED_2_11: tuple[tuple[dict[str, Any], str], ...] = (
 
 
 @pytest.mark.parametrize(("options", "problem"), REFUSED_2_11)
-def test_refuses_what_2_11_refuses_of_quorum_and_elections(options: dict[str, Any], problem: str) -> None:
+def test_quorum_and_election_options_are_rejected_as_by_2_11(options: dict[str, Any], problem: str) -> None:
     name = next(iter(options))
     assert refusal(lambda: configure(options)) == [59, f"Incorrect value for option '{name}': {problem}"]
 
@@ -173,7 +173,7 @@ def test_the_synchronous_quorum_is_a_number_or_a_formula_of_the_members(
     assert tuple(made.synchro_quorum(Dialect.V2_11, members) for members in range(6)) == quorums
 
 
-def test_2_6_wants_a_number_as_quorum_and_has_no_elections() -> None:
+def test_2_6_requires_a_numeric_quorum_and_has_no_elections() -> None:
     assert configure({}).synchro_quorum(Dialect.V2_6, 5) == 1
     assert configure({"dialect": "2.6", "replication_synchro_quorum": 3}).synchro_quorum(Dialect.V2_6, 5) == 3
     assert configure({}).election(Dialect.V2_6) == Config()
@@ -187,7 +187,7 @@ def test_2_6_wants_a_number_as_quorum_and_has_no_elections() -> None:
     assert refusal(lambda: configure({"election_mode": "voter"}).election(Dialect.V2_6)) == [59, mode]
 
 
-def test_elections_are_told_their_mode_and_times() -> None:
+def test_election_mode_and_timeouts_are_passed_on() -> None:
     options = {"election_mode": "candidate", "election_timeout": 2, "election_fencing_mode": "strict"}
     made = configure({**options, "replication_timeout": 0.5}).election(Dialect.V2_11)
     assert made == Config(ElectionMode.CANDIDATE, election_timeout=2, death_timeout=2.0, fencing=Fencing.STRICT)
@@ -214,7 +214,7 @@ def test_a_port_may_be_a_number() -> None:
         ("/tmp/node.sock", "/tmp/node.sock", None),
     ],
 )
-def test_listens_where_it_is_told_and_a_bare_port_on_loopback(text: str, host: str, port: int | None) -> None:
+def test_bare_port_listens_on_loopback(text: str, host: str, port: int | None) -> None:
     uri = listen_uri(text)
     assert (uri.host, uri.port) == (host, port)
 
@@ -225,7 +225,7 @@ def test_whole_numbers_may_be_written_as_floats_but_not_be_broken() -> None:
         configure({"checkpoint_count": 1.5})
 
 
-def test_a_certificate_comes_with_its_key() -> None:
+def test_certificate_requires_its_key() -> None:
     with pytest.raises(errors.TarantoolError, match="'ssl_key_file': needed with ssl_cert_file"):
         configure({"ssl_cert_file": "node.crt"})
     with pytest.raises(errors.TarantoolError, match="'ssl_cert_file': needed with ssl_ca_file"):
@@ -234,13 +234,13 @@ def test_a_certificate_comes_with_its_key() -> None:
         configure({"ssl_password": "hush"})
 
 
-def test_a_changed_configuration_says_what_differs() -> None:
+def test_changed_configuration_lists_the_differences() -> None:
     before = configure({})
     after = before.changed({"read_only": True, "checkpoint_count": 2, "wal_mode": "write"})
     assert before.differences(after) == ["read_only"]
 
 
-def test_peers_are_shown_without_secrets_and_can_be_set_as_they_are_shown() -> None:
+def test_peers_are_shown_without_secrets_and_can_be_set_as_shown() -> None:
     uris = ["app:secret@db1:3301?transport=ssl&ssl_ca_file=ca.pem&ssl_password=hidden", "db2:3301"]
     configuration = configure({"replication": uris})
     shown = OPTIONS["replication"].shown(configuration.replication)
@@ -250,7 +250,7 @@ def test_peers_are_shown_without_secrets_and_can_be_set_as_they_are_shown() -> N
     assert "secret" not in repr(configuration)
 
 
-def test_what_is_shown_has_the_quorum_that_the_dialect_takes_by_itself() -> None:
+def test_shown_quorum_is_the_default_of_the_dialect() -> None:
     shown = configure({}).shown(Dialect.V2_11)
     assert shown["replication_synchro_quorum"] == "N / 2 + 1"
     assert configure({}).shown(Dialect.V2_6)["replication_synchro_quorum"] == 1
@@ -269,7 +269,7 @@ def documented() -> str:
     return "\n".join(lines)
 
 
-def test_the_documentation_has_every_option_as_it_is() -> None:
+def test_documentation_lists_every_option_with_its_default() -> None:
     text = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     assert documented() in text
 

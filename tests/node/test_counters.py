@@ -19,7 +19,7 @@ from tests.node.server.test_executor import (
 )
 
 
-def test_a_histogram_counts_a_value_below_the_first_bound_that_it_does_not_exceed() -> None:
+def test_histogram_counts_a_value_in_the_first_bucket_that_includes_it() -> None:
     histogram = Histogram((0.1, 1.0))
     for value in (0.05, 0.1, 0.5, 1.0, 7.0):
         histogram.observe(value)
@@ -29,7 +29,7 @@ def test_a_histogram_counts_a_value_below_the_first_bound_that_it_does_not_excee
 
 
 @pytest.mark.parametrize("way", [plainly, in_bulk])
-async def test_requests_are_counted_whichever_way_they_go(way: object) -> None:
+async def test_requests_are_counted_on_every_path(way: object) -> None:
     served = Served()
     counters = served.counters
     requests = numbered(INSERT, range(20)) + numbered(SELECT, [1, 2, 3]) + numbered(DELETE, [4])

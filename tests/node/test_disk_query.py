@@ -14,7 +14,7 @@ from tests.node.hanging_disk import HangingDisk
 from tests.node.upstream.test_applier import until
 
 
-async def test_query_of_a_disk_that_hangs_ends_in_time_and_holds_one_worker(tmp_path: Path) -> None:
+async def test_query_of_a_hanging_disk_times_out_and_holds_one_worker(tmp_path: Path) -> None:
     disk = HangingDisk()
     outside, query = replace(production(), disk=disk), DiskQuery[int]()
     with disk.hanging():

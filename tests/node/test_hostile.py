@@ -214,7 +214,7 @@ def watched(node: ServedNode) -> Iterator[HealthyClient]:
     assert "Traceback" not in node.log()
 
 
-def test_mutated_packets_harm_nobody_else(node: ServedNode) -> None:
+def test_mutated_packets_affect_no_other_client(node: ServedNode) -> None:
     rng = random.Random(str(node.directory.name))
     with watched(node):
         for number in range(PACKETS // PACKETS_PER_CONNECTION):
@@ -275,7 +275,7 @@ def test_a_claim_costs_no_memory_until_the_bytes_arrive(node: ServedNode) -> Non
 
 
 @pytest.mark.parametrize("claim", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"], ids=bytes.hex)
-def test_giant_lengths_within_a_packet_are_refused(node: ServedNode, claim: bytes) -> None:
+def test_huge_lengths_within_a_packet_are_rejected(node: ServedNode, claim: bytes) -> None:
     space = b"\x10" + pack(requests.SPACE_ID)
     with watched(node):
         for start in (
@@ -288,14 +288,14 @@ def test_giant_lengths_within_a_packet_are_refused(node: ServedNode, claim: byte
 
 
 @pytest.mark.parametrize("number", range(len(requests.TOO_DEEP)))
-def test_deep_nesting_is_refused_or_answered(node: ServedNode, number: int) -> None:
+def test_deep_nesting_is_rejected_or_answered(node: ServedNode, number: int) -> None:
     with watched(node):
         for payload in (requests.JUST_DEEP_ENOUGH[number], requests.TOO_DEEP[number]):
             with Client(node, as_clerk=True) as attacker, suppress(ConnectionError):
                 attacker.ask(frame(payload))
 
 
-def test_silent_and_half_open_clients_harm_nobody_else(node: ServedNode) -> None:
+def test_silent_and_half_open_clients_affect_no_other_client(node: ServedNode) -> None:
     packet = frame(requests.CORPUS[0])
     with watched(node) as client, ExitStack() as stack:
         for number in range(150):
@@ -305,7 +305,7 @@ def test_silent_and_half_open_clients_harm_nobody_else(node: ServedNode) -> None
         go_on(client)
 
 
-def test_a_request_that_comes_byte_by_byte_is_answered(node: ServedNode) -> None:
+def test_request_sent_byte_by_byte_is_answered(node: ServedNode) -> None:
     with watched(node), Client(node, as_clerk=True) as client:
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         packet = frame(requests.CORPUS[0])
@@ -314,7 +314,7 @@ def test_a_request_that_comes_byte_by_byte_is_answered(node: ServedNode) -> None
         assert not client.answer().is_error
 
 
-def test_clients_that_never_read_are_held_back(node: ServedNode) -> None:
+def test_clients_that_never_read_are_throttled(node: ServedNode) -> None:
     body = {Key.SPACE_ID.value: requests.SPACE_ID, Key.TUPLE.value: (1000, "x" * 900_000, 0, 0)}
     key = {Key.SPACE_ID.value: requests.SPACE_ID, Key.INDEX_ID.value: 0, Key.LIMIT.value: 1}
     select = pack(key | {Key.KEY.value: (1000,), Key.OFFSET.value: 0, Key.ITERATOR.value: 0})
@@ -331,7 +331,7 @@ def test_clients_that_never_read_are_held_back(node: ServedNode) -> None:
         go_on(client)
 
 
-def test_large_replies_among_small_ones_are_held_back_as_well(node: ServedNode) -> None:
+def test_large_replies_among_small_ones_are_throttled(node: ServedNode) -> None:
     body = {Key.SPACE_ID.value: requests.SPACE_ID, Key.TUPLE.value: (1001, "x" * 300_000, 0, 0)}
     key = {Key.SPACE_ID.value: requests.SPACE_ID, Key.INDEX_ID.value: 0, Key.LIMIT.value: 1}
     select = pack(key | {Key.KEY.value: (1001,), Key.OFFSET.value: 0, Key.ITERATOR.value: 0})
@@ -349,7 +349,7 @@ def test_large_replies_among_small_ones_are_held_back_as_well(node: ServedNode) 
         assert client.peak_bytes - before < MIXED_GROWTH_BYTES
 
 
-def test_transactions_that_are_begun_and_never_ended_harm_nobody_else(node: ServedNode) -> None:
+def test_unfinished_transactions_affect_no_other_client(node: ServedNode) -> None:
     body = {Key.SPACE_ID.value: requests.SPACE_ID}
     with watched(node) as client, ExitStack() as stack:
         for number in range(20):
@@ -365,7 +365,7 @@ def test_transactions_that_are_begun_and_never_ended_harm_nobody_else(node: Serv
         go_on(client)
 
 
-def test_clients_that_watch_many_keys_harm_nobody_else(node: ServedNode) -> None:
+def test_clients_that_watch_many_keys_affect_no_other_client(node: ServedNode) -> None:
     with watched(node) as client, ExitStack() as stack:
         for number in range(40):
             attacker = Client(node, as_clerk=number % 2 == 0)
@@ -377,7 +377,7 @@ def test_clients_that_watch_many_keys_harm_nobody_else(node: ServedNode) -> None
         go_on(client)
 
 
-def test_who_leaves_behind_a_slow_call_commits_all_or_nothing(node: ServedNode) -> None:
+def test_client_that_disconnects_during_a_slow_call_commits_all_or_nothing(node: ServedNode) -> None:
     space = {Key.SPACE_ID.value: requests.SPACE_ID}
     call = pack({Key.FUNCTION_NAME.value: "box.ctl.wait_ro", Key.TUPLE.value: (0.05,)})
     pairs = range(5000, 5040, 2)
@@ -409,7 +409,7 @@ def is_there(client: Client, key: int) -> bool:
     return bool(client.ask(encode_request(RequestType.SELECT, 9, pack(body | wanted))).values()[Key.DATA])
 
 
-def test_more_connections_than_allowed_are_turned_away_and_the_others_served(node: ServedNode) -> None:
+def test_connections_beyond_the_limit_are_rejected_and_the_others_served(node: ServedNode) -> None:
     with watched(node) as client:
         with ExitStack() as stack:
             refused = 0
@@ -423,7 +423,7 @@ def test_more_connections_than_allowed_are_turned_away_and_the_others_served(nod
         eventually(lambda: Client(node, as_clerk=True).drop())
 
 
-def test_connections_that_come_and_go_leave_nothing_behind(node: ServedNode) -> None:
+def test_short_lived_connections_leave_no_resources(node: ServedNode) -> None:
     with watched(node):
         for number in range(5000 if FULL else 1000):
             connection = socket.create_connection(("127.0.0.1", node.port))

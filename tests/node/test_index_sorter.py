@@ -34,7 +34,7 @@ class Clock:
         await asyncio.sleep(0)
 
 
-async def test_many_keys_that_came_and_went_are_put_in_order_step_by_step() -> None:
+async def test_many_inserted_and_deleted_keys_are_sorted_in_steps() -> None:
     box = box_with(definition(512, on("0:unsigned")))
     index = box.space(512).index(0)
     clock = Clock(index)

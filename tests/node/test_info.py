@@ -34,7 +34,7 @@ def test_the_newer_dialect_adds_the_newer_keys() -> None:
     assert box_info(make_instance(read_only=True))["ro_reason"] == "config"
 
 
-def test_elections_and_the_queue_are_shown_as_the_files_have_them() -> None:
+def test_elections_and_queue_are_shown_as_in_the_files() -> None:
     instance = make_instance()
     assert box_info(instance)["election"] == {"state": "follower", "vote": 0, "leader": 0, "term": 1}
     instance.queue.start(1, Promote(1, 0, 3), Tenures({1: 3}, (), {}), ())
@@ -54,7 +54,7 @@ def test_info_has_identity_and_position() -> None:
     assert info["status"] == "running"
 
 
-def test_the_name_of_a_replica_set_is_the_one_that_newer_members_gave_it() -> None:
+def test_replica_set_name_is_the_one_given_by_newer_members() -> None:
     instance = make_instance()
     assert replicaset_name(instance) is None
     schema = instance.box.space(SCHEMA_ID)

@@ -9,7 +9,7 @@ from flowstone.node.instance import NoFiles
 from tests.node.instances import make_instance
 
 
-def test_the_position_is_what_was_written() -> None:
+def test_position_is_the_written_one() -> None:
     instance = make_instance()
     instance.journal.submit(b"", 3, lambda error: None)
     assert instance.vclock.to_mapping() == {1: 1}
@@ -18,14 +18,14 @@ def test_the_position_is_what_was_written() -> None:
     assert instance.id == 1
 
 
-def test_read_only_is_what_the_box_says() -> None:
+def test_read_only_equals_that_of_the_box() -> None:
     instance = make_instance(read_only=True)
     assert instance.is_read_only
     instance.box.is_read_only = False
     assert not instance.is_read_only
 
 
-async def test_an_instance_without_files_refuses_what_needs_them() -> None:
+async def test_instance_without_files_rejects_requests_that_need_them() -> None:
     files = NoFiles()
     with pytest.raises(TarantoolError, match="does not support snapshots"):
         await files.snapshot()

@@ -63,7 +63,7 @@ async def test_data_survives_a_restart_from_a_snapshot(tmp_path: Path) -> None:
         assert [row[0] for row in node.space("numbers")] == [1, 2]
 
 
-async def test_a_new_node_has_the_names_and_the_dialect_it_was_told(tmp_path: Path) -> None:
+async def test_new_node_has_the_given_names_and_dialect(tmp_path: Path) -> None:
     options: dict[str, Any] = {"instance_uuid": UUID, "replicaset_uuid": UUID.replace("5", "6"), "dialect": "2.6"}
     async with flowstone.Node(tmp_path, **options) as node:
         assert node.info()["uuid"] == UUID
@@ -80,7 +80,7 @@ async def test_a_new_node_has_the_names_and_the_dialect_it_was_told(tmp_path: Pa
         ({"dialect": "2.6"}, "has data of dialect 2.11"),
     ],
 )
-async def test_data_of_another_name_or_dialect_is_refused(
+async def test_data_of_another_name_or_dialect_is_rejected(
     tmp_path: Path, options: dict[str, Any], complaint: str
 ) -> None:
     async with flowstone.Node(tmp_path):
@@ -111,7 +111,7 @@ async def test_a_node_and_a_tarantool_keep_each_other_out_of_a_directory(taranto
     assert tarantool.run("box.cfg{log='real.log'} print(box.info.status) os.exit()", tmp_path) == "running\n"
 
 
-async def test_a_transaction_that_outlives_its_node_is_refused_and_leaves_the_next_node_alone(tmp_path: Path) -> None:
+async def test_transaction_that_outlives_its_node_is_rejected_without_affecting_the_next_node(tmp_path: Path) -> None:
     node = flowstone.Node(tmp_path)
     await node.start()
     space = await node.create_space("t")
@@ -128,7 +128,7 @@ async def test_a_transaction_that_outlives_its_node_is_refused_and_leaves_the_ne
         assert other.space("t").select() == [(7,)]
 
 
-async def test_a_taken_address_is_refused_in_one_sentence(tmp_path: Path) -> None:
+async def test_address_in_use_is_rejected_with_one_sentence(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path / "a", listen="127.0.0.1:0") as node:
         with pytest.raises(FlowstoneError, match=f"cannot listen on {node.address}: "):
             async with flowstone.Node(tmp_path / "b", listen=node.address):
@@ -137,7 +137,7 @@ async def test_a_taken_address_is_refused_in_one_sentence(tmp_path: Path) -> Non
         pass  # and it released its directory
 
 
-async def test_a_damaged_log_is_refused_unless_forced(tmp_path: Path) -> None:
+async def test_damaged_log_is_rejected_unless_forced(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path) as node:
         space = await node.create_space("numbers")
         await space.create_index("primary")
@@ -160,7 +160,7 @@ async def test_calls_fail_when_the_node_is_not_running(tmp_path: Path) -> None:
         node.space("_space")
 
 
-async def test_an_unknown_option_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+async def test_unknown_option_is_rejected_before_any_change(tmp_path: Path) -> None:
     with pytest.raises(errors.Cfg, match="'wal_mod': unexpected option"):
         flowstone.Node(tmp_path / "new", wal_mod="write")  # type: ignore[call-arg]
     assert not (tmp_path / "new").exists()
@@ -183,7 +183,7 @@ async def test_clients_call_python_functions(tmp_path: Path) -> None:
             assert await call(connection, "slow", "tea") == ("tea", "TEA")
 
 
-async def test_the_first_user_may_do_everything_and_is_made_with_new_data_only(
+async def test_first_user_has_all_rights_and_is_created_with_new_data_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
@@ -213,7 +213,7 @@ async def test_users_are_created_and_get_rights(node: flowstone.Node) -> None:
         await connect(node, "reader:secret@")
 
 
-async def test_triggers_are_told_what_was_done_and_what_was_taken_back(node: flowstone.Node) -> None:
+async def test_triggers_receive_commits_and_rollbacks(node: flowstone.Node) -> None:
     done: list[Any] = []
 
     @node.on_commit
@@ -232,7 +232,7 @@ async def test_triggers_are_told_what_was_done_and_what_was_taken_back(node: flo
     ]
 
 
-async def test_a_full_disk_takes_back_what_waited_and_leaves_the_rest_readable() -> None:
+async def test_full_disk_rolls_back_pending_writes_and_keeps_the_node_readable() -> None:
     disk = FaultDisk()
     async with flowstone.Node("data", outside=disk.outside()) as node:
         undone: list[Any] = []
@@ -251,7 +251,7 @@ async def test_a_full_disk_takes_back_what_waited_and_leaves_the_rest_readable()
         assert [tuple(row) for row in node.space("space")] == [(1, "kept"), (2, "later")]
 
 
-async def test_a_node_of_a_killed_process_has_what_was_acknowledged() -> None:
+async def test_node_after_a_kill_has_all_acknowledged_writes() -> None:
     disk = FaultDisk()
     node = flowstone.Node("data", outside=disk.outside())
     await node.start()
@@ -303,7 +303,7 @@ async def test_a_key_may_be_under_a_password(tmp_path: Path, certified: tuple[Pa
         await flowstone.Node(tmp_path / "data", **options).start()
 
 
-async def test_clients_reach_it_over_tls(tmp_path: Path, certified: tuple[Path, Path]) -> None:
+async def test_clients_connect_over_tls(tmp_path: Path, certified: tuple[Path, Path]) -> None:
     certificate, key = certified
     options: dict[str, Any] = {"ssl_cert_file": str(certificate), "ssl_key_file": str(key)}
     async with flowstone.Node(tmp_path / "data", listen="127.0.0.1:0", **options) as node:
@@ -345,7 +345,7 @@ async def test_options_change_at_run_time(node: flowstone.Node) -> None:
     await fruit.insert((1, "apple", 5))
 
 
-async def test_clients_read_options_and_change_them(tmp_path: Path) -> None:
+async def test_clients_read_and_change_options(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
         async with await connect(node, "app:secret@") as connection:
             assert await call(connection, "box.cfg.wal_mode") == ("write",)
@@ -356,7 +356,7 @@ async def test_clients_read_options_and_change_them(tmp_path: Path) -> None:
         assert node.configuration.read_only is True
 
 
-async def test_options_that_cannot_change_are_refused_and_the_others_stay(node: flowstone.Node) -> None:
+async def test_unchangeable_options_are_rejected_and_the_others_kept(node: flowstone.Node) -> None:
     with pytest.raises(errors.ReloadCfg, match="Can't set option 'wal_mode' dynamically"):
         await node.reconfigure(read_only=True, wal_mode="fsync")
     assert node.configuration.read_only is False
@@ -365,7 +365,7 @@ async def test_options_that_cannot_change_are_refused_and_the_others_stay(node: 
     assert await node.reconfigure(instance_uuid=node.info()["uuid"]) == []
 
 
-async def test_options_that_the_dialect_does_not_have_are_refused_and_the_others_stay(tmp_path: Path) -> None:
+async def test_options_outside_of_the_dialect_are_rejected_and_the_others_kept(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path, dialect="2.6") as node:
         pass
     async with flowstone.Node(tmp_path) as node:
@@ -389,7 +389,7 @@ async def test_the_address_changes_at_run_time(node: flowstone.Node) -> None:
         await Connection.open(production(), parse_uri(first))
 
 
-async def test_changes_that_come_together_are_made_one_after_the_other(node: flowstone.Node) -> None:
+async def test_concurrent_reconfigurations_are_applied_one_at_a_time(node: flowstone.Node) -> None:
     first = node.reconfigure(listen="127.0.0.1:0", checkpoint_count=7)
     changed = await asyncio.gather(first, node.reconfigure(read_only=True))
     assert list(changed) == [["listen", "checkpoint_count"], ["read_only"]]
@@ -397,7 +397,7 @@ async def test_changes_that_come_together_are_made_one_after_the_other(node: flo
     assert (configuration.checkpoint_count, configuration.read_only) == (7, True)
 
 
-async def test_a_listener_that_cannot_be_changed_stays_as_it_was(node: flowstone.Node, tmp_path: Path) -> None:
+async def test_failed_change_of_the_listener_keeps_the_old_one(node: flowstone.Node, tmp_path: Path) -> None:
     await node.reconfigure(listen="127.0.0.1:0")
     async with flowstone.Node(tmp_path / "other", listen="127.0.0.1:0") as other:
         with pytest.raises(FlowstoneError, match="cannot listen"):
@@ -406,7 +406,7 @@ async def test_a_listener_that_cannot_be_changed_stays_as_it_was(node: flowstone
         assert node.configuration.listen == "127.0.0.1:0"
 
 
-async def test_a_promoted_node_takes_synchronous_writes_and_a_demoted_one_does_not(node: flowstone.Node) -> None:
+async def test_promoted_node_accepts_synchronous_writes_and_a_demoted_one_does_not(node: flowstone.Node) -> None:
     safe = await node.create_space("safe", is_sync=True)
     await safe.create_index("primary")
     with pytest.raises(errors.SyncQueueUnclaimed) as refused:
@@ -439,7 +439,7 @@ async def test_2_6_has_synchronous_writes_and_no_promotion(tmp_path: Path) -> No
                 await refused
 
 
-async def test_triggers_are_told_of_elections_and_programs_wait_for_their_outcome(tmp_path: Path) -> None:
+async def test_triggers_receive_elections_and_programs_can_await_their_outcome(tmp_path: Path) -> None:
     node, seen = flowstone.Node(tmp_path), []
 
     @node.on_election

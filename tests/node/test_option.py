@@ -27,7 +27,7 @@ def test_text_of_the_command_line_becomes_a_value(name: str, text: str, value: o
 
 
 @pytest.mark.parametrize(("name", "text"), [("read_only", "maybe"), ("checkpoint_count", "few")])
-def test_text_of_another_type_is_refused(name: str, text: str) -> None:
+def test_string_of_another_type_is_rejected(name: str, text: str) -> None:
     option = OPTIONS[name]
     with pytest.raises(errors.TarantoolError, match=f"'{name}': should be of type"):
         option.accept(option.parse(text))

@@ -10,7 +10,7 @@ from flowstone.iproto import errors
 from flowstone.node import option_checks as checks
 
 
-def test_bounds_are_part_of_the_range_or_not_as_the_check_says() -> None:
+def test_bounds_of_a_range_are_inclusive_or_exclusive() -> None:
     assert checks.below(1, "few")(0) == "few"
     assert checks.below(1, "few")(1) is None
     assert checks.not_above(1, "few")(1) == "few"
@@ -18,7 +18,7 @@ def test_bounds_are_part_of_the_range_or_not_as_the_check_says() -> None:
     assert [checks.outside(1, 3, "far")(value) for value in (0, 1, 3, 4)] == ["far", None, None, "far"]
 
 
-def test_a_name_that_is_none_is_told_as_it_is_or_with_those_that_are() -> None:
+def test_unknown_name_is_reported_alone_or_with_the_valid_ones() -> None:
     assert checks.not_among(("a", "b"))("c") == "c"
     assert checks.not_among(("a", "b"))("a") is None
     assert checks.no_mode_of(("a", "b"))("c") == "the value must be one of the following strings: 'a', 'b'"
@@ -43,7 +43,7 @@ def test_levels_of_the_log_have_names_and_numbers() -> None:
     assert checks.no_log_level("8") == checks.no_log_level("loud")
 
 
-def test_a_formula_is_refused_by_a_whole_error() -> None:
+def test_formula_is_rejected_with_a_complete_error() -> None:
     assert checks.no_quorum("N / 2 + 1") is None
     with pytest.raises(errors.TarantoolError, match=r"'replication_synchro_quorum': .*Failed to load"):
         checks.no_quorum("N +")

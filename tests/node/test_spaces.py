@@ -41,7 +41,7 @@ async def test_fields_may_be_given_by_name(fruit: flowstone.Space) -> None:
         await fruit.insert({"id": 2, "colour": "red"})
 
 
-async def test_a_taken_key_is_refused_and_nothing_changes(fruit: flowstone.Space) -> None:
+async def test_duplicate_key_is_rejected_and_changes_nothing(fruit: flowstone.Space) -> None:
     await fill(fruit)
     with pytest.raises(errors.TupleFound, match="unique index 'primary' in space 'fruit'"):
         await fruit.insert((1, "other", 0))
@@ -51,7 +51,7 @@ async def test_a_taken_key_is_refused_and_nothing_changes(fruit: flowstone.Space
     assert fruit.get(4) is None
 
 
-async def test_a_wrong_key_is_an_error_even_where_nothing_could_be_found(fruit: flowstone.Space) -> None:
+async def test_wrong_key_is_an_error_even_in_an_empty_index(fruit: flowstone.Space) -> None:
     with pytest.raises(errors.KeyPartType):
         fruit.get("one")
     with pytest.raises(errors.KeyPartType):
@@ -101,7 +101,7 @@ async def test_upserts_and_deletes(fruit: flowstone.Space) -> None:
     assert await fruit.delete(1) is None
 
 
-async def test_a_stored_tuple_may_be_stored_elsewhere(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_stored_tuple_can_be_inserted_into_another_space(node: flowstone.Node, fruit: flowstone.Space) -> None:
     await fill(fruit)
     copies = await node.create_space("copies")
     await copies.create_index("primary")
@@ -110,7 +110,7 @@ async def test_a_stored_tuple_may_be_stored_elsewhere(node: flowstone.Node, frui
     assert [tuple(row) for row in copies] == [tuple(row) for row in fruit]
 
 
-async def test_values_of_every_kind_come_back(node: flowstone.Node) -> None:
+async def test_values_of_every_kind_round_trip(node: flowstone.Node) -> None:
     space = await node.create_space("values")
     await space.create_index("primary")
     row = (1, None, True, -5, 2**64 - 1, 1.5, "text", b"\x00", [1, [2]], {"a": {"b": 1}}, Decimal("1.50"))
@@ -153,7 +153,7 @@ async def test_a_handle_follows_its_space_through_changes_of_its_definition(frui
     assert (len(fruit), fruit.get(1)) == (0, None)
 
 
-async def test_a_dropped_space_is_gone(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_dropped_space_is_absent(node: flowstone.Node, fruit: flowstone.Space) -> None:
     await fill(fruit)
     await fruit.drop()
     with pytest.raises(errors.NoSuchSpace):

@@ -10,7 +10,7 @@ from flowstone import Node
 from flowstone.node.statistics import DiskUsage
 
 
-async def test_a_node_tells_what_its_clients_did(tmp_path: Path) -> None:
+async def test_statistics_count_client_requests(tmp_path: Path) -> None:
     async with Node(tmp_path, listen="127.0.0.1:0", user=("app", "secret")) as node:
         space = await node.create_space("orders")
         await space.create_index("pk")
@@ -65,7 +65,7 @@ async def test_the_directories_are_looked_at(tmp_path: Path) -> None:
         assert min(seen.wal_free_bytes, seen.memtx_free_bytes) > 0
 
 
-def test_logs_are_held_from_the_one_that_has_the_next_row() -> None:
+def test_logs_are_kept_from_the_one_with_the_next_row() -> None:
     usage = DiskUsage(
         wal_dir="w",
         memtx_dir="m",

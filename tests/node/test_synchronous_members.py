@@ -107,7 +107,7 @@ async def test_a_peer_s_vote_does_not_become_ours_and_ours_stays(tmp_path: Path)
         assert elections.kept_beside(RaftState(term=6, vote=3)) == RaftState(term=6)
 
 
-def test_a_term_that_has_no_next_is_refused() -> None:
+def test_last_possible_term_is_rejected() -> None:
     from flowstone.iproto.packet import split
     from flowstone.iproto.row import decode_row
 

@@ -39,7 +39,7 @@ async def test_an_exception_takes_everything_back(node: flowstone.Node, fruit: f
     assert len(fruit) == 0
 
 
-async def test_a_refused_statement_is_taken_back_alone(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_rejected_statement_is_rolled_back_alone(node: flowstone.Node, fruit: flowstone.Space) -> None:
     await fruit.insert((1, "apple", 5))
     async with node.transaction() as transaction:
         inside = transaction.space("fruit")
@@ -124,7 +124,7 @@ async def test_a_transaction_ends_with_its_block(node: flowstone.Node) -> None:
         transaction.space("fruit")
 
 
-async def test_definitions_that_make_no_sense_are_refused_at_the_end(node: flowstone.Node) -> None:
+async def test_invalid_definitions_are_rejected_by_the_commit(node: flowstone.Node) -> None:
     with pytest.raises(errors.DropSpace):
         async with node.transaction() as transaction:
             transaction.space("_space").delete(node.space("fruit").id)
@@ -150,12 +150,12 @@ async def test_transaction_may_have_a_shorter_timeout(node: flowstone.Node, frui
         node.transaction(timeout=0)
 
 
-async def test_an_unknown_isolation_is_refused(node: flowstone.Node) -> None:
+async def test_unknown_isolation_level_is_rejected(node: flowstone.Node) -> None:
     with pytest.raises(errors.IllegalParams, match="txn_isolation"):
         node.transaction("strict")
 
 
-async def test_a_read_view_stands_still(node: flowstone.Node, fruit: flowstone.Space) -> None:
+async def test_read_view_does_not_change(node: flowstone.Node, fruit: flowstone.Space) -> None:
     await fruit.insert((1, "apple", 5))
     with node.read_view() as view:
         await fruit.replace((1, "pear", 6))
@@ -171,9 +171,7 @@ async def test_a_read_view_stands_still(node: flowstone.Node, fruit: flowstone.S
     assert fruit.get(1) == (1, "pear", 6)
 
 
-async def test_a_closed_read_view_says_so_instead_of_showing_what_is_there_now(
-    node: flowstone.Node, fruit: flowstone.Space
-) -> None:
+async def test_closed_read_view_raises(node: flowstone.Node, fruit: flowstone.Space) -> None:
     with node.read_view() as view:
         inside = view.space("fruit")
     await fruit.insert((1, "apple", 5))
@@ -189,7 +187,7 @@ async def test_a_transaction_may_wait_for_a_quorum_on_any_space(node: flowstone.
     assert len(fruit) == 0
 
 
-async def test_a_quorum_on_any_space_is_nothing_that_2_6_knows(tmp_path: Path) -> None:
+async def test_2_6_rejects_is_sync_for_other_spaces(tmp_path: Path) -> None:
     async with flowstone.Node(tmp_path / "old", dialect="2.6") as node:
         with pytest.raises(errors.Unsupported):
             node.transaction(is_sync=True)

@@ -34,7 +34,7 @@ def test_fields_are_found_by_number_and_by_name() -> None:
     assert tuple_[1:3] == ("tea", 2.5)
 
 
-def test_a_named_field_behind_the_end_is_none_and_a_number_is_an_error() -> None:
+def test_named_field_beyond_the_end_is_none_and_a_number_is_an_error() -> None:
     tuple_ = made(1)
     assert tuple_["name"] is None
     with pytest.raises(IndexError):
@@ -69,7 +69,7 @@ def test_a_dict_has_the_named_fields() -> None:
     assert made(1).to_dict() == {"id": 1}
 
 
-def test_values_of_every_kind_are_those_of_the_one_codec() -> None:
+def test_values_of_every_kind_equal_those_of_the_codec() -> None:
     raw = pack((1, b"\x00", Decimal("1.50"), uuid.UUID(int=7), [1, [2]], {"a": [1]}))
     assert decode(raw) == (1, b"\x00", Decimal("1.50"), uuid.UUID(int=7), (1, (2,)), {"a": (1,)})
 
@@ -80,7 +80,7 @@ def test_text_that_is_not_utf8_survives() -> None:
 
 
 @given(st.lists(ANY, max_size=6))
-def test_decoding_agrees_with_the_one_codec(values: list[Any]) -> None:
+def test_decoding_agrees_with_the_codec(values: list[Any]) -> None:
     raw = pack(values)
     assert decode(raw) == unpack(raw)
     assert [type(value) for value in decode(raw)] == [type(value) for value in unpack(raw)]

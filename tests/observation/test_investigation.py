@@ -643,7 +643,7 @@ def test_read_only_set_is_reported_with_the_reason(cluster: Cluster, kind: str) 
     assert "`read_only` is set on every member" in finding.why
 
 
-def test_stalled_queue_with_a_quorum_lags(nodes: Cluster) -> None:
+def test_stalled_queue_with_a_quorum_is_reported_as_lag(nodes: Cluster) -> None:
     mesh = Mesh(
         nodes, ("ours", "ours"), replication_synchro_quorum=2, replication_synchro_timeout=60, replication_timeout=10
     )

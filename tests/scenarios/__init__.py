@@ -16,14 +16,14 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Guests may replicate where they have the role.
     "A2": ("interop/test_bootstrap.py::test_guests_bootstrap_a_mesh",),
     # Late, empty instances join the one that has data.
-    "A3": ("interop/test_bootstrap.py::test_empty_members_that_come_late_join_the_booted_one",),
+    "A3": ("interop/test_bootstrap.py::test_late_empty_members_join_the_bootstrapped_one",),
     # Who is read-only does not lead.
     "A4": ("interop/test_bootstrap.py::test_a_read_only_member_does_not_lead_though_its_uuid_is_smaller",),
     # A voter does not lead; the candidate does.
     "A7": (
         "scenarios/test_bootstrap.py::test_a_voter_is_not_chosen_though_its_uuid_is_smaller",
         "scenarios/test_bootstrap.py::test_real_candidate_leads_and_becomes_writable_beside_a_node",
-        "interop/test_bootstrap.py::test_a_real_candidate_leads_and_a_node_that_cannot_be_elected_joins_it",
+        "interop/test_bootstrap.py::test_real_candidate_leads_and_a_voter_node_joins_it",
         "interop/test_elections.py::test_a_candidate_is_elected_by_voters_of_the_other_kind",
         "replication/membership/test_bootstrap_leader.py::test_a_voter_never_leads_where_a_candidate_is",
     ),
@@ -56,7 +56,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_join.py::test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchronously",
         "scenarios/test_join.py::test_a_join_waits_for_the_verdict_of_the_owner",
         "node/downstream/test_join_server.py::test_a_join_waits_for_verdicts_of_the_queue",
-        "node/downstream/test_join_server.py::test_a_join_fails_with_what_it_waits_for",
+        "node/downstream/test_join_server.py::test_join_fails_with_the_transaction_it_waits_for",
         "node/downstream/test_join_server.py::test_a_confirm_in_the_final_stage_is_a_nop_to_2_6",
     ),
     # Term and queue come with a join.
@@ -64,7 +64,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
         "scenarios/test_join.py::test_joining_candidate_does_not_disturb_a_leading_node",
         "scenarios/test_join.py::test_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it",
-        "interop/test_elections.py::test_a_member_that_joins_knows_owner_and_term_and_disturbs_nobody",
+        "interop/test_elections.py::test_joining_member_knows_owner_and_term_and_does_not_disturb_the_set",
     ),
     "B5": (
         "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
@@ -100,14 +100,12 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
             "scenarios/test_subscribe.py::"
             "test_conflict_anywhere_in_a_transaction_applies_none_of_it_and_stops_later_ones"
         ),
-        "interop/test_conflicts.py::test_a_conflict_in_the_middle_of_a_transaction_applies_none_of_it",
+        "interop/test_conflicts.py::test_conflict_inside_a_transaction_applies_none_of_it",
     ),
     # Every mix of local and global rows.
     "C3": ("interop/test_stream.py::test_boundaries_of_transactions_survive_every_mix_of_local_and_global_rows",),
     # Transactions that end with a local row.
-    "C4": (
-        "interop/test_stream.py::test_transactions_that_end_with_a_local_row_do_not_hang_a_replica_that_comes_back",
-    ),
+    "C4": ("interop/test_stream.py::test_transaction_that_ends_with_a_local_row_does_not_block_a_returning_replica",),
     # Local and temporary spaces.
     "C6": (
         "scenarios/test_subscribe.py::test_of_local_and_temporary_spaces_only_the_definitions_travel",
@@ -120,11 +118,11 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Rows become visible in their order.
     "C8": ("interop/test_stream.py::test_dependent_rows_are_visible_in_the_order_of_the_master",),
     # Constant changes instead of heartbeats.
-    "C10": ("interop/test_stream.py::test_a_chain_stays_connected_under_constant_changes",),
+    "C10": ("interop/test_stream.py::test_chain_stays_connected_under_constant_changes",),
     # Another replica set.
     "C12": (
         "scenarios/test_subscribe.py::test_an_instance_of_another_replica_set_is_stopped_and_an_orphan",
-        "interop/test_bad_input.py::test_master_of_another_replica_set_is_refused",
+        "interop/test_bad_input.py::test_master_of_another_replica_set_is_rejected",
     ),
     # Lag of the downstream.
     "C13": (
@@ -137,7 +135,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # A long way through old logs.
     "C14": (
         "scenarios/test_subscribe.py::test_a_replica_hears_from_its_master_while_that_looks_for_its_first_row",
-        "interop/test_stream.py::test_a_replica_far_behind_does_not_time_out_while_it_catches_up",
+        "interop/test_stream.py::test_lagging_replica_does_not_time_out_during_catch_up",
     ),
     # From anonymous to registered.
     "D1": (
@@ -145,7 +143,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
             "scenarios/test_anonymous.py::"
             "test_an_anonymous_replica_counts_its_own_rows_in_component_zero_and_becomes_a_member"
         ),
-        "interop/test_anonymous.py::test_an_anonymous_replica_is_nobody_until_it_registers",
+        "interop/test_anonymous.py::test_anonymous_replica_has_no_id_until_it_registers",
     ),
     # Rows that are missing when it registers.
     "D2": (
@@ -158,7 +156,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "D6": (
         "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
         "scenarios/test_join.py::test_queue_of_an_anonymous_replica_is_that_of_its_master",
-        "interop/test_anonymous.py::test_the_synchronous_queue_of_an_anonymous_node_is_that_of_its_master",
+        "interop/test_anonymous.py::test_synchronous_queue_of_an_anonymous_node_is_that_of_its_master",
     ),
     # Addresses that lead nowhere.
     "E4": (
@@ -179,7 +177,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "F1": (
         "scenarios/test_conflicts.py::test_a_taken_key_stops_a_replica_for_good",
         "scenarios/test_conflicts.py::test_a_conflict_that_is_skipped_is_a_nop_in_the_log",
-        "interop/test_conflicts.py::test_a_taken_key_stops_the_replica_for_good_and_moves_nothing",
+        "interop/test_conflicts.py::test_duplicate_key_stops_the_replica_and_changes_nothing",
     ),
     "F2": (
         "scenarios/test_conflicts.py::test_of_a_transaction_only_the_conflicting_rows_are_skipped",
@@ -205,8 +203,8 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     # Component 0 makes no gap.
     "G6": (
         "scenarios/test_log_collection.py::test_local_rows_and_checkpoints_of_a_master_make_no_gap",
-        "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_node_make_no_gap_for_a_replica_that_was_away",
-        "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_real_master_make_no_gap_for_a_node_that_was_away",
+        "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_node_make_no_gap_for_a_returning_replica",
+        "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_real_master_make_no_gap_for_a_returning_node",
     ),
     # One CONFIRM per commit, ROLLBACK after a timeout, and who waits behind.
     "H1": (
@@ -214,15 +212,15 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_synchronous.py::test_asynchronous_transactions_share_the_outcome_of_earlier_pending_ones",
         "interop/test_synchronous.py::test_a_replica_of_the_other_kind_makes_the_quorum",
         "interop/test_synchronous.py::test_a_timeout_rolls_back_on_both_sides",
-        "interop/test_synchronous.py::test_everything_behind_a_timeout_is_undone_in_reverse_order",
-        "interop/test_synchronous.py::test_asynchronous_transactions_wait_behind_synchronous_ones",
+        "interop/test_synchronous.py::test_transactions_after_a_timeout_are_rolled_back_in_reverse_order",
+        "interop/test_synchronous.py::test_asynchronous_transactions_are_pending_after_synchronous_ones",
     ),
     # Order, quorums that change, members and owners that change.
     "H2": (
         "scenarios/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
         "scenarios/test_synchronous.py::test_changed_quorum_applies_to_pending_transactions",
         "scenarios/test_synchronous.py::test_empty_queue_moves_to_another_member",
-        "interop/test_synchronous.py::test_quorum_and_timeout_change_for_what_waits_already",
+        "interop/test_synchronous.py::test_changed_quorum_and_timeout_apply_to_pending_transactions",
         "interop/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
         "interop/test_synchronous.py::test_first_writer_to_an_empty_queue_becomes_its_owner",
     ),
@@ -230,8 +228,8 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "H3": (
         "scenarios/test_synchronous.py::test_snapshot_contains_only_confirmed_rows",
         "scenarios/test_synchronous.py::test_a_snapshot_does_not_wait_for_a_verdict_for_ever",
-        "interop/test_synchronous.py::test_a_snapshot_waits_for_the_verdict_on_what_it_contains",
-        "interop/test_synchronous.py::test_a_snapshot_of_what_is_rolled_back_is_not_made",
+        "interop/test_synchronous.py::test_snapshot_waits_for_the_verdict_on_its_rows",
+        "interop/test_synchronous.py::test_snapshot_of_rolled_back_rows_is_not_written",
     ),
     # An ACK that is repeated.
     "H5": (
@@ -248,7 +246,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "H12": (
         "scenarios/test_synchronous.py::test_rows_of_a_lost_owner_on_a_quorum_are_confirmed_by_the_next",
         "scenarios/test_synchronous.py::test_rows_of_a_lost_owner_without_a_quorum_are_not_confirmed",
-        "interop/test_synchronous_recovery.py::test_the_queue_of_a_lost_owner_is_confirmed_by_who_clears_it",
+        "interop/test_synchronous_recovery.py::test_queue_of_a_lost_owner_is_confirmed_by_the_member_that_clears_it",
         "interop/test_synchronous_recovery.py::test_transactions_of_a_lost_owner_without_a_quorum_are_rolled_back",
     ),
     # System spaces.
@@ -262,7 +260,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "simulation/test_linearizable.py::test_whoever_is_cut_off_waits_until_it_is_not",
         "simulation/test_linearizable.py::test_what_is_not_confirmed_is_waited_for_and_not_read",
         "simulation/test_linearizable.py::test_no_read_is_older_than_what_was_known_when_it_began",
-        "interop/test_linearizable.py::test_every_member_reads_what_was_committed_before",
+        "interop/test_linearizable.py::test_every_member_reads_earlier_commits",
     ),
     # Modes, dead leaders, restarts.
     "I1": (
@@ -272,14 +270,14 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "simulation/test_elections.py::test_a_killed_leader_is_replaced_in_time_and_nothing_that_was_confirmed_is_lost",
         "simulation/test_elections.py::test_a_voter_never_leads",
         "simulation/test_elections.py::test_a_restart_keeps_term_and_vote",
-        "interop/test_elections.py::test_candidates_of_both_kinds_elect_one_and_another_when_it_has_gone",
+        "interop/test_elections.py::test_candidates_of_both_kinds_elect_a_leader_and_replace_a_lost_one",
         "interop/test_elections.py::test_term_and_vote_are_in_the_log_and_survive_a_crash",
     ),
     # What a dead leader had replicated.
     "I2": (
         "scenarios/test_elections.py::test_next_leader_commits_transactions_replicated_by_the_dead_one",
         "scenarios/test_elections.py::test_candidate_without_rows_of_a_quorum_is_not_elected",
-        "interop/test_elections.py::test_the_next_leader_finishes_what_a_dead_one_could_not",
+        "interop/test_elections.py::test_next_leader_commits_transactions_of_a_dead_one",
     ),
     # Fencing.
     "I5": (
@@ -287,11 +285,8 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_elections.py::test_leader_that_regains_its_quorum_before_an_election_continues",
         "scenarios/test_elections.py::test_unfenced_leader_continues_and_contradictions_are_found",
         "simulation/test_elections.py::test_with_strict_fencing_there_are_never_two_leaders",
-        "interop/test_elections.py::test_a_leader_without_a_quorum_is_fenced_and_what_waits_is_decided_by_the_next",
-        (
-            "interop/test_elections.py::"
-            "test_a_leader_that_is_not_fenced_goes_on_alone_and_confirms_when_the_others_are_back"
-        ),
+        "interop/test_elections.py::test_leader_without_a_quorum_is_fenced_and_the_next_decides_pending_transactions",
+        ("interop/test_elections.py::test_unfenced_leader_continues_alone_and_confirms_when_the_others_return"),
     ),
     # A term that was missed.
     "I6": (
@@ -304,13 +299,13 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "I9": (
         "scenarios/test_elections.py::test_a_leader_that_hangs_with_open_connections_is_replaced",
         "scenarios/test_elections.py::test_leader_with_a_failing_log_is_replaced",
-        "interop/test_elections.py::test_a_leader_that_hangs_is_replaced_and_follows_when_it_goes_on",
+        "interop/test_elections.py::test_hanging_leader_is_replaced_and_follows_when_it_resumes",
     ),
     # Promotion by hand.
     "J1": (
         "scenarios/test_promotion.py::test_promotion_wins_in_a_new_term_and_the_previous_leader_steps_down",
         "simulation/test_elections.py::test_by_hand_the_leader_is_whoever_was_promoted_last",
-        "interop/test_elections.py::test_every_candidate_can_be_promoted_in_one_term_and_the_leader_before_steps_down",
+        "interop/test_elections.py::test_every_candidate_can_be_promoted_in_one_term_and_the_previous_leader_steps_down",
     ),
     # Every mode, role and call.
     "J3": (
@@ -343,14 +338,14 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_split_brain.py::test_confirm_in_an_old_term_of_rows_that_the_new_owner_lacks",
         "scenarios/test_split_brain.py::test_confirm_in_an_old_term_of_rows_that_the_new_owner_confirmed",
         "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
-        "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
+        "interop/test_split_brain.py::test_histories_that_only_seem_contradictory_converge",
     ),
     # A ROLLBACK of an old term.
     "K3": (
         "scenarios/test_split_brain.py::test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed",
         "scenarios/test_split_brain.py::test_rollback_in_an_old_term_of_rows_that_the_new_owner_lacks",
         "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
-        "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
+        "interop/test_split_brain.py::test_histories_that_only_seem_contradictory_converge",
     ),
     # Two in one term.
     "K4": (
@@ -370,12 +365,12 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "K6": (
         "scenarios/test_split_brain.py::test_a_confirmation_from_long_ago",
         "scenarios/test_split_brain.py::test_old_confirm_in_a_recent_packet",
-        "interop/test_split_brain.py::test_a_confirmation_from_long_ago_is_harmless_where_it_is_known_to_be_true",
+        "interop/test_split_brain.py::test_old_confirm_of_confirmed_rows_is_harmless",
     ),
     # A queue that was given back.
     "K7": (
         "scenarios/test_split_brain.py::test_a_plain_write_when_the_queue_was_given_back",
-        "interop/test_split_brain.py::test_histories_that_only_seem_to_contradict_each_other_become_one",
+        "interop/test_split_brain.py::test_histories_that_only_seem_contradictory_converge",
     ),
     # Schemas without the filter.
     "K8": ("scenarios/test_split_brain.py::test_data_of_an_old_schema_is_not_checked_before_its_upgrade",),
@@ -383,7 +378,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "K9": (
         "scenarios/test_split_brain.py::test_rows_are_judged_by_their_originator",
         "scenarios/test_split_brain.py::test_rows_of_a_former_owner_keep_their_old_term_through_any_relay",
-        "interop/test_promotion.py::test_verdicts_pass_a_chain_in_the_order_of_who_wrote_them",
+        "interop/test_promotion.py::test_verdicts_pass_a_chain_in_the_order_of_their_originators",
     ),
     # Rows of two owners at once.
     "K10": (
@@ -406,7 +401,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "L6": (
         "scenarios/test_files.py::test_a_node_on_the_files_of_an_older_server_is_a_master_of_that_age",
         "scenarios/test_files.py::test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema",
-        "interop/test_join_and_follow.py::test_node_takes_over_the_files_of_a_real_replica_and_gives_them_back",
+        "interop/test_join_and_follow.py::test_node_starts_from_files_of_a_real_replica_and_the_replica_from_those_of_the_node",
     ),
     # Transactions in one another.
     "L7": ("scenarios/test_files.py::test_interleaved_transactions_are_rejected_and_recovered_with_force",),

@@ -94,7 +94,7 @@ def listing(path: Path) -> list[str]:
 # --- 1: markers of a replica ---
 
 
-async def test_what_a_replica_holds_counts_when_its_epoch_is_committed_and_not_before(tmp_path: Path) -> None:
+async def test_epoch_of_a_replica_counts_only_when_committed(tmp_path: Path) -> None:
     async with running(tmp_path / "live") as replica:
         master = master_of(replica)
         await master.begin()
@@ -168,7 +168,7 @@ async def test_no_group_commit_overtakes_a_session_that_outlives_its_epoch(
 # --- 3: online compaction and open sessions ---
 
 
-async def test_online_compaction_loses_nothing_of_a_session_of_a_newer_epoch(tmp_path: Path) -> None:
+async def test_online_compaction_keeps_sessions_of_a_newer_epoch(tmp_path: Path) -> None:
     store = await Store(tmp_path).start(channels=2)
     await store.write(b"a", b"1")
     log = store.channels[1]
@@ -209,7 +209,7 @@ async def test_offline_compaction_keeps_blobs_and_their_ids(tmp_path: Path) -> N
     assert blobs.stored_ids(OUTSIDE.disk, str(path)) == [first, second]
 
 
-async def test_a_key_removed_after_an_offline_compaction_stays_removed(tmp_path: Path) -> None:
+async def test_key_removed_after_an_offline_compaction_stays_removed(tmp_path: Path) -> None:
     path = tmp_path / "data"
     store = await Store(path).start()
     await store.write(b"a", b"1")
@@ -222,7 +222,7 @@ async def test_a_key_removed_after_an_offline_compaction_stays_removed(tmp_path:
     assert rows(path) == real_rows(path) == [(b"b", b"2")]
 
 
-def test_a_key_removed_after_the_originals_offline_compaction_does_not_come_back_here(tmp_path: Path) -> None:
+def test_key_removed_after_offline_compaction_by_the_original_stays_removed(tmp_path: Path) -> None:
     path = Path(shutil.copytree(recorded.HERE / "quirk-offline-remove" / "dir", tmp_path / "data"))
     back = set(real_rows(path)) - set(rows(path))
     assert len(back) == 1
@@ -253,7 +253,7 @@ async def test_a_torn_epoch_file_is_opened_and_can_be_repaired(size: int, tmp_pa
 # --- 7: messages that kill the original's replica ---
 
 
-async def test_ids_that_were_used_or_are_too_large_are_refused_and_the_replica_serves_on(tmp_path: Path) -> None:
+async def test_used_or_oversized_ids_are_rejected_and_the_replica_continues(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         master = master_of(replica)
         await master.begin()
@@ -267,7 +267,7 @@ async def test_ids_that_were_used_or_are_too_large_are_refused_and_the_replica_s
 
 
 @pytest.mark.parametrize("flags", [0, SessionFlags.END, SessionFlags.FLUSH])
-async def test_entries_outside_of_a_session_are_refused_and_the_replica_serves_on(tmp_path: Path, flags: int) -> None:
+async def test_entries_outside_of_a_session_are_rejected_and_the_replica_continues(tmp_path: Path, flags: int) -> None:
     async with running(tmp_path) as replica:
         master = master_of(replica)
         await master.begin()
@@ -279,7 +279,7 @@ async def test_entries_outside_of_a_session_are_refused_and_the_replica_serves_o
     assert rows(tmp_path) == [(b"b", b"2")]
 
 
-async def test_who_has_not_shown_the_secret_can_write_nothing(tmp_path: Path) -> None:
+async def test_peer_without_the_secret_cannot_write(tmp_path: Path) -> None:
     async with running(tmp_path, secret="sesame") as replica:
         before = listing(tmp_path)
         peer = await peer_of(replica)
@@ -294,7 +294,7 @@ async def test_who_has_not_shown_the_secret_can_write_nothing(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-async def test_nothing_is_appended_to_a_short_mark(size: int, tmp_path: Path) -> None:
+async def test_short_marker_is_not_extended(size: int, tmp_path: Path) -> None:
     store = await Store(tmp_path).start()
     await store.write(b"a", b"1")
     await store.stop()

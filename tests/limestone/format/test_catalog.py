@@ -45,11 +45,11 @@ def test_recorded_catalogs_are_read_and_written_byte_for_byte() -> None:
 
 
 @given(catalogs)
-def test_what_is_encoded_is_parsed(found: Catalog) -> None:
+def test_catalog_round_trips(found: Catalog) -> None:
     assert parse(encode(found), "x") == found
 
 
-def test_lines_come_in_any_order_with_blank_ones_between() -> None:
+def test_lines_may_be_in_any_order_with_blank_lines() -> None:
     header, *lines, footer, _ = TEXT.split(b"\n")
     assert parse(b"\n".join([header, *reversed(lines), b"", b"  ", footer, b""]), "x") == FULL
 
@@ -68,25 +68,25 @@ def test_lines_come_in_any_order_with_blank_ones_between() -> None:
         (b"DETACHED_PWAL", b"DETACHED\xff", "not UTF-8"),
     ],
 )
-def test_what_is_no_catalog_is_refused(old: bytes, new: bytes, word: str) -> None:
+def test_invalid_catalog_is_rejected(old: bytes, new: bytes, word: str) -> None:
     with pytest.raises(DamagedFile, match=word):
         parse(TEXT.replace(old, new, 1), "x")
 
 
-def test_every_truncation_is_refused_but_that_of_the_last_newline() -> None:
+def test_every_truncation_is_rejected_except_of_the_last_newline() -> None:
     for size in range(len(TEXT) - 1):
         with pytest.raises(DamagedFile):
             parse(TEXT[:size], "x")
     assert parse(TEXT[:-1], "x") == FULL
 
 
-def test_a_name_that_a_line_cannot_hold_is_not_written() -> None:
+def test_name_that_does_not_fit_a_line_is_not_written() -> None:
     for name in ("", "a b", "a\nb"):
         with pytest.raises(LocalProtocolError):
             encode(Catalog(detached=(name,)))
 
 
-def test_the_one_before_is_kept_unless_it_cannot_be_read(tmp_path: Path) -> None:
+def test_previous_catalog_is_kept_unless_unreadable(tmp_path: Path) -> None:
     disk, directory = production().disk, str(tmp_path)
     assert catalog.read(disk, directory) is None
     catalog.write(disk, directory, Catalog())
@@ -102,7 +102,7 @@ def test_the_one_before_is_kept_unless_it_cannot_be_read(tmp_path: Path) -> None
         catalog.read(disk, directory)
 
 
-def test_a_crash_leaves_the_old_or_the_new_one() -> None:
+def test_crash_leaves_the_old_or_the_new_catalog() -> None:
     def prepare(disk: Disk) -> None:
         catalog.write(disk, DIRECTORY, Catalog())
         catalog.write(disk, DIRECTORY, Catalog(max_epoch_id=1))

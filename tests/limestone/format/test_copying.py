@@ -33,7 +33,7 @@ def test_a_copy_has_all_bytes_and_is_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "new").read_bytes() == data
 
 
-def test_another_name_is_a_link_where_there_are_such_and_else_a_copy(tmp_path: Path) -> None:
+def test_second_name_is_a_hard_link_or_a_copy(tmp_path: Path) -> None:
     disk: Any = WithoutLinks()
     (tmp_path / "old").write_bytes(b"data")
     (tmp_path / "linked").write_bytes(b"in the way")
@@ -68,7 +68,7 @@ def test_a_range_ends_where_the_file_does(tmp_path: Path) -> None:
     assert (tmp_path / "new").read_bytes() == b"78923"
 
 
-def test_a_copy_whose_name_is_synced_is_whole_after_a_crash() -> None:
+def test_copy_with_a_synced_name_is_complete_after_a_crash() -> None:
     def prepare(disk: Disk) -> None:
         copying.write(disk, f"{DIRECTORY}/old", b"data" * 100)
         disk.sync_directory(DIRECTORY)

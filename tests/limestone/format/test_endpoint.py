@@ -32,14 +32,14 @@ def test_an_endpoint_is_read_and_written(text: str, endpoint: Endpoint) -> None:
         "tcp://::1:5|tcp://[::1:5|tcp://a b:5|tcp://user@host:5|tcp://host:5/x|tcp://host:x"
     ).split("|"),
 )
-def test_anything_else_is_refused_with_the_forms(text: str) -> None:
+def test_invalid_endpoint_is_rejected_with_the_valid_forms(text: str) -> None:
     with pytest.raises(EndpointError) as refused:
         Endpoint.parse(text)
     assert "tcp://host:port" in str(refused.value)
 
 
 @given(st.text())
-def test_any_text_is_an_endpoint_or_refused(text: str) -> None:
+def test_any_string_is_an_endpoint_or_rejected(text: str) -> None:
     try:
         endpoint = Endpoint.parse(text)
     except EndpointError:

@@ -68,7 +68,7 @@ def test_the_recorded_files_hold_every_type_but_markers_of_epoch_files() -> None
 
 
 @given(recorded.tokens)
-def test_what_is_encoded_is_decoded(token: Entry | Marker) -> None:
+def test_entries_round_trip(token: Entry | Marker) -> None:
     data = encode(token)
     assert extent(data, 0) == len(data)
     assert decode(b"xx" + data + b"\x01", 2) == (token, len(data) + 2)
@@ -95,7 +95,7 @@ def test_any_single_damaged_byte_is_read_without_surprise(found: list[Entry | Ma
 
 @pytest.mark.parametrize("window", [1, 2, 9, 10, 40])
 @given(found=st.lists(recorded.tokens, max_size=8), cut=st.integers(0, 30))
-def test_the_size_of_windows_changes_nothing(window: int, found: list[Entry | Marker], cut: int) -> None:
+def test_window_size_does_not_affect_the_result(window: int, found: list[Entry | Marker], cut: int) -> None:
     data = b"".join(map(encode, found))
     data = data[: max(0, len(data) - cut)]
     whole = walked(data)
@@ -124,7 +124,7 @@ def test_a_length_that_the_file_has_not_is_not_asked_for() -> None:
     assert max(asked) <= len(damaged)
 
 
-def test_a_file_that_is_cut_while_it_is_read_ends_where_it_is_cut() -> None:
+def test_file_truncated_during_a_read_ends_at_the_cut() -> None:
     data = encode(put(1, b"k", b"v" * 100, WriteVersion(1, 1)))
     assert list(walk(lambda at, size: data[at : min(at + size, 50)], len(data))) == [(0, Torn(EntryType.NORMAL))]
 
@@ -135,13 +135,13 @@ def test_a_walk_may_begin_at_any_entry() -> None:
     assert list(walk(lambda at, size: data[at : at + size], len(data), start=offset)) == walked(data)[1:]
 
 
-def test_zeros_to_the_end_are_told_from_other_bytes() -> None:
+def test_trailing_zeros_are_distinguished_from_other_bytes() -> None:
     assert walked(bytes(20)) == [(0, Unknown(0, zeros=True))]
     assert walked(bytes(20) + b"\x01") == [(0, Unknown(0))]
     assert walked(b"\x55") == [(0, Unknown(0x55))]
 
 
-def test_numbers_that_do_not_fit_are_refused() -> None:
+def test_numbers_out_of_range_are_rejected() -> None:
     with pytest.raises(LocalProtocolError, match="NORMAL"):
         encode(put(2**64, b"", b"", WriteVersion(0, 0)))
     with pytest.raises(LocalProtocolError, match="MARKER_BEGIN"):
@@ -153,7 +153,7 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("data", "word"), [(b"\x02\x01", "ends inside an entry MARKER_BEGIN"), (b"\x63", "0x63")])
-def test_a_file_that_must_be_whole_says_where_it_is_not(data: bytes, word: str) -> None:
+def test_error_names_the_offset_of_damage_in_a_complete_file(data: bytes, word: str) -> None:
     with pytest.raises(DamagedFile, match=word) as caught:
         decode_all(encode(Marker(EntryType.MARKER_BEGIN, 0)) + data, "pwal_0000.compacted")
     assert caught.value.offset == 9

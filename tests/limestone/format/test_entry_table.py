@@ -70,7 +70,7 @@ def test_torn_and_damaged_buffers_end_where_the_plain_decoder_ends(
         check(bytes(data[: max(len(data) - cut, 0)]), plain=plain)
 
 
-def test_a_full_table_is_gone_on_with() -> None:
+def test_scan_resumes_after_a_full_table() -> None:
     data = (recorded.HERE / "basic" / "master-dir" / "pwal_0000").read_bytes()
     whole, _, _ = tabled(data)
     first, at, status = tabled(data, 3)
@@ -84,7 +84,7 @@ def test_a_full_table_is_gone_on_with() -> None:
 
 @pytest.mark.parametrize(("window", "columns"), [(1, 1), (40, 2), (1 << 20, 1 << 10)])
 @given(st.lists(recorded.tokens, max_size=6), st.binary(max_size=3), st.integers(0, 60))
-def test_tables_of_a_file_say_what_the_plain_walk_says(
+def test_tables_of_a_file_equal_the_plain_walk(
     window: int, columns: int, found: list[Entry | Marker], behind: bytes, cut: int
 ) -> None:
     data = b"".join(map(encode, found)) + behind
@@ -106,7 +106,7 @@ def test_tables_of_a_file_say_what_the_plain_walk_says(
     assert said == list(walk(read_at, len(data)))
 
 
-def test_a_file_that_is_cut_meanwhile_ends_where_it_was_cut() -> None:
+def test_file_truncated_during_a_scan_ends_at_the_cut() -> None:
     data = (recorded.HERE / "basic" / "master-dir" / "pwal_0000").read_bytes()
     parts = list(tables(lambda at, size: data[at : min(at + size, 30)], len(data)))
     assert isinstance(parts[-1], EntryTail)
@@ -115,7 +115,7 @@ def test_a_file_that_is_cut_meanwhile_ends_where_it_was_cut() -> None:
 
 
 @given(st.lists(recorded.entries, max_size=6))
-def test_bytes_of_entries_are_read_one_by_one(found: list[Entry]) -> None:
+def test_bytes_of_entries_are_read_one_entry_at_a_time(found: list[Entry]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "COLUMNS", 2)
         assert list(entries_of(b"".join(map(encode, found)))) == found

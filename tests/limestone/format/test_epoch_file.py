@@ -27,7 +27,7 @@ def test_the_largest_record_counts() -> None:
     assert parse(b"") == Epochs(0, 0)
 
 
-def test_205_epochs_leave_what_the_real_program_leaves(tmp_path: Path) -> None:
+def test_205_epochs_leave_the_files_of_the_real_program(tmp_path: Path) -> None:
     writer = EpochWriter.open(DISK, str(tmp_path))
     for epoch in range(1, 206):
         writer.write(epoch)
@@ -38,7 +38,7 @@ def test_205_epochs_leave_what_the_real_program_leaves(tmp_path: Path) -> None:
 
 
 @given(st.lists(recorded.ids, min_size=1, max_size=4))
-def test_every_truncation_is_the_records_before_it(epochs: list[int]) -> None:
+def test_every_truncation_yields_the_records_before_it(epochs: list[int]) -> None:
     data = b"".join(map(record, epochs))
     for size in range(len(data) + 1):
         found = parse(data[:size])
@@ -58,7 +58,7 @@ def test_zeros_at_the_end_are_a_torn_write_and_other_bytes_are_damage() -> None:
     assert parse(record(5) + b"\x05" + bytes(8) + record(8)) == Epochs(5, 9, is_damaged=True, salvaged=8)
 
 
-def test_a_damaged_file_is_refused_and_says_what_is_left(tmp_path: Path) -> None:
+def test_damaged_file_is_rejected_with_the_readable_part(tmp_path: Path) -> None:
     (tmp_path / names.EPOCH).write_bytes(record(5) + b"\x55" * 9 + record(8))
     for use in (epoch_file.read, EpochWriter.open):
         with pytest.raises(DamagedFile, match="largest epoch is 5 in sound records, 8 in all"):
@@ -86,7 +86,7 @@ def test_files_put_aside_count_where_the_epoch_file_is_empty(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("first", [1, 97, 0x1FE])
-def test_what_was_written_survives_a_crash_at_any_moment(first: int) -> None:
+def test_written_epochs_survive_a_crash_at_any_moment(first: int) -> None:
     """Including crashes around a replacement: `first` writes of the process precede."""
     returned: list[int] = []
 
@@ -110,7 +110,7 @@ def test_what_was_written_survives_a_crash_at_any_moment(first: int) -> None:
 
 
 @pytest.mark.parametrize("writes", [0, 99])
-def test_an_epoch_that_a_killed_process_wrote_and_the_next_one_has_read_survives_a_loss_of_power(writes: int) -> None:
+def test_epoch_of_a_killed_process_survives_a_power_loss_once_read(writes: int) -> None:
     """Appended or renamed, but not synced: the process that opens the file relies on it."""
     for operations in range(1, 20):
         machine, disk = fresh()

@@ -24,7 +24,7 @@ def test_a_file_is_written_in_place_and_keeps_its_identity(tmp_path: Path) -> No
     assert files.read_whole(disk, str(tmp_path)) is None
 
 
-def test_file_that_is_deleted_while_it_is_read_counts_as_missing(tmp_path: Path) -> None:
+def test_file_deleted_during_a_read_counts_as_missing(tmp_path: Path) -> None:
     """A compaction replaces the copy of the catalog while a snapshot reads it."""
 
     class Deleting(SystemDisk):
@@ -45,7 +45,7 @@ def test_a_small_file_that_is_large_is_not_read(tmp_path: Path) -> None:
         files.read_whole(production().disk, str(path))
 
 
-def test_a_replaced_file_is_the_old_or_the_new_one_after_any_crash() -> None:
+def test_replaced_file_is_the_old_or_the_new_one_after_any_crash() -> None:
     def prepare(disk: Disk) -> None:
         files.replace(disk, DIRECTORY, "file", "temporary", b"old")
 

@@ -83,7 +83,7 @@ def memory_kib() -> int:
     return int(found[1])
 
 
-def test_a_damaged_directory_is_recovered_or_refused_and_what_was_recovered_stays() -> None:
+def test_damaged_directory_is_recovered_or_rejected_and_recovered_data_persists() -> None:
     rng, whole = random.Random(1), directories()
     refused = 0
     with bounded():

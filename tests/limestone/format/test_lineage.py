@@ -26,14 +26,14 @@ def test_the_latest_are_remembered_once_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"formerly": 7}', b'{"formerly": ["x", 7, null]}', b"\xff"])
-def test_one_that_cannot_be_read_says_nothing(tmp_path: Path, data: bytes) -> None:
+def test_unreadable_lineage_is_empty(tmp_path: Path, data: bytes) -> None:
     (tmp_path / lineage.FILE).write_bytes(data)
     assert lineage.read(DISK, str(tmp_path)) == ()
     lineage.add(DISK, str(tmp_path), UUIDS[:1])
     assert lineage.read(DISK, str(tmp_path)) == (UUIDS[0],)
 
 
-def test_a_crash_leaves_the_old_ones_or_the_new() -> None:
+def test_crash_leaves_the_old_or_the_new_lineage() -> None:
     def prepare(disk: Disk) -> None:
         lineage.add(disk, DIRECTORY, UUIDS[:1])
 

@@ -232,7 +232,7 @@ def test_a_crash_at_any_byte_leaves_exactly_the_sessions_that_are_durable(
 
 
 @given(sessions, st.data())
-def test_any_damaged_byte_is_found_or_changes_no_more_than_it_can(
+def test_any_damaged_byte_is_found_or_has_a_bounded_effect(
     found: list[tuple[int, list[Entry]]], choice: st.DataObject
 ) -> None:
     data = bytearray(file_of(found)[0])

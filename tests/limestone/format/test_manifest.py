@@ -53,13 +53,13 @@ def test_every_persistent_format_is_read_and_becomes_the_newest(version: int) ->
         ({"instance_uuid": None}, DamagedFile, "is not a UUID"),
     ],
 )
-def test_what_is_not_known_is_refused(change: dict[str, object], kind: type[Exception], word: str) -> None:
+def test_unknown_values_are_rejected(change: dict[str, object], kind: type[Exception], word: str) -> None:
     with pytest.raises(kind, match=word):
         parse(json.dumps(json.loads(encode(Manifest(UUID))) | change).encode(), "x")
 
 
 @given(st.integers(0, len(encode(Manifest(UUID))) - 1), st.integers(0, 255))
-def test_every_truncation_and_any_damaged_byte_is_refused_or_read(at: int, byte: int) -> None:
+def test_every_truncation_and_any_damaged_byte_is_rejected_or_read(at: int, byte: int) -> None:
     data = bytearray(encode(Manifest(UUID)))
     with pytest.raises(DamagedFile):
         parse(bytes(data[:at]), "x")
@@ -68,12 +68,12 @@ def test_every_truncation_and_any_damaged_byte_is_refused_or_read(at: int, byte:
         parse(bytes(data), "x")
 
 
-def test_deep_nesting_is_refused() -> None:
+def test_deep_nesting_is_rejected() -> None:
     with pytest.raises(DamagedFile):
         parse(b"[" * 100_000, "x")
 
 
-def test_a_new_directory_gets_one_and_a_foreign_one_does_not(tmp_path: Path) -> None:
+def test_new_directory_gets_a_manifest_and_a_foreign_one_does_not(tmp_path: Path) -> None:
     disk, directory = production().disk, str(tmp_path)
     (tmp_path / "blob").mkdir()
     assert manifest.read(disk, directory) is None
@@ -83,7 +83,7 @@ def test_a_new_directory_gets_one_and_a_foreign_one_does_not(tmp_path: Path) -> 
         manifest.create(disk, directory, UUID)
 
 
-def test_a_migration_leaves_the_lock_where_it_is(tmp_path: Path) -> None:
+def test_migration_keeps_the_lock(tmp_path: Path) -> None:
     disk, path = production().disk, tmp_path / names.MANIFEST
     path.write_bytes(encode(OLD))
     with disk.lock_file(str(path)):
@@ -93,9 +93,7 @@ def test_a_migration_leaves_the_lock_where_it_is(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == [names.MANIFEST]
 
 
-def test_nobody_else_gets_a_directory_whose_manifest_is_being_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_is_locked_while_its_manifest_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside, directory = production(), str(tmp_path)
     manifest.create(outside.disk, directory, UUID)
     append, refused = _SystemFile.append, []
@@ -131,7 +129,7 @@ def test_the_lock_is_on_the_manifest_after_a_migration_that_was_cut_short(tmp_pa
     assert manifest.read(disk, directory) == (OLD if left == "both" else Manifest(UUID))
 
 
-def test_a_copy_that_becomes_the_manifest_before_it_is_locked_is_looked_for_again(tmp_path: Path) -> None:
+def test_manifest_replaced_before_its_lock_is_opened_again(tmp_path: Path) -> None:
     disk, directory = production().disk, str(tmp_path)
     back, main = tmp_path / names.MANIFEST_BACK, tmp_path / names.MANIFEST
     back.write_bytes(encode(Manifest(UUID)))
@@ -169,7 +167,7 @@ def test_a_migration_that_is_cut_short_anywhere_is_settled() -> None:
 
 
 @pytest.mark.parametrize("main", [b"", b"{", encode(OLD)], ids=["empty", "torn", "old"])
-def test_a_crash_while_a_migration_is_settled_leaves_one_that_opens(main: bytes) -> None:
+def test_crash_during_a_migration_leaves_a_manifest_that_opens(main: bytes) -> None:
     def prepare(disk: Disk) -> None:
         copying.write(disk, f"{DIRECTORY}/{names.MANIFEST}", main)
         copying.write(disk, f"{DIRECTORY}/{names.MANIFEST_BACK}", encode(Manifest(UUID)))

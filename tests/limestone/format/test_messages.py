@@ -114,7 +114,7 @@ def test_recorded_conversations_are_read_and_written_byte_for_byte(path: Path) -
 
 @pytest.mark.parametrize("name", ["basic", "late_end", "epochs"])
 @pytest.mark.parametrize("side", ["master", "replica"])
-def test_what_travels_is_what_both_sides_have_logged(name: str, side: str) -> None:
+def test_recorded_messages_equal_the_logs_of_both_sides(name: str, side: str) -> None:
     for channel in range(2):
         path = recorded.HERE / name / "wire" / f"conn{channel}.m2r.bin"
         log = recorded.HERE / name / f"{side}-dir" / f"pwal_{channel:04d}"
@@ -134,7 +134,7 @@ def test_blobs_travel_with_their_content() -> None:
 
 
 @given(st.lists(messages, max_size=4), st.data())
-def test_what_is_encoded_is_parsed_however_it_is_cut(found: list[Message], choice: st.DataObject) -> None:
+def test_messages_round_trip_for_any_fragmentation(found: list[Message], choice: st.DataObject) -> None:
     data = b"".join(map(encode, found))
     cuts = sorted(choice.draw(st.lists(st.integers(0, len(data)), max_size=5)))
     pieces = [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
@@ -165,7 +165,7 @@ def drained(data: bytes, size_max: int) -> None:
         return
 
 
-def test_mutated_streams_are_read_or_refused() -> None:
+def test_mutated_streams_are_read_or_rejected() -> None:
     rng = random.Random(7)
     corpus = [path.read_bytes()[:3000] for path in STREAMS]
     for _ in range(10_000 if FULL else 1000):
@@ -176,7 +176,7 @@ def test_mutated_streams_are_read_or_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [0x00, 0x02, 0x40, 0x7F, 0xFF])
-def test_an_unknown_type_is_refused_after_what_came_before_it(kind: int) -> None:
+def test_unknown_type_is_rejected_after_the_earlier_messages(kind: int) -> None:
     parser = MessageParser()
     parser.feed(encode(GroupCommit(5)) + bytes((kind,)))
     assert parser.next_message() == GroupCommit(5)
@@ -185,7 +185,7 @@ def test_an_unknown_type_is_refused_after_what_came_before_it(kind: int) -> None
 
 
 @pytest.mark.parametrize("data", [b"\x20\x01\0\0\0\0", b"\x21\x01", b"\x22\x00\0\0\0\0\0\0"])
-def test_a_response_of_the_wrong_kind_is_refused(data: bytes) -> None:
+def test_response_of_the_wrong_kind_is_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage, match="response_type"):
         parsed(data)
 
@@ -200,7 +200,7 @@ def test_a_response_of_the_wrong_kind_is_refused(data: bytes) -> None:
     ],
     ids=["string", "entries", "key", "blobs"],
 )
-def test_a_length_above_the_limit_is_refused_at_once_and_costs_nothing(data: bytes) -> None:
+def test_length_above_the_limit_is_rejected_at_once_without_allocation(data: bytes) -> None:
     parser = MessageParser(size_max=1 << 20)
     tracemalloc.start()
     try:
@@ -221,7 +221,7 @@ def test_the_limit_counts_the_whole_message_and_each_anew() -> None:
         parsed(encode(message), size_max=size - 1)
 
 
-def test_what_a_replica_logs_of_each_type_is_what_the_real_one_does() -> None:
+def test_log_of_a_replica_equals_the_real_one_for_each_type() -> None:
     version, blob = WriteVersion(1, 2), Blob(4, b"content")
     logged = {kind: WireEntry(kind, 9, b"k", b"v", version, (blob,)) for kind in (1, 5, 7, 8, 9, 10, 11, 255)}
     assert logged[1].logged() == put(9, b"k", b"v", version)
@@ -235,7 +235,7 @@ def test_what_a_replica_logs_of_each_type_is_what_the_real_one_does() -> None:
             WireEntry(kind, 9, b"", b"", version).logged()
 
 
-def test_what_does_not_fit_is_not_sent() -> None:
+def test_value_out_of_range_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="GroupCommit"):
         encode(GroupCommit(2**64))
     with pytest.raises(LocalProtocolError, match="LogEntries"):

@@ -8,7 +8,7 @@ from flowstone.limestone.format import names
 from tests.limestone import recorded
 
 
-def test_log_files_are_told_from_others_and_active_from_detached_ones() -> None:
+def test_log_files_are_recognized_as_active_or_detached() -> None:
     assert [names.pwal(number) for number in (0, 9999)] == ["pwal_0000", "pwal_9999"]
     assert [names.is_pwal(name) for name in ("pwal_0000", names.COMPACTED, "epoch", "xpwal_0000")] == [1, 1, 0, 0]
     assert [names.is_detached(name) for name in ("pwal_0000", "pwal_0000.01794772615522.0", "compaction_catalog")] == [
@@ -24,7 +24,7 @@ def test_rotated_files_keep_their_name_and_get_the_time() -> None:
     assert not names.is_epoch_file(names.EPOCH_TEMPORARY)
 
 
-def test_recorded_blobs_are_where_they_should_be() -> None:
+def test_recorded_blobs_have_the_expected_paths() -> None:
     found = sorted(recorded.HERE.rglob("*.blob"))
     assert found
     for path in found:

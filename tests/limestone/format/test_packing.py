@@ -32,7 +32,7 @@ def test_the_parts_are_the_entries(
     assert all(len(part) < part_size + 73 for part in parts)
 
 
-def test_the_kernel_writes_nothing_behind_its_room() -> None:
+def test_kernel_writes_nothing_after_its_buffer() -> None:
     """Uncompiled, every move checks its bounds."""
     keys, values = (np.frombuffer(data, np.uint8) for data in (b"abc", b"vw"))
     sizes = (np.array([1, 2], np.int64), np.array([2, 0], np.int64))
@@ -44,7 +44,7 @@ def test_the_kernel_writes_nothing_behind_its_room() -> None:
     assert out.tobytes() == b"".join(map(encode, expected))
 
 
-def test_kernels_are_there_before_they_are_needed() -> None:
+def test_kernels_can_be_compiled_in_advance() -> None:
     compile_kernels()
 
 
@@ -59,7 +59,7 @@ def test_kernels_are_there_before_they_are_needed() -> None:
         (1, [b"k"], [b"v"], (-1, 1), "64-bit number"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_value_out_of_range_is_rejected(
     storage_id: int, keys: Any, values: Any, version: tuple[int, int], message: str
 ) -> None:
     with pytest.raises(LocalProtocolError, match=message):

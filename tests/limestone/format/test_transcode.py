@@ -96,7 +96,7 @@ def parsed(data: bytes) -> list[LogEntries]:
 
 @pytest.mark.usefixtures("_both_ways")
 @given(entry_lists, recorded.ids, st.booleans(), st.booleans())
-def test_a_compatible_master_sends_what_the_original_sends(
+def test_compatible_master_sends_the_bytes_of_the_original(
     found: list[Entry], epoch: int, begin: bool, end: bool
 ) -> None:
     disk = b"".join(map(entries.encode, found))
@@ -106,7 +106,7 @@ def test_a_compatible_master_sends_what_the_original_sends(
 
 @pytest.mark.usefixtures("_both_ways")
 @given(entry_lists, recorded.ids, st.booleans(), st.booleans())
-def test_a_batch_holds_the_same_entries_in_few_messages(found: list[Entry], epoch: int, begin: bool, end: bool) -> None:
+def test_batch_has_the_same_entries_in_few_messages(found: list[Entry], epoch: int, begin: bool, end: bool) -> None:
     disk = memoryview(b"".join(map(entries.encode, found)))
     batch = parsed(b"".join(wire_parts(disk, epoch, begin=begin, end=end, open_blob=opened)))
     alone = parsed(sent(found, epoch, begin=False, end=False))
@@ -159,7 +159,7 @@ def test_only_whole_entries_are_sent() -> None:
         list(wire_parts(entry, 1 << 64, begin=True, end=True))
 
 
-def test_blobs_are_asked_for_when_their_turn_comes() -> None:
+def test_blobs_are_read_just_before_they_are_sent() -> None:
     asked: list[int] = []
 
     def note(blob_id: int) -> BlobContent:
@@ -268,7 +268,7 @@ def _large_blobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("_both_ways", "_large_blobs")
 @given(streams, st.data())
-def test_what_is_read_is_what_a_replica_logs_however_it_is_cut(found: list[Message], choice: st.DataObject) -> None:
+def test_entries_equal_those_of_a_replica_for_any_fragmentation(found: list[Message], choice: st.DataObject) -> None:
     data = b"".join(map(messages.encode, found))
     cuts = sorted(choice.draw(st.lists(st.integers(0, len(data)), max_size=5)))
     check(*(data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)], strict=True)))
@@ -290,7 +290,7 @@ def test_recorded_conversations(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["basic", "late_end", "epochs"])
-def test_the_files_of_the_real_replica_come_out(name: str) -> None:
+def test_files_equal_those_of_the_real_replica(name: str) -> None:
     for channel in range(2):
         path = recorded.HERE / name / "replica-dir" / f"pwal_{channel:04d}"
         if not path.exists():
@@ -306,7 +306,7 @@ def test_the_files_of_the_real_replica_come_out(name: str) -> None:
         assert error is None
 
 
-def test_many_messages_of_a_session_are_one() -> None:
+def test_messages_of_a_session_are_merged() -> None:
     found = [put(1, b"key%d" % number, b"value", WriteVersion(1, number)) for number in range(1000)]
     disk = b"".join(map(entries.encode, found))
     wire = sent(found, 5, begin=True, end=True)
@@ -323,7 +323,7 @@ def test_the_limit_is_the_same_for_all_forms(found: list[Message], size_max: int
     check(*(data[at : at + size] for at in range(0, len(data), size)), size_max=size_max)
 
 
-def test_mutated_streams_are_read_or_refused_alike() -> None:
+def test_mutated_streams_are_read_or_rejected_alike() -> None:
     rng = random.Random(11)
     corpus = [path.read_bytes()[:3000] for path in STREAMS]
     for _ in range(10_000 if FULL else 1000):
@@ -345,7 +345,7 @@ def test_mutated_streams_are_read_or_refused_alike() -> None:
     ],
     ids=["string", "entries", "key", "value", "blobs"],
 )
-def test_a_length_above_the_limit_is_refused_at_once_and_costs_nothing(data: bytes) -> None:
+def test_length_above_the_limit_is_rejected_at_once_without_allocation(data: bytes) -> None:
     reader = WireReader(1 << 20)
     tracemalloc.start()
     try:
@@ -368,7 +368,7 @@ def test_a_long_message_in_many_pieces_is_read_in_linear_time() -> None:
     assert joined < 5
 
 
-def test_a_large_blob_is_handed_over_as_it_comes_and_never_held() -> None:
+def test_large_blob_is_streamed_and_never_held_in_memory() -> None:
     content = bytes(range(256)) * (8 << 12)
     wire = LogEntries(1, (WireEntry(10, 1, b"k", b"v", WriteVersion(1, 1), (Blob(1, content), Blob(2, b""))),), 7)
     data = messages.encode(wire)
@@ -388,7 +388,7 @@ def test_a_large_blob_is_handed_over_as_it_comes_and_never_held() -> None:
     check(data[:100], data[100:5000], data[5000:], size_max=16 << 20)
 
 
-def test_many_blobs_of_one_message_are_handed_over_as_they_come() -> None:
+def test_many_blobs_of_one_message_are_streamed() -> None:
     """The message holds a bounded number of bytes, however small each blob is."""
     size, ids = 1 << 20, tuple(range(64))
     disk = entries.encode(put(1, b"k", b"v", WriteVersion(1, 1), ids))
@@ -405,7 +405,7 @@ def test_many_blobs_of_one_message_are_handed_over_as_they_come() -> None:
     assert received + sum(len(blob.content) for blob in each.blobs) == size * len(ids)
 
 
-def test_blobs_of_an_unfinished_message_count_as_held() -> None:
+def test_blobs_of_an_unfinished_message_count_as_memory_in_use() -> None:
     blobs = tuple(Blob(number, bytes(1000)) for number in range(50))
     version = WriteVersion(1, 1)
     entries = (WireEntry(10, 1, b"k", b"v", version, blobs[:25]), WireEntry(10, 1, b"l", b"v", version, blobs[25:]))
@@ -432,14 +432,14 @@ def test_reader_keeps_nothing_of_a_message_that_was_returned() -> None:
             tracemalloc.stop()
 
 
-def test_a_large_blob_above_the_limit_is_refused_at_its_head() -> None:
+def test_oversized_blob_is_rejected_at_its_header() -> None:
     wire = LogEntries(1, (WireEntry(10, 1, b"k", b"v", WriteVersion(1, 1), (Blob(1, bytes(3 << 20)),)),), 7)
     found, error = read(messages.encode(wire)[:100], size_max=2 << 20)
     assert not found
     assert "message exceeds the limit of 2097152 bytes" in str(error)
 
 
-def test_blobs_that_are_gone_are_told_from_empty_ones() -> None:
+def test_deleted_blobs_are_distinguished_from_empty_ones() -> None:
     disk = b"".join(entries.encode(put(1, b"k", b"", WriteVersion(1, 1), (number,))) for number in range(3))
     contents = [BlobContent(0, ()), None, BlobContent(1, [b"x"])]
     sent = parsed(b"".join(wire_parts(disk, 1, begin=True, end=True, open_blob=contents.__getitem__)))
@@ -447,7 +447,7 @@ def test_blobs_that_are_gone_are_told_from_empty_ones() -> None:
     assert [message.entries[0].blobs[0].content for message in sent] == [b"", b"", b"x"]
 
 
-def test_an_entry_with_deleted_and_empty_blobs_sends_the_empty_ones_before() -> None:
+def test_entry_with_deleted_and_empty_blobs_sends_the_empty_ones_first() -> None:
     """The flag applies to all empty blobs of a message."""
     entry = put(1, b"k", b"v", WriteVersion(1, 1), (5, 6, 7))
     contents = {5: None, 6: BlobContent(0, ()), 7: BlobContent(1, [b"x"])}
@@ -462,7 +462,7 @@ def test_an_entry_with_deleted_and_empty_blobs_sends_the_empty_ones_before() -> 
     assert b"".join(each.disk for each in found) == entries.encode(entry)
 
 
-def test_all_kernels_are_there_before_the_first_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_kernels_are_loaded_before_the_first_session(monkeypatch: pytest.MonkeyPatch) -> None:
     called: set[str] = set()
 
     def noting(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -72,7 +72,7 @@ def framed(kind: int, fields: object) -> bytes:
 
 
 @given(st.lists(frames | control_messages, max_size=5), st.data())
-def test_frames_and_messages_are_read_in_order_however_they_are_cut(
+def test_frames_and_messages_are_read_in_order_for_any_fragmentation(
     sent: list[Message | Frame], choice: st.DataObject
 ) -> None:
     data = b"".join(map(encoded, sent))
@@ -93,11 +93,11 @@ def test_the_bytes_are_those_that_were_agreed_on() -> None:
     assert offer(NONCE) == b"flowstone/1 " + NONCE.hex().encode()
 
 
-def test_a_field_that_nobody_knows_is_passed_over() -> None:
+def test_unknown_field_is_ignored() -> None:
     assert parsed(framed(0x42, {"action": "seed", "epoch": 2, "later": [1]})) == [Prepare(Action.SEED, 2)]
 
 
-def test_before_it_was_offered_a_frame_is_as_unknown_as_to_a_real_peer() -> None:
+def test_frame_before_the_offer_is_an_unknown_message() -> None:
     with pytest.raises(BadMessage, match="unknown message type 0x40"):
         parsed(encode(HELLO), extended=False)
 
@@ -137,23 +137,23 @@ GOOD_ACK = json.loads(encode(HELLO_ACK)[5:])
         struct.pack(">BI", 0x42, (1 << 32) - 1),
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_invalid_frame_is_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage):
         parsed(data)
 
 
-def test_an_error_about_a_secret_does_not_show_it() -> None:
+def test_error_about_a_secret_does_not_show_it() -> None:
     with pytest.raises(BadMessage) as refused:
         parsed(framed(0x40, GOOD_HELLO | {"proof": PROOF.hex() + "00"}))
     assert PROOF.hex() not in str(refused.value)
 
 
-def test_entries_on_a_control_channel_are_refused_before_they_have_come() -> None:
+def test_entries_on_a_control_channel_are_rejected_before_their_bytes_arrive() -> None:
     with pytest.raises(BadMessage, match="LOG_ENTRIES on a control channel"):
         parsed(b"\x11")
 
 
-def test_mutated_streams_are_read_or_refused() -> None:
+def test_mutated_streams_are_read_or_rejected() -> None:
     chance = random.Random(SEED)
     conversation: list[Message | Frame] = [SessionBegin(), HELLO, PREPARE, GroupCommit(8)]
     streams = [b"".join(map(encoded, conversation)), encoded(HELLO_ACK) * 2]
@@ -168,7 +168,7 @@ def test_mutated_streams_are_read_or_refused() -> None:
             pass
 
 
-def test_a_real_replica_offers_nothing() -> None:
+def test_real_replica_offers_no_extension() -> None:
     assert offered_nonce(SessionBeginAck().session_secret) is None
     assert offered_nonce(b"") is None
 
@@ -178,12 +178,12 @@ def test_an_offer_gives_the_nonce() -> None:
 
 
 @pytest.mark.parametrize("secret", [b"flowstone/1", b"flowstone/1 00", offer(NONCE) + b"0", offer(NONCE)[:-1] + b"g"])
-def test_an_offer_without_a_nonce_is_refused(secret: bytes) -> None:
+def test_offer_without_a_nonce_is_rejected(secret: bytes) -> None:
     with pytest.raises(BadMessage):
         offered_nonce(secret)
 
 
-def test_proofs_tell_secrets_roles_and_conversations_apart() -> None:
+def test_proofs_depend_on_secret_role_and_conversation() -> None:
     other = bytes(NONCE_SIZE)
     proofs = [
         proof(secret, *nonces)
@@ -198,7 +198,7 @@ def test_proofs_tell_secrets_roles_and_conversations_apart() -> None:
     assert not is_proven(proofs[0], None)
 
 
-def test_nothing_secret_is_shown() -> None:
+def test_secrets_are_not_shown() -> None:
     for frame in (HELLO, HELLO_ACK):
         assert "5a5a" not in repr(frame)
         assert "ZZ" not in repr(frame)
@@ -206,7 +206,7 @@ def test_nothing_secret_is_shown() -> None:
 
 
 @pytest.mark.parametrize("frame", [Hello(UUID, 1, 0, b""), HelloAck(UUID, None, 1, b"")])
-def test_what_is_too_short_to_be_secret_is_not_sent(frame: Frame) -> None:
+def test_short_secret_is_not_sent(frame: Frame) -> None:
     with pytest.raises(LocalProtocolError):
         encode(frame)
 

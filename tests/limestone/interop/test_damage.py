@@ -55,7 +55,7 @@ def verdict(directory: Path) -> Verdict:
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_the_same_verdict_as_the_real_tool(seed: int, tmp_path: Path) -> None:
+def test_verdict_equals_that_of_the_real_tool(seed: int, tmp_path: Path) -> None:
     directory = damaged(random.Random(seed), tmp_path / "d")
     ours = verdict(directory)
     said = logutil("inspect", directory)
@@ -67,7 +67,7 @@ def test_the_same_verdict_as_the_real_tool(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["", "--cut"])
 @pytest.mark.parametrize("seed", range(CASES))
-def test_the_same_bytes_after_a_repair(seed: int, option: str, tmp_path: Path) -> None:
+def test_bytes_after_a_repair_equal_those_of_the_real_tool(seed: int, option: str, tmp_path: Path) -> None:
     theirs = damaged(random.Random(seed), tmp_path / "theirs")
     ours = Path(shutil.copytree(theirs, tmp_path / "ours"))
     said = logutil("repair", theirs, *filter(None, [option]))

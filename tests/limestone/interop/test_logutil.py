@@ -26,7 +26,7 @@ def log_content(directory: Path) -> list[bytes]:
 
 
 @every_case
-def test_inspect_says_the_same(case: Damage, tmp_path: Path) -> None:
+def test_inspect_output_equals_that_of_the_real_tool(case: Damage, tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", case.appended)
     with offline.held(DISK, str(directory), only_looks=True) as manifest:
         ours = inspection.inspect(DISK, str(directory), manifest)
@@ -38,7 +38,7 @@ def test_inspect_says_the_same(case: Damage, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cuts", [False, True], ids=["mark", "cut"])
 @every_case
-def test_repair_leaves_the_same_bytes(case: Damage, cuts: bool, tmp_path: Path) -> None:
+def test_repair_leaves_the_bytes_of_the_real_tool(case: Damage, cuts: bool, tmp_path: Path) -> None:
     ours, theirs = (damage.write(tmp_path / name, case.appended) for name in ("ours", "theirs"))
     with offline.held(DISK, str(ours)) as manifest:
         planned = repair.plan(DISK, str(ours), 0, cuts=cuts)
@@ -49,7 +49,7 @@ def test_repair_leaves_the_same_bytes(case: Damage, cuts: bool, tmp_path: Path) 
     assert logutil("inspect", ours).status == ("unrepairable" if real.code else "OK")
 
 
-def test_an_epoch_file_that_it_cannot_read_is_one_that_it_can_after_ours(tmp_path: Path) -> None:
+def test_real_tool_reads_an_epoch_file_after_our_repair(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / names.EPOCH).write_bytes(epoch_file.record(5) + b"\x04\x06")
     assert logutil("inspect", directory).code == 64
@@ -59,7 +59,7 @@ def test_an_epoch_file_that_it_cannot_read_is_one_that_it_can_after_ours(tmp_pat
     assert (real.code, real.fields["durable-epoch"]) == (0, "5")
 
 
-def test_what_we_have_compacted_it_reads_and_compacts_to_the_same_bytes(tmp_path: Path) -> None:
+def test_real_tool_compacts_our_compacted_directory_to_the_same_bytes(tmp_path: Path) -> None:
     ours = Path(shutil.copytree(recorded.HERE / "dirs-master/before", tmp_path / "ours"))
     theirs = Path(shutil.copytree(recorded.HERE / "dirs-master/before", tmp_path / "theirs"))
     done = compact_offline(OUTSIDE, str(ours))

@@ -80,7 +80,7 @@ def with_epoch_0(path: Path) -> bytes:
 @pytest.mark.parametrize("compatible", [True, False])
 @pytest.mark.parametrize("session_close", ["default", "async"])
 @pytest.mark.parametrize("group_commit", ["local_first", "replica_first", "concurrent"])
-async def test_the_real_replica_has_what_our_master_has(
+async def test_real_replica_has_the_data_of_our_master(
     tmp_path: Path, compatible: bool, session_close: str, group_commit: str
 ) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
@@ -99,7 +99,7 @@ async def test_the_real_replica_has_what_our_master_has(
         assert (said.code, said.status, said.fields["durable-epoch"]) == (0, "OK", str(EPOCHS)), said
 
 
-async def test_a_real_replica_that_dies_is_told_of_by_policy(tmp_path: Path) -> None:
+async def test_lost_real_replica_is_reported_by_policy(tmp_path: Path) -> None:
     with replica(tmp_path / "theirs") as endpoint:
         store = AsyncDatastore(OUTSIDE, Settings(str(tmp_path / "ours"), (Endpoint.parse(endpoint),), on_lost="fail"))
         channel = await store.create_channel()

@@ -27,7 +27,7 @@ from tests.simulation.simulation import Crashed, Simulation
 OUTSIDE: Final = production()
 
 
-async def test_the_real_tool_inspects_repairs_and_compacts_what_we_wrote(tmp_path: Path) -> None:
+async def test_real_tool_inspects_repairs_and_compacts_our_files(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     await written(directory)
     before = shown(directory)
@@ -60,7 +60,7 @@ async def written_again(directory: Path) -> list[int]:
     return told
 
 
-async def test_our_compaction_is_one_that_the_real_tool_goes_on_with(tmp_path: Path) -> None:
+async def test_real_tool_continues_from_our_compaction(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     await written(directory)
     before, kept = shown(directory), blobs(directory)
@@ -76,7 +76,7 @@ async def test_our_compaction_is_one_that_the_real_tool_goes_on_with(tmp_path: P
 
 @pytest.mark.parametrize("command", ["repair", "compaction"])
 @pytest.mark.parametrize("name", ["dirs-master/before", "dirs-replica/before", "restart/master-dir", "tail/dir"])
-def test_ours_reads_what_the_real_tool_left_of_recorded_directories(command: str, name: str, tmp_path: Path) -> None:
+def test_our_tools_read_directories_written_by_the_real_tool(command: str, name: str, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(recorded.HERE / name, tmp_path / "data"))
     before = [row[:3] for row in shown(directory)]
     said = logutil(command, directory, *(["--force"] if command == "compaction" else []))

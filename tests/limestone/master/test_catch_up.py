@@ -85,7 +85,7 @@ def lacking(directory: Path, prepared: Prepare, sizes: dict[str, int] | None = N
         (MASTER, 20, 20, 0, (1, 2), resume(20)),
     ],
 )
-def test_where_a_replica_goes_on(
+def test_resume_position_of_a_replica(
     follows: str | None,
     durable: int,
     ours: int,
@@ -100,7 +100,7 @@ def test_where_a_replica_goes_on(
     assert decide(ack, MASTER, ours, horizon_epoch, survey) == expected
 
 
-def test_an_epoch_without_sessions_is_settled_unless_something_before_it_is_in_doubt() -> None:
+def test_epoch_without_sessions_is_settled_unless_an_earlier_one_is_in_doubt() -> None:
     none = np.empty(0, np.uint64)
     survey = LogSurvey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 10)
     assert [survey.settled(epoch, 0) for epoch in range(2, 12)] == [2, 3, 4, 3, 3, 3, 3, 9, 10, 11]
@@ -108,7 +108,7 @@ def test_an_epoch_without_sessions_is_settled_unless_something_before_it_is_in_d
     assert LogSurvey(none, none, 5).settled(5, 0) == 5
 
 
-def test_what_the_store_wrote_itself_is_never_in_doubt() -> None:
+def test_epochs_written_by_the_store_are_never_in_doubt() -> None:
     """Even if a session of a later epoch came first, and the one of this epoch only after the survey."""
     survey = LogSurvey(np.array([3, 9], np.uint64), np.array([5, 6], np.uint64), 6)
     assert [survey.settled(epoch, 0) for epoch in (6, 7, 8, 9)] == [3, 7, 8, 9]
@@ -123,12 +123,12 @@ def test_sessions_above_the_epoch_of_all_files_are_sent(tmp_path: Path) -> None:
     assert lacking(tmp_path, SEED)[:3] == [(1, [b"a"]), (3, [b"b", b"c"]), (1, [b"f"])]
 
 
-def test_sessions_of_one_epoch_are_sent_as_one(tmp_path: Path) -> None:
+def test_sessions_of_one_epoch_are_sent_together(tmp_path: Path) -> None:
     write(tmp_path, "pwal_0000", *(session(2, row(b"%d" % n, 2)) for n in range(5)), session(3, row(b"x", 3)))
     assert lacking(tmp_path, resume(0)) == [(2, [b"0", b"1", b"2", b"3", b"4"]), (3, [b"x"])]
 
 
-def test_what_recovery_has_marked_is_not_sent_but_known(tmp_path: Path) -> None:
+def test_session_marked_by_recovery_is_known_and_not_sent(tmp_path: Path) -> None:
     marked = session(4, row(b"b", 4), kind=EntryType.MARKER_INVALIDATED_BEGIN)
     write(tmp_path, "pwal_0000", session(3, row(b"a", 3)), marked, session(5, row(b"c", 5)))
     assert lacking(tmp_path, resume(0)) == [(3, [b"a"]), (5, [b"c"])]
@@ -138,7 +138,7 @@ def test_what_recovery_has_marked_is_not_sent_but_known(tmp_path: Path) -> None:
     files.close()
 
 
-def test_what_compaction_has_superseded_is_still_known(tmp_path: Path) -> None:
+def test_compacted_session_is_still_known(tmp_path: Path) -> None:
     name = "pwal_0000.00000000000001.0"
     write(tmp_path, name, session(3), session(4, kind=EntryType.MARKER_INVALIDATED_BEGIN))
     write(tmp_path, names.COMPACTED, session(0, ends=False))
@@ -149,7 +149,7 @@ def test_what_compaction_has_superseded_is_still_known(tmp_path: Path) -> None:
     files.close()
 
 
-def test_of_a_file_that_is_written_to_only_what_has_ended_is_read(tmp_path: Path) -> None:
+def test_only_ended_sessions_of_a_growing_file_are_read(tmp_path: Path) -> None:
     finished = session(2, row(b"a", 2))
     write(tmp_path, "pwal_0000", finished, session(3, row(b"b", 3), ends=False)[:-3])
     write(tmp_path, "pwal_0001", session(3, row(b"c", 3), ends=False))
@@ -168,7 +168,7 @@ def test_a_seed_begins_with_the_compacted_file(tmp_path: Path) -> None:
     assert lacking(tmp_path, resume(4)) == [(5, [b"c"])]
 
 
-def test_what_is_compacted_counts_when_the_last_epoch_that_was_recorded_does(tmp_path: Path) -> None:
+def test_compacted_epochs_count_when_the_last_recorded_epoch_does(tmp_path: Path) -> None:
     """The horizon is the epoch that compaction waited for, which may have no session."""
     catalog.write(DISK, str(tmp_path), Catalog(((names.COMPACTED, 1),), max_epoch_id=7))
     write(tmp_path, names.COMPACTED, session(0, row(b"a", 0), ends=False))
@@ -182,7 +182,7 @@ def test_a_compacted_file_that_a_crash_kept_from_its_place_is_not_missed(tmp_pat
 
 
 @pytest.mark.parametrize(("compacted", "horizon_epoch"), [((), 0), (((names.COMPACTED, 1),), 4)])
-def test_only_what_is_compacted_is_beyond_the_horizon(
+def test_only_compacted_epochs_are_beyond_the_horizon(
     tmp_path: Path, compacted: tuple[tuple[str, int], ...], horizon_epoch: int
 ) -> None:
     if compacted:
@@ -223,13 +223,13 @@ def test_every_session_above_the_epoch_is_sent_in_order_and_no_other(
     assert [(epoch, key) for epoch, keys in lacking(directory, resume(above)) for key in keys] == expected
 
 
-def test_the_torn_rest_of_what_never_counted_is_passed_over(tmp_path: Path) -> None:
+def test_torn_tail_of_an_undurable_session_is_ignored(tmp_path: Path) -> None:
     torn = session(4, row(b"b", 4), kind=EntryType.MARKER_INVALIDATED_BEGIN)[:-12]
     write(tmp_path, "pwal_0000.00000000000001.0", session(3, row(b"a", 3)), torn)
     assert lacking(tmp_path, resume(0)) == [(3, [b"a"])]
 
 
-def test_a_session_that_counts_and_is_torn_is_no_seed(tmp_path: Path) -> None:
+def test_torn_durable_session_prevents_a_seed(tmp_path: Path) -> None:
     write(tmp_path, "pwal_0000", session(3, row(b"a", 3))[:-12])
     with pytest.raises(DamagedFile, match="is incomplete"):
         lacking(tmp_path, resume(0))
@@ -249,9 +249,7 @@ def while_opening(monkeypatch: pytest.MonkeyPatch, what: Callable[[], None]) -> 
     monkeypatch.setattr(type(DISK), "open", intercepted)
 
 
-def test_files_that_are_rotated_while_they_are_opened_are_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_rotated_while_they_are_opened_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "pwal_0000", session(2, row(b"a", 2)))
 
     def rotate() -> None:
@@ -262,16 +260,14 @@ def test_files_that_are_rotated_while_they_are_opened_are_looked_for_again(
     assert sorted(lacking(tmp_path, resume(0))) == [(2, [b"a"]), (3, [b"b"])]
 
 
-def test_files_that_are_gone_when_they_are_opened_are_looked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_missing_when_they_are_opened_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "pwal_0000", session(2, row(b"a", 2)))
     new = tmp_path / "pwal_0000.00000000000001.0"
     while_opening(monkeypatch, lambda: os.rename(tmp_path / "pwal_0000", new))
     assert lacking(tmp_path, resume(0)) == [(2, [b"a"])]
 
 
-def test_who_renames_files_all_the_time_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_ends_when_files_are_renamed_constantly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "pwal_0000", session(2, row(b"a", 2)))
     count = iter(range(100))
 
@@ -312,7 +308,7 @@ def test_session_that_ends_while_files_are_opened_is_sent_whole(tmp_path: Path) 
     assert (epoch, data) == (3, whole[9:-10])
 
 
-def test_what_is_open_outlives_its_name(tmp_path: Path) -> None:
+def test_open_file_outlives_its_name(tmp_path: Path) -> None:
     write(tmp_path, "pwal_0000", session(2, row(b"a", 2)))
     files = opened(tmp_path)
     (tmp_path / "pwal_0000").unlink()

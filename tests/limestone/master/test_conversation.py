@@ -74,7 +74,7 @@ async def test_sessions_and_epochs_are_acknowledged_in_order() -> None:
         ]
 
 
-async def test_a_long_session_is_sent_piece_by_piece_and_the_next_one_after_it() -> None:
+async def test_long_session_is_sent_in_pieces_before_the_next_one() -> None:
     async with scripted() as replica, talking(replica) as conversation:
         long, short = session(b"a", value=bytes(KEPT_MAX)), session(b"b")
         assert long.kept is None
@@ -89,7 +89,7 @@ async def test_a_long_session_is_sent_piece_by_piece_and_the_next_one_after_it()
         assert keys == [b"a", b"b"]
 
 
-async def test_what_a_file_no_longer_has_ends_it() -> None:
+async def test_missing_entries_end_the_conversation() -> None:
     data = entries.encode(put(1, b"k", bytes(KEPT_MAX), WriteVersion(1, 0)))
     asked: list[int] = []
 
@@ -105,7 +105,7 @@ async def test_what_a_file_no_longer_has_ends_it() -> None:
         assert "cannot read back session" in await reason(conversation)
 
 
-async def test_nobody_there() -> None:
+async def test_connection_refused() -> None:
     replica = ScriptedReplica()
     await replica.listen()
     await replica.vanish()
@@ -140,7 +140,7 @@ async def test_a_replica_that_does_not_want_us(kind: type, answer: bytes | None,
         (ACK + ACK, "unexpected CommonAck: no request is pending"),
     ],
 )
-async def test_a_log_channel_that_is_refused_ends_it(answer: bytes | None, expected: str) -> None:
+async def test_rejected_log_channel_ends_the_conversation(answer: bytes | None, expected: str) -> None:
     async with scripted() as replica, talking(replica) as conversation:
         await conversation.begin()
         replica.answers.append(lambda message: answer if isinstance(message, LogChannelCreate) else b"?")
@@ -148,7 +148,7 @@ async def test_a_log_channel_that_is_refused_ends_it(answer: bytes | None, expec
         assert expected in await reason(conversation)
 
 
-async def test_a_session_that_is_refused_ends_it() -> None:
+async def test_rejected_session_ends_the_conversation() -> None:
     async with scripted() as replica, talking(replica) as conversation:
         await conversation.begin()
         refusal = messages.encode(Error(1, "Unexpected message type"))
@@ -157,7 +157,7 @@ async def test_a_session_that_is_refused_ends_it() -> None:
         assert "session end rejected: error 1" in await reason(conversation)
 
 
-async def test_an_error_of_authentication_is_told_as_such() -> None:
+async def test_authentication_error_is_reported_as_such() -> None:
     async with scripted(is_ours=True) as replica, talking(replica) as conversation:
         await conversation.begin()
         refusal = messages.encode(Error(200, "who are you"))
@@ -172,7 +172,7 @@ async def test_frames_are_answered() -> None:
         assert await conversation.exchange(Prepare(Action.RESUME, 1)) == CommonAck()
 
 
-async def test_no_answer_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
     async with scripted() as replica, talking(replica) as conversation:
         replica.answers.append(lambda message: b"" if isinstance(message, SessionBegin) else b"?")
@@ -180,7 +180,7 @@ async def test_no_answer_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
             await conversation.begin()
 
 
-async def test_a_replica_that_falls_far_behind_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lagging_replica_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "UNACKNOWLEDGED_MAX", 1 << 20)
     async with scripted() as replica, talking(replica) as conversation:
         replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
@@ -206,7 +206,7 @@ async def test_sessions_that_are_too_long_to_keep_count_too(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("size", [1, 1000, 100_000])
-async def test_the_backlog_counts_what_sessions_take_in_memory(size: int) -> None:
+async def test_backlog_counts_the_memory_of_sessions(size: int) -> None:
     """For small sessions, that is many times their size on the wire."""
     async with scripted() as replica, talking(replica) as conversation:
         replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
@@ -234,7 +234,7 @@ async def test_ipv6() -> None:
     server.close()
 
 
-async def test_it_is_closed_without_a_word_and_twice() -> None:
+async def test_conversation_closes_silently_and_twice() -> None:
     async with scripted() as replica, talking(replica) as conversation:
         await conversation.begin()
         await conversation.channel(0).opened

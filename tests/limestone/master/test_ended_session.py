@@ -56,16 +56,16 @@ def write_blob(directory: Path, blob_id: int, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def test_a_session_is_one_message(tmp_path: Path) -> None:
+def test_session_is_one_message(tmp_path: Path) -> None:
     data = entries.encode(A) + entries.encode(B)
     assert sent(form(tmp_path), data) == [LogEntries(5, (wire_entry(A), wire_entry(B)), 7)]
 
 
-def test_an_empty_session_is_one_message(tmp_path: Path) -> None:
+def test_empty_session_is_one_message(tmp_path: Path) -> None:
     assert sent(form(tmp_path)) == sent(form(tmp_path), b"") == [LogEntries(5, (), 7)]
 
 
-def test_the_first_part_begins_it_and_the_last_one_ends_it(tmp_path: Path) -> None:
+def test_first_part_begins_the_session_and_the_last_part_ends_it(tmp_path: Path) -> None:
     parts = [entries.encode(A), entries.encode(B), entries.encode(A)]
     assert [message.flags for message in sent(form(tmp_path), *parts)] == [1, 0, 6]
 
@@ -90,7 +90,7 @@ def test_its_asynchronous_close_ends_with_the_epoch_of_the_session_before(tmp_pa
 
 
 @pytest.mark.parametrize("size", [11, BLOB_KEPT_MAX + 1])
-def test_blobs_go_with_their_content_and_long_ones_when_their_turn_comes(tmp_path: Path, size: int) -> None:
+def test_blobs_are_sent_with_their_content_and_large_ones_in_turn(tmp_path: Path, size: int) -> None:
     content = bytes(size)
     write_blob(tmp_path, 7, content)
     session = EndedSession(form(tmp_path), 0, 5, lambda: [entries.encode(A) + entries.encode(WITH_BLOB)])
@@ -108,7 +108,7 @@ def test_a_blob_that_was_collected_is_sent_as_empty_with_old_entries_only(tmp_pa
         sent(form(tmp_path), data)
 
 
-def test_a_long_session_is_not_kept_but_asked_for_each_time(tmp_path: Path) -> None:
+def test_long_session_is_read_again_for_each_replica(tmp_path: Path) -> None:
     part = b"".join(entries.encode(put(1, b"k%d" % n, bytes(1000), WriteVersion(5, n))) for n in range(1000))
     asked = []
 

@@ -68,14 +68,14 @@ async def test_with_asynchronous_close_an_end_has_the_epoch_of_the_session_befor
             assert ended == [0, *begun[:-1]]
 
 
-async def test_without_replicas_nothing_is_waited_for(tmp_path: Path) -> None:
+async def test_epochs_without_replicas_are_acknowledged_at_once(tmp_path: Path) -> None:
     async with running(Master(tmp_path)) as master:
         await master.put(1, b"a")
         await master.commit(1)
         assert not master.propagation.status().degraded
 
 
-async def test_a_quorum_of_one_in_two_goes_on_with_either(tmp_path: Path) -> None:
+async def test_quorum_of_one_in_two_continues_with_either(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as first, scripted(is_ours=True) as second:
         master = Master(tmp_path, first, second, quorum=1)
         async with running(master):
@@ -90,7 +90,7 @@ async def test_a_quorum_of_one_in_two_goes_on_with_either(tmp_path: Path) -> Non
             assert (status.live, status.degraded) == (1, False)
 
 
-async def test_a_slow_replica_is_not_waited_for_and_hears_of_an_epoch_when_it_has_its_sessions(tmp_path: Path) -> None:
+async def test_slow_replica_is_not_waited_for_and_gets_an_epoch_with_its_sessions(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as quick, scripted(is_ours=True) as slow:
         master = Master(tmp_path, quick, slow, quorum=1)
         async with running(master):
@@ -136,7 +136,7 @@ async def test_block_waits_until_the_replica_is_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("on_lost", "consequence"), [("block", "wait for it"), ("degrade", "continue without"), ("fail", "fail until")]
 )
-async def test_a_replica_that_was_never_reached_is_told_at_once_and_not_at_every_attempt(
+async def test_unreachable_replica_is_reported_once(
     tmp_path: Path, on_lost: str, consequence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     replica = ScriptedReplica(is_ours=True)
@@ -161,7 +161,7 @@ async def test_a_replica_that_was_never_reached_is_told_at_once_and_not_at_every
     await replica.vanish()
 
 
-async def test_a_replica_that_others_stand_in_for_is_told_of_as_such(
+async def test_lost_replica_covered_by_others_is_reported_as_such(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
@@ -174,7 +174,7 @@ async def test_a_replica_that_others_stand_in_for_is_told_of_as_such(
         await eventually(lambda: "is available without it" in caplog.text)
 
 
-async def test_degrade_goes_on_and_says_so(tmp_path: Path) -> None:
+async def test_degrade_continues_and_reports(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica, on_lost="degrade")) as master:
         await master.put(1, b"a")
         await replica.vanish()
@@ -197,7 +197,7 @@ async def test_fail_raises(tmp_path: Path) -> None:
             await master.commit(2)
 
 
-async def test_fail_raises_for_who_waits_when_the_replica_is_lost(tmp_path: Path) -> None:
+async def test_fail_raises_for_waiters_when_the_replica_is_lost(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica, on_lost="fail")) as master:
         await eventually(lambda: master.state == "live")
         replica.answers.append(lambda message: None if isinstance(message, LogEntries) else b"?")
@@ -206,7 +206,7 @@ async def test_fail_raises_for_who_waits_when_the_replica_is_lost(tmp_path: Path
 
 
 @pytest.mark.parametrize("on_lost", ["fail", "block"])
-async def test_a_store_does_not_start_where_nobody_can_be_hoped_for(tmp_path: Path, on_lost: str) -> None:
+async def test_store_does_not_start_without_a_reachable_replica(tmp_path: Path, on_lost: str) -> None:
     async with scripted() as replica:
         replica.answers.append(lambda message: None if isinstance(message, SessionBegin) else b"?")
         with pytest.raises(QuorumLost, match="cannot start"):
@@ -234,7 +234,7 @@ def refused(message: object) -> bytes:
     return messages.encode(Error(1, "no")) if isinstance(message, GroupCommit) else b"?"
 
 
-async def test_as_the_original_sessions_go_on_after_a_group_commit_was_refused(tmp_path: Path) -> None:
+async def test_sessions_continue_after_a_rejected_group_commit_as_in_the_original(tmp_path: Path) -> None:
     async with scripted() as replica:
         replica.answers.append(refused)
         async with running(Master(tmp_path, replica, compatible=True, on_lost="degrade")) as master:
@@ -247,7 +247,7 @@ async def test_as_the_original_sessions_go_on_after_a_group_commit_was_refused(t
 
 
 @pytest.mark.parametrize("on_lost", ["fail", "block"])
-async def test_a_group_commit_that_was_refused_is_an_error_unless_we_go_on(tmp_path: Path, on_lost: str) -> None:
+async def test_rejected_group_commit_is_an_error_unless_degraded(tmp_path: Path, on_lost: str) -> None:
     async with scripted() as replica:
         replica.answers.append(refused)
         async with running(Master(tmp_path, replica, compatible=True, on_lost=on_lost)) as master:
@@ -256,7 +256,7 @@ async def test_a_group_commit_that_was_refused_is_an_error_unless_we_go_on(tmp_p
                 await master.commit(1)
 
 
-async def test_who_waits_when_the_store_is_closed_is_told(tmp_path: Path) -> None:
+async def test_waiters_fail_when_the_store_is_closed(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         replica.answers.append(lambda message: b"" if isinstance(message, LogEntries) else b"?")
         async with running(Master(tmp_path, replica)) as master:

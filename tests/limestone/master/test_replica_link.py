@@ -106,7 +106,7 @@ async def test_a_replica_of_ours_is_opened_by_its_control_channel_and_prepared(t
         assert replica.heard_of(LogChannelCreate) == [LogChannelCreate(0, TOKEN), LogChannelCreate(1, TOKEN)]
 
 
-async def test_one_that_has_followed_us_resumes_behind_its_durable_epoch(tmp_path: Path) -> None:
+async def test_former_replica_resumes_after_its_durable_epoch(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         replica.follows, replica.durable_epoch = MASTER, 2
         master = Master(tmp_path, replica)
@@ -167,7 +167,7 @@ async def test_catch_up_waits_for_a_slow_replica_when_enough_memory_is_in_flight
             assert max(in_flight) == in_flight_max
 
 
-async def test_a_session_counts_only_when_the_replica_has_all_before_it(tmp_path: Path) -> None:
+async def test_session_counts_only_when_the_replica_has_all_earlier_ones(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         held: list[bytes] = []
         replica.answers.append(
@@ -189,7 +189,7 @@ async def test_a_session_counts_only_when_the_replica_has_all_before_it(tmp_path
             assert master.state == "live"
 
 
-async def test_it_is_reached_again_after_it_was_lost_and_gets_what_it_has_missed(tmp_path: Path) -> None:
+async def test_lost_replica_is_reconnected_and_gets_the_missed_sessions(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica, running(Master(tmp_path, replica)) as master:
         await master.put(1, b"a")
         await master.commit(1)
@@ -208,7 +208,7 @@ async def test_it_is_reached_again_after_it_was_lost_and_gets_what_it_has_missed
         assert replica.heard_of(GroupCommit) == [GroupCommit(2)]
 
 
-async def test_a_replica_one_epoch_ahead_is_set_back(tmp_path: Path) -> None:
+async def test_replica_one_epoch_ahead_is_reset(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         replica.follows, replica.durable_epoch = MASTER, 2
         master = Master(tmp_path, replica)
@@ -279,7 +279,7 @@ async def test_a_real_replica_that_is_late_records_the_epoch_that_it_gets(tmp_pa
     await replica.vanish()
 
 
-async def test_what_was_not_foreseen_is_told_and_the_replica_reached_for_again(
+async def test_unexpected_error_is_reported_and_the_replica_reconnected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
@@ -310,7 +310,7 @@ async def test_one_that_cannot_be_set_back_is_seeded(tmp_path: Path) -> None:
             assert replica.heard_of(Prepare) == [Prepare(Action.RESUME, 1), Prepare(Action.SEED, 2)]
 
 
-async def test_master_and_replica_prove_that_they_have_the_secret(tmp_path: Path) -> None:
+async def test_master_and_replica_prove_the_shared_secret(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         replica.proof = lambda hello: extensions.replica_proof(SECRET.encode(), hello.nonce, NONCE)
         async with running(Master(tmp_path, replica, secret=SECRET)) as master:
@@ -321,7 +321,7 @@ async def test_master_and_replica_prove_that_they_have_the_secret(tmp_path: Path
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-async def test_a_replica_without_the_secret_gets_nothing(tmp_path: Path, is_ours: bool) -> None:
+async def test_replica_without_the_secret_gets_no_data(tmp_path: Path, is_ours: bool) -> None:
     async with scripted(is_ours=is_ours) as replica:
         replica.proof = lambda hello: extensions.replica_proof(b"guess", hello.nonce, NONCE)
         with pytest.raises(AuthenticationFailed) as failed:
@@ -332,7 +332,7 @@ async def test_a_replica_without_the_secret_gets_nothing(tmp_path: Path, is_ours
         assert SECRET not in repr(failed.value)
 
 
-async def test_a_replica_that_does_not_know_our_secret_is_told_of_at_the_start(tmp_path: Path) -> None:
+async def test_replica_with_another_secret_is_reported_at_the_start(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         replica.answers.append(
             lambda message: messages.encode(Error(200, "no proof")) if isinstance(message, Hello) else b"?"

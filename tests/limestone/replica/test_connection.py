@@ -53,13 +53,13 @@ async def test_an_opener_and_what_is_behind_it(message: SessionBegin | LogChanne
     assert await connection.opener() == (message, b"")
 
 
-async def test_who_goes_away_opens_nothing() -> None:
+async def test_disconnected_peer_opens_no_conversation() -> None:
     assert await opened(b"") is None
     assert await opened(encode(SessionBegin())[:-1]) is None
 
 
 @pytest.mark.parametrize("kind", [0x03, 0x04, 0x11, 0x20, 0x21, 0x22, 0x30, 0x31])
-async def test_another_message_is_refused_by_its_first_byte(kind: int) -> None:
+async def test_another_message_is_rejected_by_its_first_byte(kind: int) -> None:
     with pytest.raises(Refusal, match="Unexpected message type") as caught:
         await opened(bytes([kind]))
     assert caught.value.code == 1
@@ -71,7 +71,7 @@ async def test_no_message_at_all_or_a_long_one(data: bytes) -> None:
         await opened(data)
 
 
-async def test_a_peer_that_is_ahead_is_held_back() -> None:
+async def test_fast_peer_is_throttled() -> None:
     client = FakeClient()
     connection = ReplicaConnection(client)
     connection.received(bytes(READ_AHEAD_MAX))
@@ -83,7 +83,7 @@ async def test_a_peer_that_is_ahead_is_held_back() -> None:
     assert client.calls == ["pause", "resume"]
 
 
-async def test_a_peer_that_takes_no_answers_is_asked_for_no_more() -> None:
+async def test_peer_that_reads_no_answers_is_not_read() -> None:
     client = FakeClient()
     connection = ReplicaConnection(client)
     connection.congested()
@@ -91,7 +91,7 @@ async def test_a_peer_that_takes_no_answers_is_asked_for_no_more() -> None:
     assert client.calls == ["pause", "resume"]
 
 
-async def test_a_refused_peer_is_told_why_and_may_end_its_sentence() -> None:
+async def test_rejected_peer_gets_the_reason_and_may_finish_its_message() -> None:
     client = FakeClient()
     connection = ReplicaConnection(client)
     refusing = asyncio.get_running_loop().create_task(connection.refuse(Refusal(13, "no")))
@@ -105,7 +105,7 @@ async def test_a_refused_peer_is_told_why_and_may_end_its_sentence() -> None:
     await refusing
 
 
-async def test_a_refused_peer_that_stays_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rejected_peer_that_stays_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.limestone.replica.connection.LINGER_SECONDS", 0.01)
     await ReplicaConnection(FakeClient()).refuse(Refusal(13, "no"))
 

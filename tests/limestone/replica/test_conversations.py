@@ -138,7 +138,7 @@ async def test_bad_input_harms_no_other_connection(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", TAKES_CONTROL)
-async def test_after_a_bad_control_channel_comes_a_good_one(name: str, tmp_path: Path) -> None:
+async def test_valid_control_channel_is_accepted_after_an_invalid_one(name: str, tmp_path: Path) -> None:
     act, code = BAD[name]
     async with running(tmp_path) as replica:
         assert await act(replica) == code
@@ -161,7 +161,7 @@ async def test_second_end_after_a_good_session(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("compatible", [False, True])
-async def test_a_repeated_session_begin_is_passed_over_and_rdma_is_refused(tmp_path: Path, compatible: bool) -> None:
+async def test_repeated_session_begin_is_ignored_and_rdma_rejected(tmp_path: Path, compatible: bool) -> None:
     """With the original's codes and texts."""
     async with running(tmp_path, compatible=compatible) as replica:
         master = master_of(replica)
@@ -189,7 +189,7 @@ async def test_an_epoch_that_lost_a_session_is_never_recorded(tmp_path: Path) ->
     assert markers(tmp_path / "pwal_0001") == []
 
 
-async def test_connections_that_say_nothing_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_silent_connections_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flowstone.limestone.replica.replica.OPENING_SECONDS", 0.2)
     monkeypatch.setattr("flowstone.limestone.replica.replica.UNOPENED_MAX", 3)
     async with running(tmp_path) as replica:
@@ -232,7 +232,7 @@ LARGE = blob_session(1, "k", Blob(5, b"x" * 5000))
 
 
 @pytest.mark.usefixtures("_large_blobs")
-async def test_a_large_blob_that_is_cut_off_leaves_nothing(tmp_path: Path) -> None:
+async def test_truncated_large_blob_leaves_no_file(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         log = await master_of(replica).open(0)
         log.send(encode(LARGE)[:3000])
@@ -245,7 +245,7 @@ async def test_a_large_blob_that_is_cut_off_leaves_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_large_blobs")
-async def test_a_large_blob_outside_of_a_session_is_refused_and_gone(tmp_path: Path) -> None:
+async def test_large_blob_outside_of_a_session_is_rejected_and_removed(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         log = await master_of(replica).open(0)
         assert await log.refused(LARGE._replace(flags=0)) == ErrorCode.LOG_CHANNEL_CONFUSED
@@ -254,7 +254,7 @@ async def test_a_large_blob_outside_of_a_session_is_refused_and_gone(tmp_path: P
 
 
 @pytest.mark.usefixtures("_large_blobs")
-async def test_two_channels_receive_the_same_large_blob_piece_by_piece(tmp_path: Path) -> None:
+async def test_two_channels_receive_the_same_large_blob_concurrently(tmp_path: Path) -> None:
     data = encode(LARGE)
     async with running(tmp_path) as replica:
         master = master_of(replica)

@@ -39,7 +39,7 @@ def markers(path: Path) -> list[tuple[int, int]]:
     return [(int(token.type), token.epoch) for token in decode_all(path.read_bytes(), "") if isinstance(token, Marker)]
 
 
-async def test_a_new_directory_has_what_the_original_makes(tmp_path: Path) -> None:
+async def test_new_directory_equals_that_of_the_original(tmp_path: Path) -> None:
     directory = await opened(tmp_path / "new")
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [names.CATALOG, names.EPOCH, names.MANIFEST]
     assert directory.durable_epoch == 0
@@ -64,7 +64,7 @@ async def test_all_that_is_withdrawn_of_a_file_is_synced_at_once(
     await directory.close()
 
 
-async def test_what_is_beyond_the_durable_epoch_is_withdrawn_by_settle(tmp_path: Path) -> None:
+async def test_settle_withdraws_sessions_beyond_the_durable_epoch(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     for number, epoch in [(0, 1), (1, 2), (0, 3), (1, 4)]:
         write_session(directory, number, epoch)
@@ -78,9 +78,7 @@ async def test_what_is_beyond_the_durable_epoch_is_withdrawn_by_settle(tmp_path:
 
 
 @pytest.mark.parametrize("reason", ["too many to remember", "something could not be written"])
-async def test_settle_looks_for_what_it_does_not_know(
-    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_settle_scans_unknown_files(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = await opened(tmp_path)
     if reason == "too many to remember":
         monkeypatch.setattr("flowstone.limestone.replica.directory.REMEMBERED_MAX", 1)
@@ -171,7 +169,7 @@ async def test_set_back_forgets_durable_epochs(tmp_path: Path) -> None:
     await directory.close()
 
 
-async def test_what_is_compacted_cannot_be_set_back(tmp_path: Path) -> None:
+async def test_compacted_epochs_cannot_be_reset(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     await directory.commit(5)
     catalog.write(OUTSIDE.disk, str(tmp_path), Catalog(((names.COMPACTED, 1),), (), 4))
@@ -182,7 +180,7 @@ async def test_what_is_compacted_cannot_be_set_back(tmp_path: Path) -> None:
     await directory.close()
 
 
-async def test_a_blob_of_a_row_that_was_replaced_is_there_when_a_master_sets_us_back(tmp_path: Path) -> None:
+async def test_blob_of_a_replaced_row_exists_after_a_reset(tmp_path: Path) -> None:
     """A start deletes blobs, but not those that a log file still names, because their entries may count again."""
     directory = await opened(tmp_path)
     named = put(1, b"k", b"v", WriteVersion(1, 1), (7,))
@@ -214,7 +212,7 @@ async def test_blobs_are_replaced_whole(tmp_path: Path) -> None:
     await directory.close()
 
 
-async def test_whom_it_follows_is_remembered(tmp_path: Path) -> None:
+async def test_followed_master_is_remembered(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     await directory.follow(None)
     assert not (tmp_path / "flowstone-replica.json").exists()
@@ -225,7 +223,7 @@ async def test_whom_it_follows_is_remembered(tmp_path: Path) -> None:
     await directory.close()
 
 
-async def test_what_no_crash_explains_is_not_touched(tmp_path: Path) -> None:
+async def test_unexplained_files_are_not_changed(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     write_session(directory, 0, 1)
     await directory.commit(1)
@@ -247,7 +245,7 @@ async def test_whoever_follows_at_the_same_time_is_written_once_more(tmp_path: P
     await directory.close()
 
 
-async def test_where_nothing_is_durable_nothing_is_compacted(tmp_path: Path) -> None:
+async def test_directory_without_durable_epochs_is_not_compacted(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     write_session(directory, 0, 1)
     assert (await directory.compact()).inputs == ()
@@ -255,7 +253,7 @@ async def test_where_nothing_is_durable_nothing_is_compacted(tmp_path: Path) -> 
     await directory.close()
 
 
-async def test_a_blob_of_which_the_master_has_nothing_left_stays(tmp_path: Path) -> None:
+async def test_blob_without_rows_on_the_master_is_kept(tmp_path: Path) -> None:
     directory = await opened(tmp_path)
     await directory.store([Blob(1, b"content")])
     await directory.store([Blob(1, b""), Blob(2, b"")], are_gone=True)
@@ -266,7 +264,7 @@ async def test_a_blob_of_which_the_master_has_nothing_left_stays(tmp_path: Path)
     await directory.close()
 
 
-async def test_channels_that_receive_the_same_blob_at_once_do_not_collide(
+async def test_channels_that_receive_the_same_blob_do_not_collide(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = await opened(tmp_path)

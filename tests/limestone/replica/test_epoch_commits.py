@@ -5,7 +5,7 @@ from __future__ import annotations
 from flowstone.limestone.replica.epoch_commits import EpochCommits
 
 
-def test_new_master_has_nothing_under_way() -> None:
+def test_new_master_has_nothing_pending() -> None:
     commits = EpochCommits()
     assert commits.is_idle
     assert not commits.is_syncing(5)
@@ -20,7 +20,7 @@ def test_open_session_is_not_waited_for() -> None:
     assert not commits.has_lost(3)
 
 
-def test_ended_session_is_waited_for_until_it_is_synced() -> None:
+def test_ended_session_is_pending_until_it_is_synced() -> None:
     commits = EpochCommits()
     commits.begun(0, 3)
     commits.ended(0)

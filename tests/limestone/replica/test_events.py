@@ -47,6 +47,6 @@ def test_every_event_is_among_them() -> None:
     assert {type(event) for event in EVERY} == set(events.Event.__subclasses__())
 
 
-def test_a_refusal_has_its_code_if_there_is_one() -> None:
+def test_rejection_has_its_code() -> None:
     assert "error 22: no session" in str(EVERY[9])
     assert "error" not in str(EVERY[10])

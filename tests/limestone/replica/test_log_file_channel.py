@@ -38,7 +38,7 @@ def markers(data: bytes) -> list[tuple[int, int]]:
     return [(int(token.type), token.epoch) for token in decode_all(data, PATH) if isinstance(token, Marker)]
 
 
-def test_sessions_are_in_memory_until_they_are_flushed() -> None:
+def test_sessions_stay_in_memory_until_flushed() -> None:
     _, disk = fresh()
     channel = ReplicaChannel(disk, DIRECTORY, NAME)
     write_session(channel, 3)
@@ -57,7 +57,7 @@ def test_compatible_markers_say_epoch_0() -> None:
     assert markers(read(disk)) == [(2, 0), (3, 0)]
 
 
-def test_of_a_session_of_a_durable_epoch_nothing_counts_before_all_does() -> None:
+def test_session_of_a_durable_epoch_counts_only_when_complete() -> None:
     _, disk = fresh()
     channel = ReplicaChannel(disk, DIRECTORY, NAME)
     write_session(channel, 3, durable_epoch=3)
@@ -67,7 +67,7 @@ def test_of_a_session_of_a_durable_epoch_nothing_counts_before_all_does() -> Non
     assert markers(read(disk)) == [(2, 3), (3, 3)]
 
 
-def test_what_did_not_end_is_taken_away_and_what_did_stays() -> None:
+def test_unfinished_sessions_are_removed_and_finished_ones_kept() -> None:
     _, disk = fresh()
     channel = ReplicaChannel(disk, DIRECTORY, NAME)
     write_session(channel, 1)
@@ -87,7 +87,7 @@ def test_what_did_not_end_is_taken_away_and_what_did_stays() -> None:
     assert markers(read(disk)) == [(2, 1), (3, 1), (2, 3), (3, 3)]
 
 
-def test_an_open_session_behind_ended_ones_is_flushed_with_them_and_taken_away_alone() -> None:
+def test_open_session_after_ended_ones_is_flushed_with_them_and_removed_alone() -> None:
     _, disk = fresh()
     channel = ReplicaChannel(disk, DIRECTORY, NAME)
     write_session(channel, 1)
@@ -97,7 +97,7 @@ def test_an_open_session_behind_ended_ones_is_flushed_with_them_and_taken_away_a
     assert markers(read(disk)) == [(2, 1), (3, 1)]
 
 
-def test_goes_on_behind_what_a_closed_file_has_or_in_a_new_one() -> None:
+def test_channel_continues_a_closed_file_or_starts_a_new_one() -> None:
     _, disk = fresh()
     channel = ReplicaChannel(disk, DIRECTORY, NAME)
     write_session(channel, 1)
@@ -113,7 +113,7 @@ def test_goes_on_behind_what_a_closed_file_has_or_in_a_new_one() -> None:
 
 
 @pytest.mark.parametrize("operation", ["append", "sync", "overwrite"])
-def test_what_cannot_be_written_leaves_nothing(operation: str) -> None:
+def test_failed_write_leaves_no_bytes(operation: str) -> None:
     machine, disk = fresh()
     channel = ReplicaChannel(disk, DIRECTORY, NAME)
     write_session(channel, 1)
@@ -157,7 +157,7 @@ def keys(*epochs: int) -> list[bytes]:
     return [bytes([epoch, number]) for epoch in epochs for number in range(len(VALUES))]
 
 
-def test_a_crash_at_any_moment_leaves_whole_sessions_or_what_does_not_count() -> None:
+def test_crash_at_any_moment_leaves_complete_or_uncounted_sessions() -> None:
     """Each session of a durable epoch is complete or absent, and no synced data is missing."""
     synced: list[int] = []
 

@@ -73,7 +73,7 @@ async def test_large_messages_of_many_channels_take_turns(tmp_path: Path) -> Non
     assert len(rows(tmp_path)) == count
 
 
-async def test_huge_messages_of_many_channels_arrive_one_after_another(
+async def test_huge_messages_of_many_channels_are_received_one_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     huge, count = 2 * LARGE_MESSAGE, 3

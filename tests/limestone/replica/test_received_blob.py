@@ -10,7 +10,7 @@ from flowstone.outside import Disk, production
 from tests.limestone.crashes import DIRECTORY, crashed
 
 
-def test_what_has_come_replaces_a_file_of_its_name(tmp_path: Path) -> None:
+def test_received_blob_replaces_an_existing_file(tmp_path: Path) -> None:
     (tmp_path / "name").write_bytes(b"old")
     received = ReceivedBlob(production().disk, f"{tmp_path}/temporary")
     received.append(b"new ", is_last=False)
@@ -21,7 +21,7 @@ def test_what_has_come_replaces_a_file_of_its_name(tmp_path: Path) -> None:
     assert (tmp_path / "name").read_bytes() == b"new content"
 
 
-def test_what_is_discarded_is_gone_whole_or_not(tmp_path: Path) -> None:
+def test_discarded_blob_is_removed(tmp_path: Path) -> None:
     for is_last in (False, True):
         received = ReceivedBlob(production().disk, f"{tmp_path}/temporary")
         received.append(b"half", is_last=is_last)
@@ -29,7 +29,7 @@ def test_what_is_discarded_is_gone_whole_or_not(tmp_path: Path) -> None:
         assert not list(tmp_path.iterdir())
 
 
-def test_a_crash_leaves_no_half_of_it_under_its_name() -> None:
+def test_crash_leaves_no_partial_blob() -> None:
     def work(disk: Disk) -> None:
         received = ReceivedBlob(disk, f"{DIRECTORY}/temporary")
         received.append(b"half, ", is_last=False)

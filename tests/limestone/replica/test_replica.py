@@ -118,7 +118,7 @@ async def test_group_commit_before_the_end_of_its_session_is_recorded_at_once(tm
         assert rows(tmp_path) == [(b"k", b"v")]
 
 
-async def test_a_session_of_a_durable_epoch_counts_when_it_has_ended(tmp_path: Path) -> None:
+async def test_session_of_a_durable_epoch_counts_when_ended(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         master = master_of(replica)
         await master.begin()
@@ -140,7 +140,7 @@ async def test_the_end_message_of_asynchronous_masters_has_a_stale_epoch(tmp_pat
     assert markers(tmp_path / "pwal_0000") == [(2, 7), (3, 7)]
 
 
-async def test_what_the_original_does_with_odd_entries(tmp_path: Path) -> None:
+async def test_unusual_entries_are_handled_as_by_the_original(tmp_path: Path) -> None:
     """Blobs of a plain put are stored, an empty list makes a plain put, unknown types are skipped."""
     version = WriteVersion(1, 1)
     odd = (
@@ -167,7 +167,7 @@ async def test_what_the_original_does_with_odd_entries(tmp_path: Path) -> None:
 # --- one master after another ---
 
 
-async def test_serves_one_master_after_another_without_a_restart(tmp_path: Path) -> None:
+async def test_replica_serves_consecutive_masters_without_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         for epoch in range(1, 4):
             master = master_of(replica)
@@ -181,7 +181,7 @@ async def test_serves_one_master_after_another_without_a_restart(tmp_path: Path)
     assert rows(tmp_path) == [(b"k1", b"v"), (b"k2", b"v"), (b"k3", b"v")]
 
 
-async def test_what_never_became_durable_is_withdrawn_before_the_next_master(tmp_path: Path) -> None:
+async def test_undurable_sessions_are_withdrawn_before_the_next_master(tmp_path: Path) -> None:
     told: list[Event] = []
     async with running(tmp_path, told=told) as replica:
         master = master_of(replica)
@@ -203,7 +203,7 @@ async def test_what_never_became_durable_is_withdrawn_before_the_next_master(tmp
     assert any("withdrawn" in str(event) for event in told)
 
 
-async def test_a_master_whose_control_channel_is_closed_makes_room_for_the_next(tmp_path: Path) -> None:
+async def test_master_with_a_closed_control_channel_is_replaced_by_the_next(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         first = master_of(replica)
         log = await first.open(0)
@@ -219,7 +219,7 @@ async def test_a_master_whose_control_channel_is_closed_makes_room_for_the_next(
     assert rows(tmp_path) == [(b"b", b"2")]
 
 
-async def test_a_restart_appends_behind_a_torn_file(tmp_path: Path) -> None:
+async def test_restart_appends_after_a_torn_file(tmp_path: Path) -> None:
     """The original does not notice the torn end, and loses new data in it."""
     async with running(tmp_path) as replica:
         master = master_of(replica)
@@ -265,7 +265,7 @@ def decode_whole_sessions(path: Path) -> list[int]:
 # --- secrets ---
 
 
-async def test_without_the_secret_nothing_is_written(tmp_path: Path) -> None:
+async def test_peer_without_the_secret_writes_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, secret="s3cret") as replica:
         before = content(tmp_path)
         assert await (await peer_of(replica)).refused(LogChannelCreate(0)) == 200
@@ -288,7 +288,7 @@ async def test_without_the_secret_nothing_is_written(tmp_path: Path) -> None:
     assert rows(tmp_path) == [(b"a", b"1")]
 
 
-async def test_who_waits_for_the_secret_is_in_nobodys_way(tmp_path: Path) -> None:
+async def test_pending_authentication_blocks_no_other_peer(tmp_path: Path) -> None:
     async with running(tmp_path, secret="s3cret") as replica:
         await master_of_control(replica)
         master = master_of(replica)
@@ -317,7 +317,7 @@ async def filled(replica: Replica, *epochs: int) -> Master:
     return master
 
 
-async def test_hello_tells_where_the_replica_stands_and_whom_it_follows(tmp_path: Path) -> None:
+async def test_hello_reports_the_position_and_the_followed_master(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         await (await filled(replica, 1, 2)).close()
         await until(lambda: replica.status().master is None)
@@ -334,7 +334,7 @@ async def test_hello_tells_where_the_replica_stands_and_whom_it_follows(tmp_path
         assert replica.status().follows is None
 
 
-async def test_resume_sets_back_what_the_master_has_lost(tmp_path: Path) -> None:
+async def test_resume_resets_epochs_that_the_master_has_lost(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         await (await filled(replica, 1, 2, 3)).close()
         await until(lambda: replica.status().master is None)
@@ -383,7 +383,7 @@ async def test_a_master_of_another_database_does_not_replace_the_data(tmp_path: 
         assert await again.control.refused(extensions.encode(Prepare(Action.SEED, 9))) == 201
 
 
-async def test_a_master_that_says_who_it_was_replaces_its_former_data(tmp_path: Path) -> None:
+async def test_master_with_its_former_identity_replaces_its_former_data(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         await (await filled(replica, 1, 2)).close()
         master = await seeding_by(replica, STRANGER, "33333333-3333-4333-8333-333333333333", MASTER)
@@ -393,7 +393,7 @@ async def test_a_master_that_says_who_it_was_replaces_its_former_data(tmp_path: 
         assert replica.status().follows == STRANGER
 
 
-async def test_reseed_is_for_one_master_and_seeded_is_told_once(tmp_path: Path) -> None:
+async def test_reseed_names_one_master_and_seeded_is_reported_once(tmp_path: Path) -> None:
     told: list[Event] = []
     async with running(tmp_path, reseed=True, told=told) as replica:
         await (await filled(replica, 1, 2)).close()
@@ -412,7 +412,7 @@ async def test_reseed_is_for_one_master_and_seeded_is_told_once(tmp_path: Path) 
         assert await again.control.refused(extensions.encode(Prepare(Action.SEED, 9))) == 201
 
 
-async def test_a_seed_replaces_everything_once_it_is_durable(tmp_path: Path) -> None:
+async def test_durable_seed_replaces_all_data(tmp_path: Path) -> None:
     async with running(tmp_path, reseed=True) as replica:
         await (await filled(replica, 1, 2)).close()
         await until(lambda: replica.status().master is None)
@@ -497,7 +497,7 @@ async def test_compacts_while_a_master_writes(tmp_path: Path) -> None:
         assert blob_files(tmp_path) == ["0000000000000002.blob"]
 
 
-async def test_what_was_compacted_beside_is_withdrawn_where_it_is_now(tmp_path: Path) -> None:
+async def test_undurable_session_is_withdrawn_after_a_compaction(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         master = await filled(replica, 1)
         await master.channels[0].acknowledged(session(2, row("k2", "never", 2)))
@@ -508,7 +508,7 @@ async def test_what_was_compacted_beside_is_withdrawn_where_it_is_now(tmp_path: 
         assert rows(tmp_path) == [(b"k1", b"v"), (b"k3", b"v")]
 
 
-async def test_what_is_compacted_cannot_be_taken_back_and_has_to_be_seeded(tmp_path: Path) -> None:
+async def test_compacted_epochs_cannot_be_withdrawn_and_need_a_seed(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         master = await filled(replica, 1, 2)
         await replica.compact()
@@ -526,13 +526,13 @@ async def test_what_is_compacted_cannot_be_taken_back_and_has_to_be_seeded(tmp_p
         assert rows(tmp_path) == []
 
 
-async def test_a_compatible_replica_does_not_compact_while_it_runs(tmp_path: Path) -> None:
+async def test_compatible_replica_does_not_compact_while_running(tmp_path: Path) -> None:
     async with running(tmp_path, compatible=True) as replica:
         with pytest.raises(LimestoneError, match="stop it first"):
             await replica.compact()
 
 
-async def test_masters_that_come_while_the_directory_is_read_wait_and_are_sent_away_if_it_cannot_be(
+async def test_masters_wait_during_the_directory_scan_and_are_rejected_if_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "taken").mkdir()
@@ -562,7 +562,7 @@ async def test_masters_that_come_while_the_directory_is_read_wait_and_are_sent_a
     await connector.close()
 
 
-async def test_a_master_of_ours_is_told_that_its_message_is_too_long(tmp_path: Path) -> None:
+async def test_own_master_is_told_that_its_message_is_too_long(tmp_path: Path) -> None:
     async with running(tmp_path) as replica:
         master = await filled(replica, 1)
         log = master.channels[0]

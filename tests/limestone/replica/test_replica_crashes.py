@@ -237,7 +237,7 @@ async def of_the_original_once(master: Master, epoch: int) -> None:
 
 
 @pytest.mark.parametrize("operation", ["append", "sync", "create", "sync_directory", "rename"])
-def test_a_disk_that_fails_ends_that_connection_and_nothing_durable(operation: str) -> None:
+def test_failing_disk_ends_the_connection_and_loses_nothing_durable(operation: str) -> None:
     stage = Simulation(operation)
     stage.run(lambda _: fail(stage, operation))
 

@@ -52,7 +52,7 @@ async def taken(directory: Path, opened: OpenBackups, *, rotates: bool) -> backu
     return await backup.begin(OUTSIDE, str(directory), opened, nullcontext(), lambda: 6, rotate if rotates else None)
 
 
-async def test_with_rotation_only_what_does_not_change_any_more_is_listed(directory: Path) -> None:
+async def test_rotated_backup_lists_only_final_files(directory: Path) -> None:
     compacted = directory / names.COMPACTED
     compacted.write_bytes(session(0)[:9])
     (directory / "pwal_0003").write_bytes(b"")
@@ -104,7 +104,7 @@ async def test_a_backup_that_could_not_begin_is_not_open(directory: Path) -> Non
 
 
 @pytest.mark.parametrize("rotates", [True, False])
-async def test_a_backup_restores_to_the_same_rows(directory: Path, tmp_path: Path, rotates: bool) -> None:
+async def test_restored_backup_has_the_same_rows(directory: Path, tmp_path: Path, rotates: bool) -> None:
     rows = shown(directory)
     flat = tmp_path / "flat"
     flat.mkdir()
@@ -128,9 +128,7 @@ async def test_a_backup_restores_to_the_same_rows(directory: Path, tmp_path: Pat
     assert list(flat.iterdir()) == []
 
 
-async def test_sessions_that_end_while_files_are_copied_in_their_order_are_left_out(
-    directory: Path, tmp_path: Path
-) -> None:
+async def test_sessions_that_end_during_the_copy_are_omitted(directory: Path, tmp_path: Path) -> None:
     """Without a rotation, at any moment between two copies."""
     rows = shown(directory)
     for moment in range(1, 9):
@@ -147,7 +145,7 @@ async def test_sessions_that_end_while_files_are_copied_in_their_order_are_left_
         assert shown(tmp_path / f"restored{moment}") == rows
 
 
-def test_named_entries_are_restored_where_they_are_named(directory: Path, tmp_path: Path) -> None:
+def test_named_entries_are_restored_to_their_names(directory: Path, tmp_path: Path) -> None:
     (directory / "pwal_0000").rename(tmp_path / "elsewhere")
     entries = [
         BackupEntry(str(tmp_path / "elsewhere"), "pwal_0000"),
@@ -168,7 +166,7 @@ def test_named_entries_are_restored_where_they_are_named(directory: Path, tmp_pa
     assert len(shown(target)) == 7
 
 
-def test_what_is_no_backup_changes_nothing(directory: Path, tmp_path: Path) -> None:
+def test_invalid_backup_changes_nothing(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for source, word in ((tmp_path / "empty", "is not a backup"), (tmp_path / "nosuch", "no such directory")):
         with pytest.raises(LimestoneError, match=word):
@@ -179,7 +177,7 @@ def test_what_is_no_backup_changes_nothing(directory: Path, tmp_path: Path) -> N
     assert len(shown(directory)) == 7
 
 
-def test_what_is_restored_is_another_instance(directory: Path, tmp_path: Path) -> None:
+def test_restored_directory_is_another_instance(directory: Path, tmp_path: Path) -> None:
     """A replica of the backed-up instance may have newer data; the restored one must not resume it."""
     found = []
     for number in range(2):
@@ -226,7 +224,7 @@ def test_data_that_is_aside_because_a_master_sends_it_anew_is_not_lost_by_a_slip
     assert replica_seeding.read(DISK, str(target)) == replica_seeding.SeedingState()
 
 
-def test_a_crash_while_restoring_leaves_the_old_directory_the_new_one_or_none() -> None:
+def test_crash_during_a_restore_leaves_the_old_directory_the_new_one_or_none() -> None:
     uuids = [f"{number * 11111111}-1111-4111-8111-111111111111" for number in (1, 2)]
 
     def prepare(disk: Disk) -> None:
@@ -255,7 +253,7 @@ def test_a_crash_while_restoring_leaves_the_old_directory_the_new_one_or_none() 
         assert [row.value for row in recover(disk, DIRECTORY, repairs=False).snapshot.rows()] == [b"new"]
 
 
-def test_epoch_files_put_aside_in_one_millisecond_do_not_replace_each_other() -> None:
+def test_epoch_files_renamed_in_one_millisecond_do_not_replace_each_other() -> None:
     _, disk = fresh()
     EpochWriter.open(disk, DIRECTORY).write(7)
     found = [backup.rotate_epoch_file(disk, DIRECTORY, MS, 8) for _ in range(3)]
@@ -263,7 +261,7 @@ def test_epoch_files_put_aside_in_one_millisecond_do_not_replace_each_other() ->
     assert epoch_file.read(disk, DIRECTORY).durable == 7
 
 
-def test_a_backup_without_the_main_catalog_is_restored_with_it(directory: Path, tmp_path: Path) -> None:
+def test_backup_without_the_main_catalog_is_restored_with_it(directory: Path, tmp_path: Path) -> None:
     """Copied from a directory that the original left between its rename and its write."""
     full = Catalog(((names.COMPACTED, 1),), ("pwal_0000.01794772615522.0",), 3, 4)
     catalog.write(DISK, str(directory), full)

@@ -33,7 +33,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-async def test_registered_data_lies_where_the_real_program_puts_it(registry: Blobs, directory: Path) -> None:
+async def test_registered_data_has_the_path_of_the_real_program(registry: Blobs, directory: Path) -> None:
     pool = registry.pool()
     found = [await pool.register_data(b"hello-blob!"), await pool.register_data(b"")]
     assert found == [1, 2]
@@ -43,7 +43,7 @@ async def test_registered_data_lies_where_the_real_program_puts_it(registry: Blo
     assert blobs.stored_ids(DISK, str(directory)) == [1, 2]
 
 
-async def test_a_registered_file_is_copied_and_a_temporary_one_moved(registry: Blobs, tmp_path: Path) -> None:
+async def test_registered_file_is_copied_and_a_temporary_one_moved(registry: Blobs, tmp_path: Path) -> None:
     pool = registry.pool()
     (tmp_path / "kept").write_bytes(b"kept")
     (tmp_path / "gone").write_bytes(b"gone")
@@ -80,7 +80,7 @@ async def test_a_duplicate_outlives_its_original(registry: Blobs, directory: Pat
         registry.content(first)
 
 
-async def test_release_deletes_what_no_entry_has_named(registry: Blobs, directory: Path) -> None:
+async def test_release_deletes_unreferenced_blobs(registry: Blobs, directory: Path) -> None:
     pool, other = registry.pool(), registry.pool()
     used, unused = await pool.register_data(b"used"), await pool.register_data(b"unused")
     of_other = await other.register_data(b"other")
@@ -107,7 +107,7 @@ async def test_ids_end(tmp_path: Path) -> None:
         await registry.pool().register_data(b"one too many")
 
 
-async def test_what_waits_for_its_entry_or_is_named_during_a_compaction_is_held(registry: Blobs) -> None:
+async def test_blob_pending_for_its_entry_or_named_during_a_compaction_is_kept(registry: Blobs) -> None:
     pool = registry.pool()
     waiting, before, during = [await pool.register_data(b"") for _ in range(3)]
     registry.use({before})
@@ -131,7 +131,7 @@ async def test_what_a_session_names_that_was_open_before_a_compaction_is_held_un
     assert registry.held() == set()
 
 
-async def test_what_a_session_named_that_was_taken_back_is_its_pools_again(registry: Blobs, directory: Path) -> None:
+async def test_blob_of_an_aborted_session_returns_to_its_pool(registry: Blobs, directory: Path) -> None:
     pool = registry.pool()
     blob_id = await pool.register_data(b"data")
     registry.use({blob_id})
@@ -145,9 +145,7 @@ async def test_what_a_session_named_that_was_taken_back_is_its_pools_again(regis
 
 
 @pytest.mark.parametrize("is_logged_first", [True, False])
-async def test_of_two_sessions_that_name_a_blob_one_is_enough_to_keep_it(
-    registry: Blobs, is_logged_first: bool
-) -> None:
+async def test_blob_is_kept_while_one_session_names_it(registry: Blobs, is_logged_first: bool) -> None:
     pool = registry.pool()
     blob_id = await pool.register_data(b"data")
     registry.use({blob_id})
@@ -162,7 +160,7 @@ async def test_of_two_sessions_that_name_a_blob_one_is_enough_to_keep_it(
     assert registry.content(blob_id) == b"data"
 
 
-async def test_a_blob_that_is_not_there_cannot_be_named(registry: Blobs, directory: Path) -> None:
+async def test_missing_blob_cannot_be_named(registry: Blobs, directory: Path) -> None:
     pool = registry.pool()
     released = await pool.register_data(b"")
     await pool.release()

@@ -52,7 +52,7 @@ def test_a_program_without_a_loop_writes_and_waits_for_an_epoch(tmp_path: Path) 
             call()
 
 
-def test_every_name_of_the_package_is_there() -> None:
+def test_package_exports_every_name() -> None:
     assert all(getattr(limestone, name).__name__ == name for name in limestone.__all__)
     with pytest.raises(AttributeError, match="nothing"):
         _ = limestone.nothing
@@ -292,7 +292,7 @@ class HookedDisk(SystemDisk):
         return file
 
 
-def test_a_file_that_is_being_opened_is_never_said_to_be_without_sessions(tmp_path: Path) -> None:
+def test_file_being_opened_is_never_reported_without_sessions(tmp_path: Path) -> None:
     """A replica that is seeded at that moment would lack them."""
     with Datastore(str(tmp_path)) as store:
         channel = store.create_channel()
@@ -313,7 +313,7 @@ def test_a_file_that_is_being_opened_is_never_said_to_be_without_sessions(tmp_pa
 
 
 @pytest.mark.parametrize("spill", [1 << 20, 1])
-def test_shutdown_waits_for_threads_that_write_and_what_they_wrote_does_not_count(tmp_path: Path, spill: int) -> None:
+def test_shutdown_waits_for_writing_threads_and_discards_their_sessions(tmp_path: Path, spill: int) -> None:
     """Otherwise they append to the files of the process that opens the directory next."""
     begun, may_write = threading.Event(), threading.Event()
     refused: list[BaseException] = []
@@ -355,7 +355,7 @@ def test_shutdown_waits_for_threads_that_write_and_what_they_wrote_does_not_coun
         assert len(store.snapshot()) == 0
 
 
-def test_threads_return_and_calls_are_refused_while_another_thread_shuts_down(tmp_path: Path) -> None:
+def test_calls_are_rejected_while_another_thread_shuts_down(tmp_path: Path) -> None:
     waiting, closing, may_end = (threading.Event() for _ in range(3))
     outcomes: list[BaseException | str] = []
 
@@ -427,7 +427,7 @@ class MeetingDisk(SystemDisk):
         return file
 
 
-def test_channels_sync_at_the_same_time(tmp_path: Path) -> None:
+def test_channels_sync_in_parallel(tmp_path: Path) -> None:
     failed: list[BaseException] = []
 
     def write(channel: LogChannel) -> None:
@@ -449,7 +449,7 @@ def test_channels_sync_at_the_same_time(tmp_path: Path) -> None:
     assert failed == []
 
 
-async def test_channels_of_one_loop_sync_at_the_same_time(tmp_path: Path) -> None:
+async def test_channels_of_one_loop_sync_in_parallel(tmp_path: Path) -> None:
     outside = replace(production(), disk=MeetingDisk(2))
     async with limestone.AsyncDatastore(outside, Settings(str(tmp_path))) as store:
         channels = [await store.create_channel() for _ in range(2)]

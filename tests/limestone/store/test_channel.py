@@ -143,7 +143,7 @@ async def test_every_call_is_its_entry_in_the_file_and_for_the_replicas(host: Ho
 
 
 @pytest.mark.parametrize("spill", [1, 60, 1 << 20])
-async def test_what_is_taken_back_leaves_no_trace(host: Host, tmp_path: Path, spill: int) -> None:
+async def test_aborted_session_leaves_no_trace(host: Host, tmp_path: Path, spill: int) -> None:
     channel = made(host, tmp_path, spill)
     await channel.begin_session()
     channel.add_entry(1, b"k", b"v", V)
@@ -162,9 +162,7 @@ async def test_what_is_taken_back_leaves_no_trace(host: Host, tmp_path: Path, sp
     assert [data for _, data in host.sent] == [first, last]
 
 
-async def test_a_session_ends_when_the_replicas_have_it_however_its_caller_is_interrupted(
-    host: Host, tmp_path: Path
-) -> None:
+async def test_session_ends_when_replicated_despite_a_cancelled_caller(host: Host, tmp_path: Path) -> None:
     channel = made(host, tmp_path)
     await channel.begin_session()
     host.gate.clear()
@@ -218,7 +216,7 @@ async def test_who_waits_for_both_sides_leaves_no_worker_behind_and_no_replica_w
     await until(lambda: done == ["here", "not there"])
 
 
-async def test_calls_at_the_wrong_time_say_so(host: Host, tmp_path: Path) -> None:
+async def test_calls_in_the_wrong_state_raise(host: Host, tmp_path: Path) -> None:
     channel = made(host, tmp_path)
     for wrong in (channel.end_session(), channel.abort_session()):
         with pytest.raises(WrongTime, match="log channel 3 has no open session"):
@@ -255,7 +253,7 @@ NO_BYTES = "keys and values must be bytes"
         ((1, b"k", memoryview(b"abcd").cast("I"), V), NO_BYTES),
     ],
 )
-async def test_an_entry_that_does_not_fit_is_refused_in_words_and_half_of_it_is_not_left(
+async def test_oversized_entry_is_rejected_without_partial_writes(
     host: Host, tmp_path: Path, arguments: tuple[Any, ...], complaint: str
 ) -> None:
     channel = made(host, tmp_path)

@@ -75,7 +75,7 @@ def two_files(disk: Disk) -> None:
     durable(disk, 4)
 
 
-def test_the_compacted_file_and_the_catalog_are_as_the_reference_says() -> None:
+def test_compacted_file_and_catalog_match_the_reference() -> None:
     _, disk = fresh()
     two_files(disk)
     before = both(disk)
@@ -92,7 +92,7 @@ def test_the_compacted_file_and_the_catalog_are_as_the_reference_says() -> None:
     assert both(disk) == before
 
 
-def test_a_second_compaction_takes_the_first_one_in() -> None:
+def test_second_compaction_includes_the_first() -> None:
     _, disk = fresh()
     two_files(disk)
     compact_online(disk, DIRECTORY, 3, MS)
@@ -114,7 +114,7 @@ def test_recorded_logs_compact_to_the_real_programs_file(tmp_path: Path) -> None
     assert (done.catalog.max_epoch_id, done.catalog.max_blob_id) == (5, 3)
 
 
-def test_sessions_of_later_epochs_in_a_rotated_file_stay_as_they_are() -> None:
+def test_sessions_of_later_epochs_in_a_rotated_file_are_unchanged() -> None:
     """In the original they vanish: their epoch is not durable yet, so they are marked, and their file is rotated."""
     _, disk = fresh()
     later = session(4, set_key(b"a", b"4", 4), set_key(b"big", bytes(100), 4, 2)) + session(5, clear(5, 1, 7))
@@ -131,7 +131,7 @@ def test_sessions_of_later_epochs_in_a_rotated_file_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("before", [b"", b"\x06" + session(9)[1:]], ids=["first", "behind a void one"])
-def test_an_active_file_with_a_session_that_would_be_compacted_is_refused(before: bytes) -> None:
+def test_active_file_with_a_session_to_compact_is_rejected(before: bytes) -> None:
     """Its older entries would win over the compacted ones."""
     _, disk = fresh()
     write(disk, ROTATED, session(3, set_key(b"a", b"3", 3)))
@@ -143,7 +143,7 @@ def test_an_active_file_with_a_session_that_would_be_compacted_is_refused(before
     assert not detached_inputs(disk, DIRECTORY, Catalog(detached=(ROTATED,)))
 
 
-def test_a_file_that_has_lost_something_stops_it_before_anything_is_changed() -> None:
+def test_truncated_file_stops_the_compaction_before_any_change() -> None:
     _, disk = fresh()
     write(disk, ROTATED, session(3, set_key(b"a", b"3", 3))[:-12])
     durable(disk, 3)
@@ -153,7 +153,7 @@ def test_a_file_that_has_lost_something_stops_it_before_anything_is_changed() ->
     assert disk.list_directory(DIRECTORY) in (before, sorted([*before, compaction.TEMPORARY]))
 
 
-def test_what_a_compaction_of_the_original_left_half_done_is_put_right() -> None:
+def test_interrupted_compaction_of_the_original_is_completed() -> None:
     _, disk = fresh()
     two_files(disk)
     compact_online(disk, DIRECTORY, 3, MS)
@@ -167,7 +167,7 @@ def test_what_a_compaction_of_the_original_left_half_done_is_put_right() -> None
     assert disk.kind(f"{DIRECTORY}/{names.COMPACTED_PREVIOUS}") is None
 
 
-def test_a_crash_at_any_moment_leaves_the_same_rows() -> None:
+def test_crash_at_any_moment_keeps_the_rows() -> None:
     def prepare(disk: Disk) -> None:
         two_files(disk)
         compact_online(disk, DIRECTORY, 3, MS)
@@ -258,7 +258,7 @@ def with_blobs(directory: Path) -> None:
         ((9, 0), {8, 9}, [1]),  # the removal of b is not considered, as in the original
     ],
 )
-def test_blobs_go_when_no_reader_can_see_them(
+def test_blobs_are_deleted_when_no_reader_can_see_them(
     tmp_path: Path, boundary: tuple[int, int], held: set[int], gone: list[int]
 ) -> None:
     with_blobs(tmp_path)
@@ -268,7 +268,7 @@ def test_blobs_go_when_no_reader_can_see_them(
     assert done.catalog.max_blob_id == 4
 
 
-def test_the_next_collection_takes_what_removed_keys_had(tmp_path: Path) -> None:
+def test_next_collection_deletes_blobs_of_removed_keys(tmp_path: Path) -> None:
     with_blobs(tmp_path)
     compact_online(DISK, str(tmp_path), 3, MS, collection=Collection(WriteVersion(9, 0), lambda: {8, 9}))
     done = compact_online(DISK, str(tmp_path), 4, MS, collection=Collection(WriteVersion(9, 0), lambda: {9}))
@@ -278,7 +278,7 @@ def test_the_next_collection_takes_what_removed_keys_had(tmp_path: Path) -> None
     assert sorted(each for row in rows for each in row.blob_ids) == [2, 4, 5, 6, 7]
 
 
-def test_without_a_wish_no_blob_goes(tmp_path: Path) -> None:
+def test_blobs_are_deleted_only_on_request(tmp_path: Path) -> None:
     with_blobs(tmp_path)
     assert compact_online(DISK, str(tmp_path), 3, MS).collected == ()
     assert len(blobs.stored_ids(DISK, str(tmp_path))) == 9

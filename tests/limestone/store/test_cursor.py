@@ -50,7 +50,7 @@ def _windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("_windows")
 @given(st.lists(entries, max_size=9), st.lists(entries, max_size=9), st.lists(entries, max_size=9), st.booleans())
-def test_rows_are_those_of_the_plain_state_before_and_after_they_are_stored(
+def test_rows_equal_the_plain_state_before_and_after_they_are_stored(
     old: list[Entry], first: list[Entry], second: list[Entry], with_removes: bool
 ) -> None:
     compacted = [entry._replace(version=WriteVersion(0, 0)) for entry in old if entry.type in (1, 10)]
@@ -112,5 +112,5 @@ def test_a_file_that_became_shorter_is_named() -> None:
         found.rows()
 
 
-def test_the_order_is_that_of_the_bytes_on_disk() -> None:
+def test_rows_are_ordered_by_their_bytes_on_disk() -> None:
     assert sort_key(256, b"z") < sort_key(1, b"a") < sort_key(1, b"aa")

@@ -43,7 +43,7 @@ def made(path: Path | str) -> tuple[AsyncDatastore, list[int]]:
     return store, told
 
 
-async def test_what_a_session_added_is_durable_when_its_epoch_is_told(tmp_path: Path) -> None:
+async def test_entries_are_durable_when_their_epoch_is_reported(tmp_path: Path) -> None:
     store, told = made(tmp_path)
     written: list[int] = []
     store.add_write_epoch_callback(written.append)
@@ -66,7 +66,7 @@ async def test_what_a_session_added_is_durable_when_its_epoch_is_told(tmp_path: 
     await again.shutdown()
 
 
-async def test_calls_before_ready_and_after_shutdown_say_so(tmp_path: Path) -> None:
+async def test_calls_before_ready_and_after_shutdown_raise(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
     channel = await store.create_channel()
     for early in (channel.begin_session(), store.switch_epoch(1)):
@@ -92,7 +92,7 @@ async def test_calls_before_ready_and_after_shutdown_say_so(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("name", "channels", "last"), [("basic", 2, 8), ("epochs", 1, 206)])
-async def test_the_calls_of_a_recorded_directory_make_the_same_files(
+async def test_calls_of_a_recorded_directory_write_the_same_files(
     tmp_path: Path, name: str, channels: int, last: int
 ) -> None:
     real = REAL / name / "master-dir"
@@ -107,7 +107,7 @@ async def test_the_calls_of_a_recorded_directory_make_the_same_files(
     assert told == recorded_callbacks(name)
 
 
-async def test_a_restart_goes_on_where_the_real_program_does(tmp_path: Path) -> None:
+async def test_restart_continues_where_the_real_program_does(tmp_path: Path) -> None:
     before, real = REAL / "basic" / "master-dir", REAL / "restart" / "master-dir"
     shutil.copytree(before, tmp_path / "d")
     store, told = made(tmp_path / "d")
@@ -193,7 +193,7 @@ def rows_after(machine: Storage, loss: Loss) -> list[bytes]:
 
 
 @pytest.mark.parametrize("call", ["append", "sync", "truncate"])
-async def test_a_session_that_cannot_be_written_stops_the_store_and_is_never_told(call: str) -> None:
+async def test_failed_write_of_a_session_stops_the_store_and_is_never_reported_durable(call: str) -> None:
     machine, store, told = simulated(Settings(DIRECTORY, spill=60))
     one, other = await written(store, 2)
     await other.begin_session()
@@ -234,7 +234,7 @@ async def test_a_full_disk_shows_where_the_buffer_is_written() -> None:
     assert rows_after(machine, Loss.NOTHING) == [b"first"]
 
 
-async def test_an_epoch_that_cannot_be_recorded_is_not_told() -> None:
+async def test_unrecorded_epoch_is_not_reported() -> None:
     machine, store, told = simulated(Settings(DIRECTORY))
     (channel,) = await written(store)
     await channel.begin_session()
@@ -274,7 +274,7 @@ async def test_two_stores_do_not_share_a_directory(tmp_path: Path) -> None:
             await made(tmp_path)[0].ready()
 
 
-async def test_a_directory_that_somebody_has_is_not_restored(tmp_path: Path) -> None:
+async def test_directory_in_use_is_not_restored(tmp_path: Path) -> None:
     async with made(tmp_path / "a")[0] as store:
         await written(store)
         backup = tmp_path / "backup"
@@ -293,7 +293,7 @@ async def test_a_directory_that_somebody_has_is_not_restored(tmp_path: Path) -> 
         assert [row.value for row in (await other.snapshot()).cursor()] == [b"first"]
 
 
-async def test_of_calls_at_once_the_later_ones_come_too_late(tmp_path: Path) -> None:
+async def test_second_of_two_concurrent_calls_is_rejected(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
     found = await asyncio.gather(
         store.create_channel(), store.create_channel(), store.ready(), store.ready(), store.create_channel(),
@@ -304,7 +304,7 @@ async def test_of_calls_at_once_the_later_ones_come_too_late(tmp_path: Path) -> 
     await store.shutdown()
 
 
-async def test_a_store_may_be_shut_down_while_it_gets_ready(tmp_path: Path) -> None:
+async def test_store_can_be_shut_down_during_ready(tmp_path: Path) -> None:
     store, _ = made(tmp_path)
     getting_ready = asyncio.ensure_future(store.ready())
     await asyncio.sleep(0)
@@ -317,7 +317,7 @@ async def test_a_store_may_be_shut_down_while_it_gets_ready(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-async def test_a_store_that_is_shut_down_has_no_file_open(is_open: bool) -> None:
+async def test_closed_store_has_no_open_file(is_open: bool) -> None:
     machine, disk = fresh()
     store = AsyncDatastore(outside_on(disk), Settings(DIRECTORY, spill=50))
     channel = await store.create_channel()
@@ -365,7 +365,7 @@ class GatedWorkers(Inline):
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_snapshot_racing_shutdown_is_refused_and_leaves_no_file_open(turns: int) -> None:
+async def test_snapshot_racing_shutdown_is_rejected_and_leaves_no_open_file(turns: int) -> None:
     """`turns`: iterations of the event loop from the call of `shutdown` until the snapshot's worker returns."""
     machine, disk = fresh()
     workers = GatedWorkers()
@@ -405,7 +405,7 @@ async def test_cancelled_snapshot_racing_shutdown_reports_no_unhandled_error() -
     assert [file.path for file in machine.opened] == []
 
 
-async def test_a_callback_that_fails_is_reported_and_harms_nobody(tmp_path: Path) -> None:
+async def test_failing_callback_is_reported_and_harmless(tmp_path: Path) -> None:
     store, told = made(tmp_path)
     reported: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context["message"]))
@@ -419,7 +419,7 @@ async def test_a_callback_that_fails_is_reported_and_harms_nobody(tmp_path: Path
     assert told == [1, 1, 2, 2]
 
 
-async def test_who_is_cancelled_loses_no_epoch(tmp_path: Path) -> None:
+async def test_cancelled_caller_loses_no_epoch(tmp_path: Path) -> None:
     store, told = made(tmp_path)
     (channel,) = await written(store)
     await channel.begin_session()
@@ -487,7 +487,7 @@ async def test_blobs_are_registered_named_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_a_crash_at_any_moment_leaves_what_was_told_and_no_half_of_anything() -> None:
+def test_crash_at_any_moment_keeps_reported_epochs_and_no_partial_state() -> None:
     """Two channels with sessions that end late, spill or are aborted; the store reopens and continues."""
     told: list[int] = []
 

@@ -82,7 +82,7 @@ async def test_every_packet_of_a_join_carries_its_sync(newer: Master) -> None:
     assert {row.sync for row in rows} == {9}
 
 
-async def test_spaces_come_by_id_without_what_is_local_or_temporary(master: Master) -> None:
+async def test_spaces_are_sent_by_id_without_local_or_temporary_ones(master: Master) -> None:
     await master.write(lambda txn: ddl.create_space(txn, "own", is_local=True))
     await master.write(lambda txn: ddl.create_index(txn, "own", "pk"))
     await master.write(lambda txn: ddl.create_space(txn, "gone", temporary=True))
@@ -106,7 +106,7 @@ async def test_join_sends_raft_and_promote_when_the_replica_sends_its_version(ne
     assert kinds(rows[:2]) == ["OK", "INSERT"]
 
 
-async def test_2_6_knows_no_such_thing(master: Master) -> None:
+async def test_2_6_lacks_join_metadata(master: Master) -> None:
     rows = (await master.join(version=VERSION_2_11)).take()
     assert kinds(rows[:2]) == ["OK", "INSERT"]
 
@@ -119,14 +119,14 @@ def test_older_replicas_expect_raft_rows_to_be_local() -> None:
             assert raft_row(RaftState(term=1), major << 16 | minor << 8 | patch).group_id == group_id
 
 
-def test_a_row_of_a_snapshot_is_as_real_servers_send_it() -> None:
+def test_snapshot_row_equals_that_of_real_servers() -> None:
     raw = bytes.fromhex("94a776657273696f6e020301")
     assert snapshot_packets(272, [raw]).hex() == "ce00000017" + "8100028210ce0000011021" + raw.hex()
     assert snapshot_packets(272, [raw], 3).hex() == "ce00000019" + "82000201038210ce0000011021" + raw.hex()
     assert snapshot_packets(272, []) == b""
 
 
-async def test_rows_written_during_the_snapshot_come_behind_it(master: Master) -> None:
+async def test_rows_written_during_the_snapshot_follow_it(master: Master) -> None:
     class Slow(Connection):
         has_written = False
 
@@ -144,7 +144,7 @@ async def test_rows_written_during_the_snapshot_come_behind_it(master: Master) -
     assert [row.is_commit for row in final] == [True, False, True, True]
 
 
-async def test_a_snapshot_is_of_one_moment_with_what_is_on_its_way_to_the_log(master: Master) -> None:
+async def test_snapshot_is_consistent_and_includes_rows_pending_for_the_log(master: Master) -> None:
     transaction = master.instance.box.begin()
     statements.replace(transaction, master.instance.box.space("numbers"), pack((7,)))
     master.instance.commits.submit(transaction, lambda error: None)
@@ -192,7 +192,7 @@ async def test_id_of_a_former_member_is_given_only_when_all_ids_were_used(
     assert f"{REPLICA} gets id 2 of a former member" in caplog.text
 
 
-async def test_the_thirty_second_member_is_refused(master: Master) -> None:
+async def test_thirty_second_member_is_rejected(master: Master) -> None:
     for number in range(2, 32):
         await master.join(UUID(int=(0x4 << 76) | (0x8 << 60) | number))
     connection = Connection()
@@ -236,7 +236,7 @@ async def test_a_join_waits_for_verdicts_of_the_queue(master: Master) -> None:
     assert connection.sent
 
 
-async def test_a_join_fails_with_what_it_waits_for(master: Master) -> None:
+async def test_join_fails_with_the_transaction_it_waits_for(master: Master) -> None:
     writing = await waiting(master)
     task = asyncio.create_task(master.join())
     await asyncio.sleep(0)
@@ -337,21 +337,21 @@ async def test_join_snapshot_marks_transactions_pending_at_its_start_as_confirme
     assert state == Promote(1, newest.lsn, 2, VClock({1: newest.lsn}))
 
 
-async def test_registering_sends_what_comes_up_to_it(master: Master) -> None:
+async def test_registration_sends_the_rows_up_to_it(master: Master) -> None:
     start = master.instance.vclock.get(1)
     rows = (await master.register()).take()
     assert kinds(rows) == [f"1:{start + 1}", "OK"]
     assert tuples(rows, 320) == [(2, str(REPLICA))]
 
 
-async def test_newer_servers_send_all_that_the_one_who_registers_has_not(newer: Master) -> None:
+async def test_newer_servers_send_all_rows_that_the_registering_replica_lacks(newer: Master) -> None:
     start = newer.instance.vclock.get(1)
     rows = (await newer.register(vclock=VClock({1: start - 1}))).take()
     assert kinds(rows) == [f"1:{start}", f"1:{start + 1}", "OK"]
     assert [consumer.vclock for consumer in newer.collector.consumers] == [VClock({1: start + 1})]
 
 
-async def test_logs_that_the_one_who_registers_needs_may_be_gone(newer: Master, tmp_path: Path) -> None:
+async def test_logs_for_a_registering_replica_may_be_lost(newer: Master, tmp_path: Path) -> None:
     lose_logs(tmp_path)
     with pytest.raises(errors.XlogGap, match=r"Missing \.xlog file between LSN 1 "):
         await newer.register(vclock=VClock({1: 1}))

@@ -96,13 +96,15 @@ async def test_newer_servers_tell_the_term_and_number_their_heartbeats(newer: Ma
 
 
 @pytest.mark.parametrize(("fields", "kind"), [({"is_anonymous": True}, "anonymous"), ({"version": 2 << 16}, "old")])
-async def test_raft_rows_are_for_members_that_understand_them(newer: Master, fields: dict[str, Any], kind: str) -> None:
+async def test_raft_rows_are_sent_only_to_members_that_support_them(
+    newer: Master, fields: dict[str, Any], kind: str
+) -> None:
     uuid = UUID(int=(0x4 << 76) | (0x8 << 60) | 9) if kind == "anonymous" else REPLICA
     connection = await newer.subscribe(newer.instance.vclock, uuid, **fields)
     assert kinds(connection.take()) == ["OK", "OK"]
 
 
-async def test_rows_that_are_there_come_before_the_first_heartbeat(newer: Master) -> None:
+async def test_existing_rows_precede_the_first_heartbeat(newer: Master) -> None:
     last = lsn_of(newer)
     connection = await newer.subscribe(VClock({1: last - 2}))
     await until(lambda: len(connection.sent) > 150)
@@ -121,7 +123,7 @@ async def test_relay_skips_rows_that_the_replica_has(master: Master) -> None:
     assert kinds(connection.take()) == [f"1:{last + 3}"]
 
 
-async def test_logs_that_are_gone_are_told_after_the_heartbeat(master: Master, tmp_path: Path) -> None:
+async def test_missing_logs_are_reported_after_the_heartbeat(master: Master, tmp_path: Path) -> None:
     lose_logs(tmp_path)
     connection = await master.subscribe(VClock({1: 1}))
     await until(lambda: connection.is_closed)
@@ -150,7 +152,7 @@ async def test_a_log_that_cannot_be_read_ends_the_connection_without_a_word(
 # --- live ---
 
 
-async def test_transactions_come_whole_as_they_are_written(master: Master) -> None:
+async def test_transactions_are_sent_complete_as_they_are_written(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock)
     connection.take()
     last = lsn_of(master)
@@ -162,7 +164,7 @@ async def test_transactions_come_whole_as_they_are_written(master: Master) -> No
     assert [row.is_commit for row in rows] == [True, False, True]
 
 
-async def test_local_rows_are_kept_to_ourselves_and_the_transaction_ends_all_the_same(newer: Master) -> None:
+async def test_local_rows_are_not_sent_and_their_transaction_still_ends(newer: Master) -> None:
     await newer.write(lambda txn: ddl.create_space(txn, "own", is_local=True))
     await newer.write(lambda txn: ddl.create_index(txn, "own", "pk"))
     box = newer.instance.box
@@ -180,7 +182,7 @@ async def test_local_rows_are_kept_to_ourselves_and_the_transaction_ends_all_the
     assert [row.is_commit for row in rows] == [False, True]
 
 
-async def test_rows_of_originators_that_are_not_wanted_are_left_out(master: Master) -> None:
+async def test_rows_of_excluded_originators_are_omitted(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock, id_filter=(3,))
     connection.take()
     journal = master.instance.journal
@@ -193,7 +195,7 @@ async def test_rows_of_originators_that_are_not_wanted_are_left_out(master: Mast
     assert kinds(connection.take()) == ["4:1"]
 
 
-async def test_a_replica_gets_back_what_we_have_of_it_and_nothing_it_sends_later(master: Master) -> None:
+async def test_replica_gets_back_its_earlier_rows_and_no_later_ones(master: Master) -> None:
     journal = master.instance.journal
 
     async def write_of_replica(lsn: int) -> None:
@@ -214,7 +216,7 @@ async def test_a_replica_gets_back_what_we_have_of_it_and_nothing_it_sends_later
     assert [kind for kind in found if ":" in kind] == ["2:2", f"1:{lsn_of(master)}"]
 
 
-async def test_two_replicas_share_what_is_made_for_them(master: Master) -> None:
+async def test_two_replicas_share_encoded_chunks(master: Master) -> None:
     other = UUID(int=(0x4 << 76) | (0x8 << 60) | 7)
     first = await master.subscribe(master.instance.vclock)
     second = await master.subscribe(master.instance.vclock, other, is_anonymous=True, id_filter=(0,))
@@ -225,7 +227,7 @@ async def test_two_replicas_share_what_is_made_for_them(master: Master) -> None:
     assert first.sent == second.sent
 
 
-async def test_a_promotion_is_told_only_after_its_term(newer: Master) -> None:
+async def test_promotion_is_sent_only_after_its_term(newer: Master) -> None:
     connection = await newer.subscribe(newer.instance.vclock)
     connection.take()
     journal, lsn = newer.instance.journal, lsn_of(newer) + 1
@@ -243,7 +245,7 @@ async def test_a_promotion_is_told_only_after_its_term(newer: Master) -> None:
     assert [row.type for row in connection.take()] == [RequestType.REPLACE.value]
 
 
-async def test_a_promotion_in_a_file_is_told_only_after_its_term(newer: Master) -> None:
+async def test_promotion_in_a_file_is_sent_only_after_its_term(newer: Master) -> None:
     start = newer.instance.vclock
     journal, lsn = newer.instance.journal, lsn_of(newer) + 1
     row = Row(RequestType.RAFT_PROMOTE.value, 1, 0, lsn, 1.0, lsn, body=Promote(0, 0, 5).encode()).encode()
@@ -260,7 +262,7 @@ async def test_a_promotion_in_a_file_is_told_only_after_its_term(newer: Master) 
     assert any(unpack(row.body)[0] == 5 for row in rows[:promote] if row.type == RequestType.RAFT.value)
 
 
-async def test_a_term_in_an_ack_means_nothing_in_2_6(master: Master) -> None:
+async def test_term_in_an_ack_is_ignored_in_2_6(master: Master) -> None:
     """Its log must not have a RAFT row: no server of that version starts from it."""
     before = master.instance.vclock
     connection = await master.subscribe(before)
@@ -299,7 +301,7 @@ async def test_relay_sends_only_written_rows(master: Master, monkeypatch: pytest
     assert kinds(connection.take()) == [f"1:{last + 1}"]
 
 
-async def test_rows_wait_for_the_disk_where_it_has_to_sync(tmp_path: Path) -> None:
+async def test_rows_wait_for_the_disk_with_synchronous_writes(tmp_path: Path) -> None:
     master = Master(tmp_path, Dialect.V2_6)
     master.instance.journal.mode = WalMode.FSYNC
     await master.create_space()
@@ -326,7 +328,7 @@ async def test_relay_reads_files_first_and_then_the_tail_in_memory(master: Maste
     assert [kind for kind in found if ":" in kind] == [f"1:{lsn}" for lsn in range(2, lsn_of(master) + 1)]
 
 
-async def test_a_slow_reader_falls_behind_into_the_files_and_misses_nothing(master: Master) -> None:
+async def test_slow_reader_continues_from_files_without_gaps(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock, connection=Connection(room=400))
     start = lsn_of(master)
     master.relays.tail.size_max = 300
@@ -340,7 +342,7 @@ async def test_a_slow_reader_falls_behind_into_the_files_and_misses_nothing(mast
     assert [kind for kind in found if ":" in kind] == [f"1:{lsn}" for lsn in range(start + 1, lsn_of(master) + 1)]
 
 
-async def test_a_slow_reader_that_the_tail_still_covers_goes_on_from_memory(master: Master) -> None:
+async def test_slow_reader_within_the_tail_continues_from_memory(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock, connection=Connection(room=300))
     start = lsn_of(master)
     for number in range(20):
@@ -351,7 +353,7 @@ async def test_a_slow_reader_that_the_tail_still_covers_goes_on_from_memory(mast
     assert [kind for kind in found if ":" in kind] == [f"1:{lsn}" for lsn in range(start + 1, lsn_of(master) + 1)]
 
 
-async def test_a_replica_that_answers_nothing_is_not_flooded(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_replica_is_not_flooded(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_stream, "UNANSWERED_MAX", 200)
     connection = await master.subscribe(master.instance.vclock)
     start = lsn_of(master)
@@ -366,9 +368,7 @@ async def test_a_replica_that_answers_nothing_is_not_flooded(master: Master, mon
         await settle()
 
 
-async def test_a_replica_that_answers_nothing_is_not_flooded_from_files(
-    master: Master, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_replica_is_not_flooded_from_files(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_stream, "UNANSWERED_MAX", 200)
     monkeypatch.setattr(log_reader, "ROWS_MAX", 3)
     for number in range(50):
@@ -390,7 +390,7 @@ async def test_a_replica_that_answers_nothing_is_not_flooded_from_files(
 # --- heartbeats and timeouts ---
 
 
-async def test_heartbeats_of_2_6_come_when_nothing_else_does(master: Master) -> None:
+async def test_2_6_sends_heartbeats_only_when_idle(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock)
     connection.take()
     await master.clock.advance(0.6)
@@ -404,7 +404,7 @@ async def test_heartbeats_of_2_6_come_when_nothing_else_does(master: Master) -> 
     assert (heartbeat.lsn, heartbeat.timestamp > 0) == (0, True)
 
 
-async def test_heartbeats_of_newer_servers_come_in_any_case(newer: Master) -> None:
+async def test_newer_servers_always_send_heartbeats(newer: Master) -> None:
     connection = await newer.subscribe(newer.instance.vclock)
     connection.take()
     await newer.clock.advance(0.6)
@@ -419,7 +419,7 @@ async def test_heartbeats_of_newer_servers_come_in_any_case(newer: Master) -> No
     assert [row.timestamp > 0 for row in connection.take()] == [True]
 
 
-async def test_members_are_asked_where_they_are_now_and_answer_by_the_number_of_the_question(newer: Master) -> None:
+async def test_members_are_queried_for_their_position_and_answer_by_number(newer: Master) -> None:
     answers: list[tuple[int, int, VClock]] = []
     newer.relays.on_answer.append(lambda *answer: answers.append(answer))
     connection = await newer.subscribe(newer.instance.vclock)
@@ -441,7 +441,7 @@ async def test_members_are_asked_where_they_are_now_and_answer_by_the_number_of_
     )
 
 
-async def test_a_reader_that_hangs_is_asked_when_it_reads_again(newer: Master) -> None:
+async def test_hanging_reader_is_queried_when_it_reads_again(newer: Master) -> None:
     connection = await newer.subscribe(newer.instance.vclock, connection=Connection(room=0))
     connection.take()
     newer.relays.synchronize()
@@ -460,7 +460,7 @@ async def test_anonymous_replicas_are_not_asked(newer: Master) -> None:
     assert connection.take() == []
 
 
-async def test_a_replica_that_says_nothing_is_disconnected(master: Master) -> None:
+async def test_silent_replica_is_disconnected(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock)
     for _ in range(5):
         await master.clock.advance(1.0)
@@ -504,7 +504,7 @@ async def test_relay_closes_the_connection_at_anything_but_an_ack(master: Master
 # --- ACKs ---
 
 
-async def test_of_many_acks_in_one_read_the_last_position_and_the_last_time_count(newer: Master) -> None:
+async def test_last_position_and_time_of_many_acks_in_one_read_count(newer: Master) -> None:
     connection = await newer.subscribe(VClock({1: 1}))
     await until(lambda: len(connection.sent) > 200)
     told: list[tuple[int, VClock]] = []

@@ -83,7 +83,7 @@ READ_ONLY: list[tuple[Dialect, str]] = [
 
 
 @pytest.mark.parametrize(("dialect", "text"), READ_ONLY)
-async def test_a_read_only_master_says_so(tmp_path: Path, dialect: Dialect, text: str) -> None:
+async def test_read_only_master_rejects_a_join(tmp_path: Path, dialect: Dialect, text: str) -> None:
     master = Master(tmp_path, dialect, read_only=True)
     with pytest.raises(errors.Readonly) as caught:
         await master.join()
@@ -91,7 +91,7 @@ async def test_a_read_only_master_says_so(tmp_path: Path, dialect: Dialect, text
     await master.close()
 
 
-async def test_a_master_that_has_become_read_only_during_a_join_registers_nobody(master: Master) -> None:
+async def test_master_that_becomes_read_only_during_a_join_registers_no_replica(master: Master) -> None:
     class Slow(Connection):
         async def flushed(self) -> None:
             master.instance.box.is_read_only = True
@@ -101,7 +101,7 @@ async def test_a_master_that_has_become_read_only_during_a_join_registers_nobody
     assert master.collector.consumers == []
 
 
-async def test_an_instance_without_a_log_feeds_nobody() -> None:
+async def test_instance_without_a_log_rejects_replicas() -> None:
     instance = make_instance(None, Dialect.V2_6)
     relays = Relays(instance, create_autospec(GarbageCollector, is_paused=False))
     request: Any = type("Asked", (), {"type": 66, "sync": 0, "body": b"\x81\x50\xc3"})
@@ -109,7 +109,7 @@ async def test_an_instance_without_a_log_feeds_nobody() -> None:
         await relays.serve(request, Connection())
 
 
-async def test_the_request_must_be_the_only_one(master: Master) -> None:
+async def test_replication_request_must_be_the_only_one(master: Master) -> None:
     connection = Connection()
     connection.is_busy = True
     with pytest.raises(errors.Protocol, match="Can't process join/subscribe while there are pending requests"):
@@ -117,7 +117,7 @@ async def test_the_request_must_be_the_only_one(master: Master) -> None:
     assert not connection.is_held
 
 
-async def test_other_requests_wait_until_a_join_is_through(master: Master) -> None:
+async def test_other_requests_wait_until_a_join_ends(master: Master) -> None:
     connection = Connection()
     joining = asyncio.create_task(master.join(connection=connection))
     await asyncio.sleep(0)
@@ -130,7 +130,7 @@ async def test_other_requests_wait_until_a_join_is_through(master: Master) -> No
     assert not connection.is_held
 
 
-async def test_a_second_connection_of_a_replica_is_refused(master: Master) -> None:
+async def test_second_connection_of_a_replica_is_rejected(master: Master) -> None:
     await master.join()
     first = await master.subscribe(master.instance.vclock)
     with pytest.raises(errors.Cfg, match="duplicate connection with the same replica UUID"):
@@ -192,14 +192,14 @@ async def test_relay_warns_about_a_disconnected_replica_only_if_it_is_a_member(
 # --- box.info ---
 
 
-async def test_a_member_that_never_came_has_no_downstream(master: Master) -> None:
+async def test_member_that_never_connected_has_no_downstream(master: Master) -> None:
     assert master.relays.downstream(REPLICA) is None
     await master.join()
     assert master.relays.downstream(REPLICA) is None
 
 
 @pytest.mark.parametrize("dialect", [Dialect.V2_6, Dialect.V2_11])
-async def test_a_follower_is_shown_with_what_it_has(tmp_path: Path, dialect: Dialect) -> None:
+async def test_follower_is_shown_with_its_position(tmp_path: Path, dialect: Dialect) -> None:
     master = Master(tmp_path, dialect)
     await master.join()
     await master.subscribe(master.instance.vclock)
@@ -223,7 +223,7 @@ async def test_disconnected_replica_is_shown_with_the_reason(master: Master) -> 
     assert master.relays.acked(REPLICA) is None
 
 
-async def test_anonymous_replicas_are_a_list_of_those_that_are_there(master: Master) -> None:
+async def test_connected_anonymous_replicas_are_listed(master: Master) -> None:
     connection = await master.subscribe(master.instance.vclock, OTHER, is_anonymous=True)
     ((uuid, shown),) = master.relays.anonymous
     assert (uuid, shown["status"]) == (OTHER, "follow")
@@ -266,7 +266,7 @@ async def test_logs_are_kept_until_a_member_has_them(master: Master, tmp_path: P
     assert len(logs(tmp_path)) == 1, "the last log is kept"
 
 
-async def test_logs_are_kept_while_the_member_is_away(master: Master, tmp_path: Path) -> None:
+async def test_logs_are_kept_while_the_member_is_disconnected(master: Master, tmp_path: Path) -> None:
     await master.join()
     connection = await master.subscribe(master.instance.vclock)
     assert connection.receiver is not None
@@ -282,7 +282,7 @@ async def test_logs_are_kept_while_the_member_is_away(master: Master, tmp_path: 
     await until(lambda: len(logs(tmp_path)) == 1)
 
 
-async def test_expelled_member_gets_the_row_that_says_so_and_its_acks_count_no_more(master: Master) -> None:
+async def test_expelled_member_gets_the_row_of_its_expulsion_and_its_acks_no_longer_count(master: Master) -> None:
     await master.join()
     connection = await master.subscribe(master.instance.vclock)
     assert connection.receiver is not None
@@ -325,7 +325,7 @@ async def test_expelled_member_that_has_the_row_is_cut_off_soon(master: Master) 
     assert connection.is_closed
 
 
-async def test_expelled_member_that_has_the_row_is_cut_off_although_it_acknowledges_more(master: Master) -> None:
+async def test_expelled_member_with_the_row_is_disconnected_despite_further_acks(master: Master) -> None:
     await master.join()
     connection = await master.subscribe(master.instance.vclock)
     assert connection.receiver is not None
@@ -361,7 +361,7 @@ async def test_member_is_intact_while_it_follows_with_all_its_own_rows(newer: Ma
     assert not newer.relays.is_intact(REPLICA)
 
 
-async def test_expelled_instance_feeds_nobody(newer: Master) -> None:
+async def test_expelled_instance_rejects_replicas(newer: Master) -> None:
     await newer.join()
     connection = await newer.subscribe(newer.instance.vclock)
     newer.instance.expelled_id = 1
@@ -373,7 +373,7 @@ async def test_expelled_instance_feeds_nobody(newer: Master) -> None:
         await newer.join(OTHER)
 
 
-async def test_the_position_of_a_member_is_what_it_says_when_it_comes_back(master: Master) -> None:
+async def test_position_of_a_member_is_taken_from_its_reconnection(master: Master) -> None:
     await master.join()
     connection = await master.subscribe(master.instance.vclock)
     (consumer,) = master.collector.consumers
@@ -384,7 +384,7 @@ async def test_the_position_of_a_member_is_what_it_says_when_it_comes_back(maste
     assert [consumer.vclock for consumer in master.collector.consumers] == [VClock({1: 2})]
 
 
-async def test_nothing_is_deleted_until_all_members_are_back(newer: Master, tmp_path: Path) -> None:
+async def test_logs_are_deleted_only_after_all_members_have_returned(newer: Master, tmp_path: Path) -> None:
     await newer.join()
     restarted = Relays(newer.instance, newer.collector)
     assert newer.collector.is_paused
@@ -430,7 +430,7 @@ async def test_2_6_waits_for_its_members_too(master: Master) -> None:
     assert master.collector.info()["is_paused"]
 
 
-async def test_there_is_no_pause_without_a_delay(tmp_path: Path) -> None:
+async def test_gc_without_a_delay_has_no_pause(tmp_path: Path) -> None:
     master = Master(tmp_path, Dialect.V2_11, wal_cleanup_delay=0)
     await master.join()
     Relays(master.instance, master.collector)
@@ -453,7 +453,7 @@ async def test_relays_keep_no_rows_in_memory_without_replicas(master: Master) ->
     assert master.instance.journal.on_written == []
 
 
-async def test_an_election_that_a_replica_brings_about_is_told_behind_the_answer_to_its_request(newer: Master) -> None:
+async def test_election_caused_by_a_replica_is_announced_after_the_answer_to_its_request(newer: Master) -> None:
     await newer.join()
     elections = newer.instance.elections
     elections.start(RaftState(term=1), 1)
@@ -473,7 +473,7 @@ async def test_an_election_that_a_replica_brings_about_is_told_behind_the_answer
     await elections.close()
 
 
-async def test_elections_are_told_to_all(newer: Master) -> None:
+async def test_elections_are_announced_to_all_replicas(newer: Master) -> None:
     await newer.join()
     connection = await newer.subscribe(newer.instance.vclock)
     connection.take()

@@ -62,7 +62,7 @@ def test_guest_that_watches_the_ballot_is_not_closed() -> None:
     assert not deadline().has_passed(session("internal.ballot"), NOW - 1000)
 
 
-def test_ballot_watchers_of_one_address_are_bounded_and_the_oldest_stay() -> None:
+def test_ballot_watchers_of_one_address_are_limited_and_the_oldest_kept() -> None:
     one_pass, watching = deadline(), session("internal.ballot")
     closed = [one_pass.has_passed(watching, NOW - 61) for _ in range(BALLOT_WATCHERS_MAX + 5)]
     assert closed == [False] * BALLOT_WATCHERS_MAX + [True] * 5

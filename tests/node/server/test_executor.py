@@ -289,7 +289,7 @@ def test_a_failed_write_is_error_40_to_every_write_and_restores_memory(
         assert number == temporary or found == wanted
 
 
-async def test_a_stretch_too_large_for_one_block_of_the_log_goes_one_by_one() -> None:
+async def test_batch_beyond_one_log_block_is_executed_one_by_one() -> None:
     served = Served()
     with patch.object(executor, "BATCH_SIZE_MAX", 1000):
         await served.run([numbered(REPLACE, range(100))])
@@ -297,7 +297,7 @@ async def test_a_stretch_too_large_for_one_block_of_the_log_goes_one_by_one() ->
     assert served.peers[0].handled == 100
 
 
-async def test_a_turn_is_one_write_and_one_send_per_connection() -> None:
+async def test_turn_is_one_write_and_one_send_per_connection() -> None:
     served = Served([ADMIN] * 3)
     await served.run([numbered(REPLACE, [1])] * 3)
     appends = served.disk.appends
@@ -307,7 +307,7 @@ async def test_a_turn_is_one_write_and_one_send_per_connection() -> None:
     assert [peer.sends for peer in served.peers] == [2, 2, 2]
 
 
-async def test_requests_of_a_connection_see_what_was_written_before_them() -> None:
+async def test_requests_of_a_connection_see_its_earlier_writes() -> None:
     served = Served()
     for number in range(3):
         served.peers[0].sent.clear()
@@ -330,7 +330,7 @@ async def test_rights_are_those_of_each_connection() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 40])
-async def test_a_packet_that_is_not_whole_waits_for_its_rest(count: int) -> None:
+async def test_partial_packet_waits_for_its_rest(count: int) -> None:
     whole = numbered(REPLACE, range(count + 1))
     size = len(whole) // (count + 1)
     for cut in range(count * size, len(whole)):
@@ -345,7 +345,7 @@ async def test_a_packet_that_is_not_whole_waits_for_its_rest(count: int) -> None
 
 @pytest.mark.parametrize("count", [0, 1, 40])
 @pytest.mark.parametrize("bad", [b"\xce\x00\x10\x00\x01", b"\x00", b"\xc1\x05", b"\xcf" + b"\xff" * 8])
-async def test_what_is_no_packet_ends_its_connection_and_no_other(count: int, bad: bytes) -> None:
+async def test_invalid_packet_ends_only_its_own_connection(count: int, bad: bytes) -> None:
     """The requests before it are executed."""
     served = Served([ADMIN] * 2)
     await served.run([numbered(REPLACE, range(count)) + bad, numbered(REPLACE, range(100, 100 + count))])
@@ -354,7 +354,7 @@ async def test_what_is_no_packet_ends_its_connection_and_no_other(count: int, ba
     assert len(served.box.space(NUMBERS)) == 2 * count
 
 
-async def test_what_a_turn_cannot_take_waits_for_the_next() -> None:
+async def test_requests_beyond_the_capacity_of_a_turn_wait_for_the_next() -> None:
     served = Served([ADMIN] * 3)
     with patch.object(executor, "TURN_REQUESTS_MAX", 100):
         served.executor = Executor(served.box, served.journal, served.commits, cast("Any", StoppedClock()), wide=False)
@@ -369,7 +369,7 @@ async def test_what_a_turn_cannot_take_waits_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC, WalMode.NONE])
-async def test_no_write_is_answered_before_the_log_has_it(mode: WalMode) -> None:
+async def test_write_is_answered_only_after_the_log_has_it(mode: WalMode) -> None:
     served = Served(mode=mode)
     seen: list[int] = []
     served.journal.on_written.append(lambda rows, vclock: seen.append(len(served.peers[0].sent)))

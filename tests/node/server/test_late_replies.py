@@ -67,7 +67,7 @@ def rows(made: Served) -> list[Row]:
 
 @WAYS
 @pytest.mark.parametrize("dialect", list(Dialect))
-async def test_they_are_answered_when_a_quorum_has_them_and_reads_at_once(way: Any, dialect: Dialect) -> None:
+async def test_synchronous_writes_are_answered_by_a_quorum_and_reads_at_once(way: Any, dialect: Dialect) -> None:
     made = served(dialect)
     with way():
         await made.run([numbered(REPLACE, range(30), SYNCHRONOUS), numbered(SELECT, [1], SYNCHRONOUS, first=99)])
@@ -103,7 +103,7 @@ async def test_what_is_behind_them_waits_with_them(way: Any) -> None:
 
 @WAYS
 @pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
-async def test_a_failed_write_takes_all_of_them_back(way: Any, mode: WalMode) -> None:
+async def test_failed_write_rolls_back_all_pending_transactions(way: Any, mode: WalMode) -> None:
     made = served(mode=mode)
     with way():
         await made.run([numbered(REPLACE, range(3), SYNCHRONOUS), b""])
@@ -117,7 +117,7 @@ async def test_a_failed_write_takes_all_of_them_back(way: Any, mode: WalMode) ->
 
 
 @WAYS
-async def test_a_verdict_may_be_about_some_of_those_that_came_together(way: Any) -> None:
+async def test_verdict_may_cover_some_of_the_transactions_of_a_batch(way: Any) -> None:
     made = served()
     with way():
         await made.run([numbered(REPLACE, range(10), SYNCHRONOUS), numbered(REPLACE, range(10, 20), SYNCHRONOUS)])
@@ -152,7 +152,7 @@ async def test_one_that_cannot_be_executed_is_an_error_for_itself(way: Any) -> N
 
 
 @WAYS
-async def test_a_queue_that_is_nobodys_or_full_refuses_them(way: Any) -> None:
+async def test_queue_without_an_owner_or_room_rejects_writes(way: Any) -> None:
     made = served(Dialect.V2_11)
     made.commits.queue.start(1, Promote(0, 0, 2), Tenures({}, (), {}), ())
     with way():

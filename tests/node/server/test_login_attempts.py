@@ -84,7 +84,7 @@ async def test_parallel_attempts_do_not_guess_faster(attempts: LoginAttempts, cl
     assert clock.now == begun + 8
 
 
-async def test_user_of_another_address_and_other_user_of_the_same_address_never_wait(
+async def test_login_delay_is_separate_for_each_user_and_address(
     attempts: LoginAttempts,
 ) -> None:
     for _ in range(20):
@@ -94,7 +94,7 @@ async def test_user_of_another_address_and_other_user_of_the_same_address_never_
     assert await attempt(attempts, "10.0.0.1:9", is_right=True)
 
 
-async def test_failures_are_forgotten_one_per_auth_delay(attempts: LoginAttempts, clock: Waiting) -> None:
+async def test_failures_expire_one_per_auth_delay(attempts: LoginAttempts, clock: Waiting) -> None:
     for _ in range(4):
         await attempt(attempts)
     clock.now += 2
@@ -103,7 +103,7 @@ async def test_failures_are_forgotten_one_per_auth_delay(attempts: LoginAttempts
     assert not await attempt(attempts)
 
 
-async def test_successful_attempt_costs_nothing(attempts: LoginAttempts, clock: Waiting) -> None:
+async def test_successful_attempt_has_no_delay(attempts: LoginAttempts, clock: Waiting) -> None:
     for _ in range(4):
         await attempt(attempts)
     begun = clock.now
@@ -139,9 +139,7 @@ async def test_client_that_leaves_the_queue_does_not_prolong_it(attempts: LoginA
     assert clock.now <= begun + 1
 
 
-async def test_attempt_cancelled_before_its_first_step_leaves_nothing_behind(
-    attempts: LoginAttempts, clock: Waiting
-) -> None:
+async def test_attempt_cancelled_before_its_first_step_leaves_no_state(attempts: LoginAttempts, clock: Waiting) -> None:
     for _ in range(4):
         await attempt(attempts)
     for _ in range(WAITING_MAX + 1):
@@ -154,7 +152,7 @@ async def test_attempt_cancelled_before_its_first_step_leaves_nothing_behind(
     assert clock.now <= begun + 1
 
 
-async def test_shorter_delay_applies_at_once_and_zero_means_none(attempts: LoginAttempts) -> None:
+async def test_shorter_delay_applies_at_once_and_zero_disables_it(attempts: LoginAttempts) -> None:
     for _ in range(20):
         await attempt(attempts)
     instance = attempts._instance
@@ -182,7 +180,7 @@ def rush(attempts: LoginAttempts, peer: str, count: int) -> int:
     return checked
 
 
-async def test_made_up_names_win_no_further_guesses_from_the_same_address(attempts: LoginAttempts) -> None:
+async def test_invented_names_gain_no_further_guesses_from_the_same_address(attempts: LoginAttempts) -> None:
     """Some 16,384 of them made the node forget the failures of the attacked user."""
     for _ in range(4):
         await attempt(attempts, user="admin")
@@ -198,7 +196,7 @@ async def test_failures_of_one_address_do_not_make_the_node_forget_those_of_anot
     assert attempts.must_wait(HERE, "admin")
 
 
-async def test_made_up_names_of_one_address_delay_no_user_of_another(attempts: LoginAttempts) -> None:
+async def test_invented_names_of_one_address_delay_no_user_of_another(attempts: LoginAttempts) -> None:
     rush(attempts, HERE, 2 * PAIRS_MAX)
     assert attempts.must_wait(HERE, "app"), "further users of that address share one limit"
     assert not attempts.must_wait(ELSEWHERE, "app")
@@ -232,7 +230,7 @@ async def test_failures_of_further_users_are_logged_as_such(
     assert caplog.records[-1].getMessage() == text
 
 
-async def test_pairs_whose_failures_have_passed_are_dropped(attempts: LoginAttempts, clock: Waiting) -> None:
+async def test_pairs_with_expired_failures_are_dropped(attempts: LoginAttempts, clock: Waiting) -> None:
     for number in range(50):
         await attempt(attempts, user=f"u{number}")
     clock.now += 10

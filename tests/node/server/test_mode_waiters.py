@@ -18,7 +18,7 @@ async def test_wait_returns_at_once_when_the_mode_is_reached() -> None:
     await wait_read_only(make_instance(read_only=True), True, 0.0)
 
 
-async def test_returns_when_it_is_so() -> None:
+async def test_wait_returns_when_the_condition_holds() -> None:
     instance = make_instance(read_only=True)
     waiting = asyncio.ensure_future(wait_read_only(instance, False))
     await asyncio.sleep(0)

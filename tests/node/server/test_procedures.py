@@ -84,17 +84,17 @@ async def test_a_result_that_cannot_be_sent_is_an_error(client: Conversation) ->
 @pytest.mark.parametrize(
     "name", ["nothing", "box.nothing.x", "box.space.none:len", "box.space._space:none", "box.space._space.index.no:len"]
 )
-async def test_a_name_that_is_not_there_is_error_33(client: Conversation, name: str) -> None:
+async def test_unknown_name_is_error_33(client: Conversation, name: str) -> None:
     with pytest.raises(errors.NoSuchProc, match=f"Procedure '{name}' is not defined"):
         await client.call(name)
 
 
-async def test_a_function_of_the_user_hides_a_built_in_one(client: Conversation) -> None:
+async def test_user_function_hides_a_built_in_one(client: Conversation) -> None:
     client.instance.functions["box.info"] = lambda: "mine"
     assert await client.call("box.info") == ("mine",)
 
 
-async def test_the_right_to_call_may_be_granted_on_one_function(client: Conversation) -> None:
+async def test_execute_can_be_granted_on_one_function(client: Conversation) -> None:
     transaction = client.instance.box.begin()
     ddl.create_function(transaction, "f")
     ddl.create_function(transaction, "as_admin", setuid=True)
@@ -124,7 +124,7 @@ async def test_the_right_to_call_may_be_granted_on_one_function(client: Conversa
         ([[]], [[]]),
     ],
 )
-async def test_call_16_gives_tuples_as_the_real_server_does(results: list, rows: list, client: Conversation) -> None:
+async def test_call_16_returns_tuples_as_the_real_server_does(results: list, rows: list, client: Conversation) -> None:
     assert [unpack(raw) for raw in rows_of_call_16([pack(one) for one in results])] == [
         unpack(pack(row)) for row in rows
     ]

@@ -82,7 +82,7 @@ async def test_box_cfg_shows_no_secrets() -> None:
         await client.call("box.cfg.ssl_password")
 
 
-async def test_box_cfg_with_options_changes_the_node_if_it_can(client: Conversation) -> None:
+async def test_box_cfg_with_options_reconfigures_the_node(client: Conversation) -> None:
     with pytest.raises(errors.Unsupported, match="changing options"):
         await client.call("box.cfg", {"read_only": True})
     applied: list[dict[str, Any]] = []
@@ -160,7 +160,7 @@ async def test_a_session_knows_itself(client: Conversation) -> None:
     assert await client.call("box.session.sync") == (7,)
 
 
-async def test_watchers_hear_what_is_broadcast(client: Conversation) -> None:
+async def test_watchers_receive_broadcasts(client: Conversation) -> None:
     await client.response(RequestType.WATCH, {0x57: "mine"})
     await client.response(RequestType.WATCH, {0x57: "mine"})
     assert await client.call("box.broadcast", "mine", {"a": 1}) == ()
@@ -170,7 +170,7 @@ async def test_watchers_hear_what_is_broadcast(client: Conversation) -> None:
         await client.call("box.broadcast", "box.id", 1)
 
 
-async def test_a_call_knows_whether_it_is_in_a_transaction(client: Conversation) -> None:
+async def test_call_knows_whether_it_is_in_a_transaction(client: Conversation) -> None:
     assert await client.call("box.is_in_txn") == (False,)
     await client.request(RequestType.BEGIN, stream=1)
     assert await client.call("box.is_in_txn", stream=1) == (True,)
@@ -193,7 +193,7 @@ def test_the_documentation_lists_every_built_in_procedure_and_no_other() -> None
     assert sorted(re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)) == names_of_the_registry()
 
 
-async def test_disk_usage_tells_the_room_left_or_why_nobody_knows(tmp_path: Path) -> None:
+async def test_disk_usage_returns_the_free_space_or_the_error(tmp_path: Path) -> None:
     (free,) = await Conversation(make_instance(tmp_path)).call("flowstone.disk_usage")
     assert sorted(free) == ["memtx_free_bytes", "wal_free_bytes"]
     assert all(room > 0 for room in free.values())

@@ -51,7 +51,7 @@ async def test_a_tuple_must_be_an_array(client: Conversation, method: str) -> No
         await client.call(f"box.space.t:{method}", 5)
 
 
-async def test_an_empty_space_begins_to_count_at_one(client: Conversation) -> None:
+async def test_sequence_of_an_empty_space_starts_at_one(client: Conversation) -> None:
     assert await client.call("box.space.t:auto_increment", ("n",)) == ((1, "n"),)
 
 

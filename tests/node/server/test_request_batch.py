@@ -26,7 +26,7 @@ def scanned(served: Served, *batches: bytes) -> ScannedBatch:
     return ScannedBatch(data, buf, cells, cast("Any", served.peers))
 
 
-def test_a_part_knows_whose_its_requests_are() -> None:
+def test_part_knows_the_connections_of_its_requests() -> None:
     served = Served(users=(1, 1))
     batch = scanned(served, numbered(INSERT, [1, 2], first=7), numbered(INSERT, [3, 4, 5], first=70))
     part = batch.part(1, 4)
@@ -44,7 +44,7 @@ def test_some_of_a_part_are_a_part() -> None:
     assert [peer for peer, _, _ in chosen.by_peer()] == served.peers
 
 
-def test_a_part_waits_when_one_of_its_connections_does() -> None:
+def test_part_waits_when_one_of_its_connections_waits() -> None:
     served = Served(users=(1, 1))
     batch = scanned(served, numbered(INSERT, [1, 2]), numbered(INSERT, [3, 4, 5]))
     served.peers[1].is_waiting = True

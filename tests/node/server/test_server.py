@@ -229,7 +229,7 @@ async def test_connections_above_the_limit_are_turned_away() -> None:
             await client.close()
 
 
-async def test_a_client_that_reads_nothing_is_held_back_and_served_when_it_reads() -> None:
+async def test_client_that_reads_nothing_is_throttled_and_served_when_it_reads() -> None:
     """Its 2000 answers of 100 kB would take 200 MB."""
     async with serving(limits=ServerLimits(output_max=1 << 20)) as server:
         transaction = server.instance.box.begin()
@@ -248,7 +248,7 @@ async def test_a_client_that_reads_nothing_is_held_back_and_served_when_it_reads
             await client.close()
 
 
-async def test_requests_that_wait_are_overtaken_by_none_of_their_connection() -> None:
+async def test_pending_request_is_not_overtaken_by_its_own_connection() -> None:
     async with serving(limits=ServerLimits(output_max=1 << 20)) as server:
         transaction = server.instance.box.begin()
         statements.replace(transaction, server.instance.box.space(512), pack((1, "x" * 100_000)))
@@ -260,7 +260,7 @@ async def test_requests_that_wait_are_overtaken_by_none_of_their_connection() ->
         await client.close()
 
 
-async def test_a_client_that_reads_nothing_for_too_long_is_disconnected() -> None:
+async def test_client_that_reads_nothing_for_too_long_is_disconnected() -> None:
     async with serving(limits=ServerLimits(output_max=1 << 20, slow_reader_seconds=0.01)) as server:
         transaction = server.instance.box.begin()
         statements.replace(transaction, server.instance.box.space(512), pack((1, "x" * 1_000_000)))
@@ -350,7 +350,7 @@ async def test_requests_sent_after_a_delayed_login_run_as_its_user() -> None:
     assert instance.counters.auth_delays == 1
 
 
-async def test_requests_that_take_time_are_bounded_and_all_answered() -> None:
+async def test_slow_requests_are_limited_and_all_answered() -> None:
     instance = with_space(make_instance())
     running, most, gate = [0], [0], asyncio.Event()
 
@@ -390,7 +390,7 @@ async def test_a_stopped_server_closes_its_connections() -> None:
     await client.close()
 
 
-async def test_listening_elsewhere_keeps_connections() -> None:
+async def test_changed_listen_address_keeps_connections() -> None:
     async with serving() as server:
         client = await Raw.open(server)
         before = server.port
@@ -401,7 +401,7 @@ async def test_listening_elsewhere_keeps_connections() -> None:
         await client.close()
 
 
-async def test_a_watcher_hears_of_an_election_at_once_though_no_client_says_anything() -> None:
+async def test_watcher_is_notified_of_an_election_without_client_activity() -> None:
     instance = make_instance()
     instance.elections.on_change.append(instance.settle_read_only)
     server = Server(instance)
@@ -456,7 +456,7 @@ async def test_strangers_open_few_transactions_and_trusted_guests_more() -> None
             await client.close()
 
 
-async def test_a_lost_connection_ends_its_calls_and_executes_nothing_behind_them() -> None:
+async def test_lost_connection_cancels_its_calls_and_later_requests() -> None:
     async with serving() as server:
         ended: list[int] = []
 
@@ -495,7 +495,7 @@ async def test_a_listener_with_a_certificate_speaks_tls(tmp_path: Path) -> None:
     await server.close()
 
 
-async def test_a_full_disk_is_told_to_who_wrote_and_the_node_stays_readable() -> None:
+async def test_full_disk_fails_writes_and_the_node_stays_readable() -> None:
     disk = FaultDisk()
     disk.make_directory("data")
     instance = with_space(make_instance(Path("data"), outside=disk.outside()))
@@ -540,7 +540,7 @@ async def test_a_slow_disk_holds_writers_back() -> None:
         await client.close()
 
 
-async def test_replies_that_wait_for_the_disk_hold_back_the_requests_behind_them(tmp_path: Path) -> None:
+async def test_replies_pending_for_the_disk_delay_later_requests(tmp_path: Path) -> None:
     instance = with_space(make_instance(tmp_path, mode=WalMode.FSYNC))
     async with serving(instance, ServerLimits(output_max=10_000)) as server:
         client = await Raw.open(server)
@@ -553,7 +553,7 @@ async def test_replies_that_wait_for_the_disk_hold_back_the_requests_behind_them
 # --- request logging ---
 
 
-async def test_a_request_that_takes_too_long_is_logged_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+async def test_slow_request_is_logged_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
     instance = with_space(make_instance(too_long_threshold=0.01))
 
     async def slow() -> None:
@@ -570,14 +570,14 @@ async def test_a_request_that_takes_too_long_is_logged_with_its_id(caplog: pytes
     assert fields["seconds"] >= 0.05
 
 
-async def test_a_turn_that_takes_too_long_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_slow_turn_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     instance = with_space(make_instance(too_long_threshold=-1))
     async with serving(instance) as server, await Connection.open(production(), Uri(HOST, server.port)) as connection:
         await connection.request(RequestType.PING, b"\x80")
     assert "too long turn: 1 connections, " in caplog.text
 
 
-async def test_a_refused_request_is_logged_where_somebody_looks_for_bugs(caplog: pytest.LogCaptureFixture) -> None:
+async def test_rejected_request_is_logged_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", "flowstone.node")
     async with serving() as server, await Connection.open(production(), Uri(HOST, server.port)) as connection:
         with pytest.raises(errors.NoSuchSpace):

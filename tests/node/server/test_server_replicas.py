@@ -61,7 +61,7 @@ def subscribe(sync: int, vclock: VClock, *, is_anonymous: bool = True) -> bytes:
 PING = encode_request(RequestType.PING, 9)
 
 
-async def test_after_a_join_the_connection_is_an_ordinary_one_again(tmp_path: Path) -> None:
+async def test_connection_serves_ordinary_requests_after_a_join(tmp_path: Path) -> None:
     async with master(tmp_path) as server:
         raw = await Raw.open(server)
         raw.send(join(1))
@@ -86,7 +86,7 @@ async def test_requests_after_a_replica_request_wait_for_it(tmp_path: Path) -> N
         await raw.close()
 
 
-async def test_a_request_of_a_replica_behind_another_is_refused(tmp_path: Path) -> None:
+async def test_second_replication_request_is_rejected(tmp_path: Path) -> None:
     async with master(tmp_path) as server:
         raw = await Raw.open(server)
         raw.send(PING + join(2))
@@ -98,7 +98,7 @@ async def test_a_request_of_a_replica_behind_another_is_refused(tmp_path: Path) 
         await raw.close()
 
 
-async def test_a_refused_join_leaves_the_connection_open(tmp_path: Path) -> None:
+async def test_rejected_join_keeps_the_connection_open(tmp_path: Path) -> None:
     async with master(tmp_path) as server:
         server.instance.is_orphan = True
         server.instance.settle_read_only()
@@ -111,7 +111,7 @@ async def test_a_refused_join_leaves_the_connection_open(tmp_path: Path) -> None
         await raw.close()
 
 
-async def test_a_refused_subscription_ends_the_connection(tmp_path: Path) -> None:
+async def test_rejected_subscription_ends_the_connection(tmp_path: Path) -> None:
     async with master(tmp_path) as server:
         raw = await Raw.open(server)
         raw.send(subscribe(1, VClock(), is_anonymous=False))
@@ -139,7 +139,7 @@ async def test_after_a_subscription_the_connection_belongs_to_replication(tmp_pa
         await writer.close()
 
 
-async def test_a_large_snapshot_goes_no_faster_than_it_is_read(tmp_path: Path) -> None:
+async def test_large_snapshot_is_sent_as_fast_as_it_is_read(tmp_path: Path) -> None:
     async with master(tmp_path) as server:
         raw = await Raw.open(server)
         for key in range(64):
@@ -162,7 +162,7 @@ async def test_a_large_snapshot_goes_no_faster_than_it_is_read(tmp_path: Path) -
         await raw.close()
 
 
-async def test_a_replica_that_leaves_in_the_middle_of_a_join_leaves_nothing(tmp_path: Path) -> None:
+async def test_replica_that_disconnects_during_a_join_leaves_no_state(tmp_path: Path) -> None:
     async with master(tmp_path) as server:
         writer = await Raw.open(server)
         for key in range(64):

@@ -75,7 +75,7 @@ async def test_operations_count_fields_from_the_given_base(client: Conversation)
     assert await client.data(RequestType.UPDATE, update) == ((1, "uno"),)
 
 
-async def test_a_failed_statement_changes_nothing_and_says_why(client: Conversation) -> None:
+async def test_failed_statement_changes_nothing_and_returns_the_reason(client: Conversation) -> None:
     await client.insert(1, "one")
     with raises(errors.TupleFound, "Duplicate key exists"):
         await client.insert(1, "again")
@@ -121,7 +121,7 @@ async def test_replies_carry_the_schema_version(client: Conversation) -> None:
     assert response.schema_version == client.instance.box.schema_version
 
 
-async def test_a_request_for_another_schema_is_refused(client: Conversation) -> None:
+async def test_request_for_another_schema_version_is_rejected(client: Conversation) -> None:
     reply = client.session.handle(Request(RequestType.PING, 1, 7, 0, {}))
     assert b"Wrong schema version, current: " in reply.packet  # type: ignore[union-attr]
 
@@ -146,7 +146,7 @@ async def test_bytes_that_nest_too_deeply_are_an_error(client: Conversation) -> 
 # --- streams ---
 
 
-async def test_a_transaction_is_seen_when_it_is_committed(client: Conversation) -> None:
+async def test_transaction_is_visible_after_its_commit(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, stream=1)
     await client.insert(1, "one", stream=1)
     assert await client.select(stream=1) == ((1, "one"),)
@@ -155,7 +155,7 @@ async def test_a_transaction_is_seen_when_it_is_committed(client: Conversation) 
     assert await client.select() == ((1, "one"),)
 
 
-async def test_a_rolled_back_transaction_leaves_nothing(client: Conversation) -> None:
+async def test_rolled_back_transaction_leaves_no_trace(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, stream=1)
     await client.insert(1, "one", stream=1)
     await client.request(RequestType.ROLLBACK, stream=1)
@@ -171,7 +171,7 @@ async def test_a_stream_without_a_transaction_commits_each_statement(client: Con
         await client.request(type, stream=3)
 
 
-async def test_two_begins_in_a_stream_are_one_too_many(client: Conversation) -> None:
+async def test_second_begin_in_a_stream_is_an_error(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, stream=1)
     with raises(errors.ActiveTransaction):
         await client.request(RequestType.BEGIN, stream=1)
@@ -201,7 +201,7 @@ async def test_a_statement_that_fails_leaves_its_transaction_alive(client: Conve
     assert await client.select() == ((1, "one"), (2, "two"))
 
 
-async def test_a_transaction_that_takes_too_long_is_over(client: Conversation) -> None:
+async def test_transaction_times_out(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, {0x56: 0.001}, stream=1)
     await client.insert(1, "one", stream=1)
     client.session.expire(client.instance.outside.clock.monotonic() + 1)
@@ -242,7 +242,7 @@ async def test_a_transaction_that_took_too_long_can_be_rolled_back(client: Conve
     await client.request(RequestType.BEGIN, stream=1)
 
 
-async def test_a_changed_definition_ends_a_transaction_that_uses_it(client: Conversation) -> None:
+async def test_changed_definition_aborts_a_transaction_that_uses_it(client: Conversation) -> None:
     await client.request(RequestType.BEGIN, stream=1)
     await client.insert(1, "one", stream=1)
     await client.call(
@@ -267,7 +267,7 @@ async def test_functions_do_not_change_definitions_inside_a_transaction(client: 
 
 
 @pytest.mark.parametrize("body", [{0x56: -1.0}, {0x59: 5}])
-async def test_a_begin_with_impossible_options_is_refused(client: Conversation, body: dict) -> None:
+async def test_begin_with_invalid_options_is_rejected(client: Conversation, body: dict) -> None:
     with raises(errors.IllegalParams):
         await client.request(RequestType.BEGIN, body, stream=1)
 
@@ -299,7 +299,7 @@ async def test_a_linearizable_transaction_begins_when_enough_members_have_answer
     assert refused.error().code == errors.Unsupported.code, "the requests after it ran in the transaction"
 
 
-async def test_a_linearizable_transaction_that_takes_too_long_does_not_begin(client: Conversation) -> None:
+async def test_linearizable_transaction_that_times_out_does_not_begin(client: Conversation) -> None:
     Answering(client.instance, members=3)
     with raises(errors.System, "timed out"):
         await client.request(RequestType.BEGIN, {0x59: 4, 0x56: 0.01}, stream=1)
@@ -317,7 +317,7 @@ async def test_begin_has_no_effect_when_its_client_has_disconnected(client: Conv
 
 
 @pytest.mark.parametrize(("begin", "commit"), [({0x61: True}, {}), ({}, {0x61: True})])
-async def test_a_transaction_is_synchronous_if_its_begin_or_its_commit_says_so(
+async def test_transaction_is_synchronous_when_its_begin_or_commit_requests_it(
     client: Conversation, begin: dict, commit: dict
 ) -> None:
     await client.request(RequestType.BEGIN, begin, stream=1)
@@ -381,7 +381,7 @@ async def test_streams_are_bounded(client: Conversation) -> None:
     assert not client.instance.box.views
 
 
-async def test_requests_of_a_stream_wait_for_one_that_takes_time(client: Conversation) -> None:
+async def test_requests_of_a_stream_wait_for_a_slow_one(client: Conversation) -> None:
     gate, order = asyncio.Event(), []
 
     async def slow() -> str:
@@ -407,7 +407,7 @@ async def test_requests_of_a_stream_wait_for_one_that_takes_time(client: Convers
     assert not client.session._streams
 
 
-async def test_a_conflict_in_a_call_leaves_nothing_to_commit(client: Conversation) -> None:
+async def test_conflict_in_a_call_leaves_nothing_to_commit(client: Conversation) -> None:
     for name in ("first", "second"):
         await client.call("box.schema.space.create", name)
         await client.call(f"box.space.{name}:create_index", "pk")
@@ -489,12 +489,12 @@ async def test_wrong_passwords_and_unknown_users_look_alike(known: Conversation,
         (("chap-sha1", b"short"), "invalid scramble size"),
     ],
 )
-async def test_a_proof_that_is_none_is_bad_messagepack(known: Conversation, proof: tuple, text: str) -> None:
+async def test_invalid_scramble_is_bad_messagepack(known: Conversation, proof: tuple, text: str) -> None:
     with raises(errors.InvalidMsgpack, f"Invalid MsgPack - {text}"):
         await known.request(RequestType.AUTH, {0x23: "known", 0x21: proof})
 
 
-async def test_a_scramble_may_come_as_text(known: Conversation) -> None:
+async def test_scramble_may_be_a_string(known: Conversation) -> None:
     text = auth.scramble("secret", SALT).decode("utf-8", "surrogateescape")
     await known.request(RequestType.AUTH, {0x23: "known", 0x21: ("chap-sha1", text)})
 
@@ -505,13 +505,13 @@ async def test_methods_of_authentication_are_known_by_name(known: Conversation) 
         await known.request(RequestType.AUTH, {0x23: "known", 0x21: proof})
 
 
-async def test_guest_needs_no_proof_and_stays_a_stranger(known: Conversation) -> None:
+async def test_guest_needs_no_scramble_and_counts_as_unauthenticated(known: Conversation) -> None:
     await known.log_in("known", "secret")
     await known.request(RequestType.AUTH, {0x23: "guest", 0x21: ()})
     assert (known.session.user, known.session.is_authenticated) == (GUEST, False)
 
 
-async def test_guest_stays_a_stranger_with_the_password_that_everybody_knows(known: Conversation) -> None:
+async def test_guest_with_the_empty_password_counts_as_unauthenticated(known: Conversation) -> None:
     await known.log_in("guest", "")
     assert (known.session.user, known.session.is_authenticated) == (GUEST, False)
 
@@ -531,7 +531,7 @@ async def test_id_names_version_and_features(client: Conversation) -> None:
 
 
 @pytest.mark.parametrize("type", [RequestType.ID, RequestType.WATCH, RequestType.UNWATCH, RequestType.WATCH_ONCE])
-async def test_2_6_knows_neither_id_nor_watchers(instance: Instance, type: RequestType) -> None:
+async def test_2_6_has_neither_id_nor_watchers(instance: Instance, type: RequestType) -> None:
     with raises(errors.UnknownRequestType, f"Unknown request type {type.value}"):
         await old(instance).request(type, {0x57: "box.id"})
 
@@ -544,13 +544,13 @@ async def test_vote_answers_the_ballot(client: Conversation) -> None:
 
 
 @pytest.mark.parametrize("type", [RequestType.EVAL, RequestType.EXECUTE, RequestType.PREPARE])
-async def test_lua_and_sql_are_not_supported_and_say_so(client: Conversation, type: RequestType) -> None:
+async def test_lua_and_sql_are_rejected_as_unsupported(client: Conversation, type: RequestType) -> None:
     with raises(errors.Unsupported, "Flowstone does not support (EVAL|SQL): "):
         await client.request(type, {0x27: "return 1", 0x40: "SELECT 1", 0x21: ()})
 
 
 @pytest.mark.parametrize("type", [RequestType.JOIN, RequestType.SUBSCRIBE])
-async def test_replicas_are_refused_where_there_is_no_log(client: Conversation, type: RequestType) -> None:
+async def test_replicas_are_rejected_without_a_log(client: Conversation, type: RequestType) -> None:
     with raises(errors.Unsupported, "does not support replication"):
         await client.request(type)
 
@@ -601,7 +601,7 @@ async def test_watched_keys_are_bounded(client: Conversation, is_known: bool, mo
         await client.request(RequestType.WATCH, {0x57: "one more"})
 
 
-async def test_a_mistake_of_ours_is_an_error_without_what_the_request_held(
+async def test_internal_error_does_not_show_the_request(
     client: Conversation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*_: object) -> None:
@@ -614,7 +614,7 @@ async def test_a_mistake_of_ours_is_an_error_without_what_the_request_held(
     assert "Traceback" in caplog.text
 
 
-async def test_an_error_that_was_foreseen_is_told_without_a_trace(
+async def test_expected_error_is_logged_without_a_traceback(
     client: Conversation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A running box.cfg ends this way when its node is stopped: found by a chaos run."""

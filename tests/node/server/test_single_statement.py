@@ -51,7 +51,9 @@ PACKETS = st.lists(stretches() | st.sampled_from(ODD), max_size=8)
 
 @pytest.mark.parametrize("fails", [False, True], ids=["written", "failing disk"])
 @given(packets=PACKETS, user=st.sampled_from((ADMIN, READER, GUEST)), filled=st.integers(0, 6))
-def test_it_gives_what_the_session_gives(fails: bool, packets: list[bytes], user: int, filled: int) -> None:
+def test_single_statement_returns_the_reply_of_the_session(
+    fails: bool, packets: list[bytes], user: int, filled: int
+) -> None:
     quick = asyncio.run(serve(packets, user, filled, fails=fails))
     with by_sessions():
         slow = asyncio.run(serve(packets, user, filled, fails=fails))
@@ -62,7 +64,7 @@ def test_it_gives_what_the_session_gives(fails: bool, packets: list[bytes], user
 
 
 @given(packets=PACKETS, cut=st.integers(0, 60), byte=st.integers(0, 255))
-def test_bytes_of_any_kind_give_what_the_session_gives(packets: list[bytes], cut: int, byte: int) -> None:
+def test_any_bytes_have_the_reply_of_the_session(packets: list[bytes], cut: int, byte: int) -> None:
     mutated = []
     for packet in packets:
         body = bytearray(packet[5:])
@@ -97,7 +99,7 @@ async def test_plain_statements_never_reach_the_session(packet: bytes) -> None:
 
 
 @pytest.mark.parametrize("mode", [WalMode.FSYNC, WalMode.NONE])
-async def test_where_writes_take_long_they_go_the_usual_way(mode: WalMode) -> None:
+async def test_slow_writes_take_the_usual_path(mode: WalMode) -> None:
     served = Served(mode=mode)
     await served.run([statement(REPLACE, NUMBERS, (1, 1))])
     await served.run([statement(REPLACE, NUMBERS, (2, 1))])
@@ -105,7 +107,7 @@ async def test_where_writes_take_long_they_go_the_usual_way(mode: WalMode) -> No
     assert served.journal.written_vclock.get(1) == 7
 
 
-async def test_a_packet_without_content_is_refused() -> None:
+async def test_packet_without_content_is_rejected() -> None:
     served = Served()
     await served.run([b"\xce\0\0\0\0"])
     assert len(served.peers[0].refused) == 1

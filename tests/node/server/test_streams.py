@@ -21,9 +21,9 @@ def test_open_transactions_of_unauthenticated_clients_are_counted_separately() -
     assert transactions.add(True)
 
 
-def test_guests_whom_somebody_trusts_are_clients_like_others() -> None:
+def test_trusted_guests_are_ordinary_clients() -> None:
     assert OpenTransactions(2, 1, lambda: True).add(False)
 
 
-def test_a_stream_without_a_transaction_has_nothing_to_use() -> None:
+def test_stream_without_a_transaction_has_no_state() -> None:
     assert RequestStream().usable(0.0) is None

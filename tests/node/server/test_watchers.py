@@ -44,19 +44,19 @@ class Numbers:
         self.watchers.check()
 
 
-def test_a_new_watcher_is_told_the_value_at_once() -> None:
+def test_new_watcher_gets_the_value_at_once() -> None:
     numbers = Numbers()
     numbers.watch()
     assert numbers.screen.events == [(7, "number", 1)]
 
 
-def test_a_key_without_a_value_is_told_so() -> None:
+def test_watcher_of_a_key_without_a_value_gets_an_empty_event() -> None:
     numbers = Numbers()
     numbers.watch("unknown")
     assert numbers.screen.events == [(7, "unknown", "nothing")]
 
 
-def test_no_event_follows_one_that_was_not_answered() -> None:
+def test_event_is_sent_only_after_the_last_one_is_acknowledged() -> None:
     numbers = Numbers()
     numbers.watch()
     numbers.change(2)
@@ -167,7 +167,7 @@ def test_a_key_has_a_largest_size() -> None:
 NOBODY = "00000000-0000-0000-0000-000000000000"
 
 
-def test_every_node_has_the_keys_of_a_real_one() -> None:
+def test_node_has_the_keys_of_a_real_server() -> None:
     instance = make_instance()
     screen, watchers = Screen(), Watchers(sources_of(instance))
     for key in ("box.id", "box.status", "box.election", "box.schema", BALLOT):
@@ -190,7 +190,7 @@ def test_the_election_is_of_the_term_that_the_files_have() -> None:
     assert screen.events[0][2] == {"term": 4, "role": "follower", "is_ro": False, "leader": 0}
 
 
-def test_a_moving_vclock_alone_wakes_nobody_before_its_time() -> None:
+def test_vclock_changes_alone_notify_at_limited_rate() -> None:
     instance = make_instance()
     screen, watchers = Screen(), Watchers(sources_of(instance))
     watchers.watch(screen, screen, BALLOT, 1)
@@ -211,5 +211,5 @@ def test_the_ballot_of_2_6_has_its_four_keys() -> None:
 @pytest.mark.parametrize(
     ("mode", "can_lead"), [("off", False), ("voter", False), ("candidate", True), ("manual", True)]
 )
-def test_the_ballot_says_whether_the_instance_may_lead(mode: str, can_lead: bool) -> None:
+def test_ballot_states_whether_the_instance_may_lead(mode: str, can_lead: bool) -> None:
     assert ballot(make_instance(election_mode=mode))[BallotKey.CAN_LEAD.value] is can_lead

@@ -19,7 +19,7 @@ from tests.simulation.simulation import Simulation, simulated
 
 
 @simulated(seeds=range(10))
-async def test_three_members_elect_one_leader_which_gets_the_queue(sim: Simulation) -> None:
+async def test_three_members_elect_one_leader_which_claims_the_queue(sim: Simulation) -> None:
     them = Electorate(sim)
     them.start()
     leader = await them.elect()
@@ -33,7 +33,7 @@ async def test_three_members_elect_one_leader_which_gets_the_queue(sim: Simulati
 
 
 @simulated(seeds=range(5))
-async def test_a_lost_leader_is_replaced_and_comes_back_as_a_follower(sim: Simulation) -> None:
+async def test_lost_leader_is_replaced_and_returns_as_a_follower(sim: Simulation) -> None:
     them = Electorate(sim)
     them.start()
     first = await them.elect()
@@ -48,7 +48,7 @@ async def test_a_lost_leader_is_replaced_and_comes_back_as_a_follower(sim: Simul
 
 
 @simulated()
-async def test_term_and_vote_are_local_rows_of_the_log_and_on_disk_before_they_are_shown(sim: Simulation) -> None:
+async def test_term_and_vote_are_local_rows_and_on_disk_before_they_are_sent(sim: Simulation) -> None:
     them = Electorate(sim)
     shown: list[tuple[int, int]] = []
     member = them.members[1]
@@ -160,7 +160,7 @@ async def test_data_fetched_anew_brings_its_own_term(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_newer_term_fences_the_queue_unless_that_knows_it_already(sim: Simulation) -> None:
+async def test_newer_term_fences_the_queue_unless_already_known(sim: Simulation) -> None:
     them = Electorate(sim)
     member, queue = them.members[1], them.queues[1]
     member.start(RaftState(term=3), 1)
@@ -205,7 +205,7 @@ async def test_strict_fencing_shortens_the_patience_of_the_leader_alone(sim: Sim
 
 
 @simulated()
-async def test_a_leader_whose_log_fails_lets_others_lead(sim: Simulation) -> None:
+async def test_leader_with_a_failing_log_resigns(sim: Simulation) -> None:
     monkeypatch = pytest.MonkeyPatch()
     them = Electorate(sim)
     them.start()
@@ -240,7 +240,7 @@ async def test_a_leader_without_a_log_for_promote_resigns(sim: Simulation) -> No
 
 
 @simulated()
-async def test_a_leader_tries_again_to_take_over_a_queue_that_is_busy(sim: Simulation) -> None:
+async def test_leader_retries_to_claim_a_busy_queue(sim: Simulation) -> None:
     them = Electorate(sim)
     for queue in them.queues.values():
         queue.error = errors.InAnotherPromote("box.ctl.promote() is already running")
@@ -251,7 +251,7 @@ async def test_a_leader_tries_again_to_take_over_a_queue_that_is_busy(sim: Simul
 
 
 @simulated()
-async def test_a_leader_waits_for_its_queue_until_it_leads_no_more(sim: Simulation) -> None:
+async def test_leader_waits_for_its_queue_while_it_leads(sim: Simulation) -> None:
     them = Electorate(sim)
     for queue in them.queues.values():
         queue.waits = 1
@@ -269,7 +269,7 @@ async def test_a_leader_waits_for_its_queue_until_it_leads_no_more(sim: Simulati
 
 
 @simulated()
-async def test_leader_resigns_when_it_cannot_take_over_the_queue(sim: Simulation) -> None:
+async def test_leader_resigns_when_it_cannot_claim_the_queue(sim: Simulation) -> None:
     them = Electorate(sim)
     for queue in them.queues.values():
         queue.error = errors.OldTerm("The term is outdated: old - 2, new - 2")
@@ -280,7 +280,7 @@ async def test_leader_resigns_when_it_cannot_take_over_the_queue(sim: Simulation
 
 
 @simulated()
-async def test_a_row_that_no_member_may_send_is_refused(sim: Simulation) -> None:
+async def test_row_that_no_member_may_send_is_rejected(sim: Simulation) -> None:
     them = Electorate(sim)
     member = them.members[1]
     member.start(RaftState(term=1), 1)
@@ -293,7 +293,7 @@ async def test_a_row_that_no_member_may_send_is_refused(sim: Simulation) -> None
 
 
 @simulated()
-async def test_an_anonymous_instance_follows_terms_and_votes_when_it_has_an_id(sim: Simulation) -> None:
+async def test_anonymous_instance_follows_terms_and_votes_after_its_registration(sim: Simulation) -> None:
     them = Electorate(sim, mode=ElectionMode.VOTER)
     member = them.members[1]
     member.start(RaftState(term=1), 0)

@@ -59,7 +59,7 @@ class TestQueueOfARealServer:
         tarantool.run(UNDECIDED, tmp_path)
         return tmp_path
 
-    async def test_while_it_waits_it_can_be_read_and_nothing_makes_it_a_fact(
+    async def test_pending_transaction_is_readable_and_stays_pending(
         self, directory: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.WARNING, "flowstone.node")
@@ -75,7 +75,7 @@ class TestQueueOfARealServer:
                 assert not list(view.source(synced).scan(WHOLE))
         assert snapshots(directory) == before
 
-    async def test_an_owner_that_is_its_own_quorum_confirms_what_it_finds(
+    async def test_owner_that_is_its_own_quorum_confirms_recovered_transactions(
         self, directory: Path, tarantool: Any
     ) -> None:
         async with flowstone.Node(directory) as node:
@@ -85,9 +85,7 @@ class TestQueueOfARealServer:
         async with flowstone.Node(directory) as node:
             await node.snapshot()  # 2.6.0, unlike us, does not start with it: it has synchronous tuples
 
-    async def test_an_orphan_leaves_what_it_finds_to_its_peers_who_may_have_decided_meanwhile(
-        self, directory: Path
-    ) -> None:
+    async def test_orphan_leaves_recovered_transactions_to_its_peers(self, directory: Path) -> None:
         nowhere = [f"127.0.0.1:{free_port()}"]
         async with flowstone.Node(directory, replication=nowhere, replication_connect_timeout=0.1) as node:
             assert node.info()["status"] == "orphan"
@@ -129,7 +127,7 @@ async def test_a_queue_of_a_newer_server_is_shown_with_owner_and_terms_and_waits
         await node.snapshot()
 
 
-async def test_a_verdict_that_cannot_be_written_is_given_later() -> None:
+async def test_verdict_that_cannot_be_written_is_retried() -> None:
     disk = FaultDisk()
     small = await start(disk.outside(), "data")
     await small.create_space("synced", 512, is_sync=True)
@@ -216,7 +214,7 @@ class TestSnapshotWhileARowIsOnItsWayToTheDisk:
             limbo = node._instance.queue.limbo
             assert (limbo.owner_id, limbo.term) == (1, term)
 
-    async def test_a_replica_that_joins_then_is_told_the_owner(self, tmp_path: Path) -> None:
+    async def test_joining_replica_receives_the_owner(self, tmp_path: Path) -> None:
         async with flowstone.Node(tmp_path, wal_mode="fsync") as node:
             instance = node._instance
             term = instance.elections.begin_term()

@@ -47,7 +47,7 @@ async def instance() -> Instance:
     return made
 
 
-async def test_an_instance_alone_has_nobody_to_ask() -> None:
+async def test_single_instance_queries_no_peer() -> None:
     await Point(make_instance()).reached()
 
 
@@ -64,7 +64,7 @@ async def test_linearizable_read_queries_a_member_of_every_quorum(members: int, 
     await point.reached()
 
 
-async def test_an_answer_to_an_older_heartbeat_says_nothing() -> None:
+async def test_answer_to_an_older_heartbeat_is_ignored() -> None:
     instance = make_instance()
     followers = Answering(instance, members=3)
     point = Point(instance)
@@ -87,7 +87,7 @@ async def test_a_member_counts_once() -> None:
     await point.reached()
 
 
-async def test_a_member_that_comes_while_it_is_waited_for_counts_from_its_first_heartbeat_on() -> None:
+async def test_member_that_connects_during_the_wait_counts_from_its_first_heartbeat() -> None:
     instance = make_instance()
     followers = Answering(instance, members=3)
     followers.numbers.clear()
@@ -167,6 +167,6 @@ async def test_without_a_verdict_time_runs_out(instance: Instance) -> None:
     await commit
 
 
-async def test_2_6_has_none() -> None:
+async def test_2_6_has_no_linearizable_transactions() -> None:
     with pytest.raises(errors.Unsupported, match=r"Dialect 2\.6 does not support linearizable transactions"):
         await linearization_point(make_instance(dialect=Dialect.V2_6), 1.0)

@@ -56,7 +56,7 @@ async def test_with_elections_off_the_owner_of_the_queue_has_time_to_decide_firs
 
 
 @simulated()
-async def test_with_elections_off_a_quorum_that_does_not_come_ends_a_promotion(sim: Simulation) -> None:
+async def test_promotion_without_elections_ends_when_no_quorum_arrives(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
@@ -73,7 +73,7 @@ async def test_with_elections_off_a_quorum_that_does_not_come_ends_a_promotion(s
 
 
 @simulated()
-async def test_somebody_who_is_promoted_meanwhile_is_first(sim: Simulation) -> None:
+async def test_concurrent_promotion_of_another_member_wins(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
@@ -88,7 +88,7 @@ async def test_somebody_who_is_promoted_meanwhile_is_first(sim: Simulation) -> N
 
 
 @simulated()
-async def test_a_newer_term_interferes_with_a_promotion_that_waits_for_its_quorum(sim: Simulation) -> None:
+async def test_newer_term_interrupts_a_promotion_that_waits_for_its_quorum(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     queue.take(2, 1)
@@ -122,7 +122,7 @@ async def test_one_promotion_at_a_time(sim: Simulation) -> None:
 
 @pytest.mark.parametrize("mode", list(ElectionMode))
 @simulated()
-async def test_an_anonymous_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: ElectionMode) -> None:
+async def test_anonymous_instance_can_be_neither_promoted_nor_demoted(sim: Simulation, mode: ElectionMode) -> None:
     them = Electorate(sim, mode=mode)
     member = them.members[1]
     member.start(RaftState(term=1), 0)
@@ -134,7 +134,7 @@ async def test_an_anonymous_instance_is_neither_promoted_nor_demoted(sim: Simula
 
 @pytest.mark.parametrize("mode", list(ElectionMode))
 @simulated()
-async def test_expelled_instance_is_neither_promoted_nor_demoted(sim: Simulation, mode: ElectionMode) -> None:
+async def test_expelled_instance_can_be_neither_promoted_nor_demoted(sim: Simulation, mode: ElectionMode) -> None:
     them = await started(sim, mode)
     member = them.members[1]
     member.expelled()
@@ -246,7 +246,7 @@ async def test_a_leader_that_is_demoted_resigns_and_its_queue_is_fenced(sim: Sim
 
 
 @simulated()
-async def test_with_elections_off_a_demotion_gives_the_queue_to_nobody(sim: Simulation) -> None:
+async def test_demotion_without_elections_clears_the_owner_of_the_queue(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     await member.demote()
@@ -258,7 +258,7 @@ async def test_with_elections_off_a_demotion_gives_the_queue_to_nobody(sim: Simu
 
 
 @simulated()
-async def test_with_elections_off_only_an_outdated_queue_of_another_is_given_to_nobody(sim: Simulation) -> None:
+async def test_demotion_without_elections_clears_another_owner_only_of_an_outdated_queue(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     member.heard_term(2, 2)
@@ -274,7 +274,7 @@ async def test_with_elections_off_only_an_outdated_queue_of_another_is_given_to_
 
 
 @simulated()
-async def test_with_elections_off_nobody_is_demoted_while_another_leads(sim: Simulation) -> None:
+async def test_demotion_without_elections_is_rejected_while_another_member_leads(sim: Simulation) -> None:
     them = await started(sim, ElectionMode.OFF)
     member, queue = them.members[1], them.queues[1]
     await member.promote()

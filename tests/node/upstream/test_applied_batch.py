@@ -15,7 +15,7 @@ from tests.node.applied_rows import NOP, PLAIN, REPLACE, Master, Replica, put, s
 WAIT_ACK = Flag.WAIT_ACK.value
 
 
-def test_rows_that_became_nops_take_the_places_of_those_that_came() -> None:
+def test_nops_replace_the_received_rows() -> None:
     replica, master = Replica(), Master(2)
     rows = slab(*(master.does(put(REPLACE, key)) for key in range(3)))
     batch = AppliedBatch(rows, 0)

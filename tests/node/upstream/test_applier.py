@@ -187,7 +187,7 @@ async def test_a_master_hears_from_us_while_we_are_busy() -> None:
         await until(lambda: VClock({1: 1}) in master.acks)
 
 
-async def test_a_raft_row_goes_to_the_sink() -> None:
+async def test_raft_row_is_passed_to_the_sink() -> None:
     master = ScriptedMaster()
     sink = member()
     async with peer(master.talk) as uri, applier(uri, sink) as (it, _):
@@ -286,7 +286,7 @@ async def test_a_peer_may_be_followed_under_tls(tmp_path: Path) -> None:
     server.close()
 
 
-async def test_a_peer_that_wants_our_certificate_is_said_to_want_it(tmp_path: Path) -> None:
+async def test_error_names_a_peer_that_requires_a_certificate(tmp_path: Path) -> None:
     key, certificate = made_certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -301,7 +301,7 @@ async def test_a_peer_that_wants_our_certificate_is_said_to_want_it(tmp_path: Pa
     server.close()
 
 
-async def test_a_peer_without_tls_is_said_to_have_none() -> None:
+async def test_error_names_a_peer_without_tls() -> None:
     async with peer(ScriptedMaster().talk) as uri, applier(f"{uri}?transport=ssl", member()) as (it, _):
         it.start()
         await until(lambda: it.state is State.DISCONNECTED)
@@ -332,7 +332,7 @@ async def test_how_long_a_master_may_be_silent_can_change() -> None:
         assert it.error is None or "sent nothing for 0.05 s" in it.error.message
 
 
-async def test_a_greeting_must_come_in_time() -> None:
+async def test_greeting_has_a_timeout() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
@@ -372,7 +372,7 @@ async def test_applier_stops_permanently_at_a_row_that_cannot_be_applied(caplog:
         assert it.error is None
 
 
-async def test_a_mistake_of_ours_stops_it_too() -> None:
+async def test_internal_error_stops_the_applier() -> None:
     master = ScriptedMaster()
     sink = member()
     sink.failure = ZeroDivisionError("division by zero")
@@ -443,7 +443,7 @@ async def test_rows_of_a_registration_that_leave_a_gap_are_left_to_the_subscript
 
 
 @pytest.mark.parametrize("follows_us", [True, False])
-async def test_a_master_without_rows_of_its_own_is_asked_again_and_followed_once_it_has_them(follows_us: bool) -> None:
+async def test_master_without_its_own_rows_is_retried_until_it_has_them(follows_us: bool) -> None:
     master = ScriptedMaster()
     sink = member()
     sink.restart_at(VClock({1: 9}))
@@ -465,7 +465,7 @@ async def test_a_master_without_rows_of_its_own_is_asked_again_and_followed_once
         await until(lambda: it.state is State.SYNC)
 
 
-async def test_rows_that_come_by_another_way_while_a_master_is_asked_are_none_that_it_has_lost() -> None:
+async def test_rows_received_from_others_during_the_query_are_not_lost_by_the_master() -> None:
     sink = member()
     sink.restart_at(VClock({1: 5}))
 
@@ -500,7 +500,7 @@ def subscription(lsn: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("has_acknowledged", [False, True])
-async def test_a_master_that_wrote_others_since_it_lost_rows_is_not_followed(has_acknowledged: bool) -> None:
+async def test_master_that_wrote_other_rows_after_losing_some_is_not_followed(has_acknowledged: bool) -> None:
     """Unless it was seen to have the old ones first. A reconnect or restart does not clear that."""
     master = ScriptedMaster()
     sink = member()
@@ -566,7 +566,7 @@ async def test_a_master_that_falls_silent_in_a_join_is_left(request_type: str, m
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
-async def test_before_rows_are_due_nothing_large_is_taken_in(is_watched: bool) -> None:
+async def test_large_messages_are_rejected_before_the_rows(is_watched: bool) -> None:
     large = b"\xce" + (200 << 20).to_bytes(4, "big")
     master = newer_master(None) if is_watched else ScriptedMaster(VOTE=[large])
     if is_watched:
@@ -577,7 +577,7 @@ async def test_before_rows_are_due_nothing_large_is_taken_in(is_watched: bool) -
         assert "packet claims 209715200 bytes" in it.info()["message"]
 
 
-async def test_an_event_that_is_no_ballot_stops_it_with_a_reason() -> None:
+async def test_event_without_a_ballot_stops_the_applier_with_a_reason() -> None:
     master = newer_master(None)
     master.scripts["WATCH"] = [frame(b"\x81\x00\xcc\x4c\xc1")]
     async with peer(master.talk) as uri, applier(uri, member()) as (it, _):
@@ -586,7 +586,7 @@ async def test_an_event_that_is_no_ballot_stops_it_with_a_reason() -> None:
         assert "cannot decode the ballot of" in it.info()["message"]
 
 
-async def test_a_master_that_does_not_know_us_yet_is_asked_again_but_not_for_ever() -> None:
+async def test_master_that_does_not_know_us_yet_is_retried_for_a_limited_time() -> None:
     """The row that registered us elsewhere may be on its way to it: 2.6 has no other error for that."""
     unknown = [error_packet(62, "Replica us is not registered with replica set ours")]
     master = ScriptedMaster(SUBSCRIBE=unknown)
@@ -609,7 +609,7 @@ async def test_a_master_that_does_not_know_us_yet_is_asked_again_but_not_for_eve
         (63, f"Replica set UUID mismatch: expected {THEM}, got {SET}"),
     ],
 )
-async def test_a_peer_of_another_replica_set_is_named_so_and_no_data_is_said_to_be_wrong(code: int, text: str) -> None:
+async def test_peer_of_another_replica_set_is_reported_without_calling_data_invalid(code: int, text: str) -> None:
     master = ScriptedMaster(SUBSCRIBE=[error_packet(code, text)])
     async with peer(master.talk) as uri, applier(uri, member()) as (it, states):
         it.start()
@@ -621,7 +621,7 @@ async def test_a_peer_of_another_replica_set_is_named_so_and_no_data_is_said_to_
         assert State.LOADING not in states
 
 
-async def test_a_peer_that_was_expelled_is_asked_again_and_the_log_says_what_to_do(
+async def test_expelled_peer_is_retried_and_the_log_gives_advice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     text = "Anonymous replica does not support non-anonymous followers."
@@ -634,7 +634,7 @@ async def test_a_peer_that_was_expelled_is_asked_again_and_the_log_says_what_to_
         assert "release or engine" not in caplog.text
 
 
-async def test_a_member_that_a_newer_master_never_knows_is_told_that_it_may_have_been_removed(
+async def test_member_unknown_to_a_newer_master_is_told_that_it_may_have_been_removed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     master = ScriptedMaster(
@@ -652,7 +652,7 @@ async def test_a_member_that_a_newer_master_never_knows_is_told_that_it_may_have
         assert "retry in a moment" not in caplog.text
 
 
-async def test_a_registration_whose_answer_was_not_heard_is_taken_as_done() -> None:
+async def test_registration_with_a_lost_answer_counts_as_done() -> None:
     refused = error_packet(207, f"Replica '{US}' is not anonymous and cannot register.")
     master = ScriptedMaster(REGISTER=[refused])
     sink = member()
@@ -689,7 +689,7 @@ async def test_applier_logs_temporary_errors_without_a_warning(
             assert [record.levelname for record in caplog.records if text in record.message] == ["INFO", "WARNING"]
 
 
-async def test_behind_rows_of_a_registration_that_are_left_out_all_are() -> None:
+async def test_rows_after_skipped_registration_rows_are_skipped() -> None:
     """A gap in one batch would not be visible in the next one."""
     sink = member()
     sink.replica_id = 0
@@ -728,7 +728,7 @@ async def test_stop_of_an_applier_propagates_cancellation() -> None:
             await stopping
 
 
-async def test_an_error_that_somebody_is_told_of_is_not_said_to_be_tried_again(
+async def test_error_reported_to_a_caller_is_not_announced_as_retried(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with applier(f"127.0.0.1:{free_port()}", member(), pause=1e3) as (it, _):
@@ -888,7 +888,7 @@ box.schema.user.create('nobody', {password='secret'})
         ("nobody:secret", errors.AccessDenied, "Read access to universe '' is denied for user 'nobody'"),
     ],
 )
-async def test_a_login_that_is_refused_is_told_and_tried_again(
+async def test_rejected_login_is_reported_and_retried(
     tarantool: ModuleType, tmp_path: Path, login: str, error: type[FlowstoneError], message: str
 ) -> None:
     with tarantool.serve(tmp_path, setup=USERS) as server:
@@ -924,7 +924,7 @@ async def test_a_master_of_another_replica_set_is_not_followed(tarantool: Module
             assert it.info()["message"].startswith("Replica set UUID mismatch: expected ")
 
 
-async def test_an_instance_that_was_expelled_is_told_so(tarantool: ModuleType, tmp_path: Path) -> None:
+async def test_expelled_instance_is_reported_as_expelled(tarantool: ModuleType, tmp_path: Path) -> None:
     with tarantool.serve(tmp_path, setup=SPACE) as server:
         sink = MemorySink(US)
         async with applier(server.uri, sink) as (it, _):

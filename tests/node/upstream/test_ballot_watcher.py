@@ -63,7 +63,7 @@ def watching(peer: Peer, told: list[Ballot]) -> BallotWatching:
     return BallotWatching("upstream", peer.connect, told.append)
 
 
-async def test_the_first_ballot_is_given_and_later_ones_are_told() -> None:
+async def test_first_ballot_is_returned_and_later_ones_are_delivered() -> None:
     told: list[Ballot] = []
     peer = Peer(3, reads_answers=10)
     watch = watching(peer, told)
@@ -84,12 +84,12 @@ async def test_ballot_watcher_stops_reading_from_a_peer_that_does_not_read() -> 
     await watch.end()
 
 
-async def test_a_peer_that_goes_before_it_tells_a_ballot_is_an_error() -> None:
+async def test_peer_that_disconnects_before_a_ballot_is_an_error() -> None:
     with pytest.raises(ConnectionLost, match="closed the connection"):
         await watching(Peer(0, reads_answers=10), []).first(10.0)
 
 
-async def test_a_peer_that_tells_no_ballot_is_waited_for_only_so_long() -> None:
+async def test_peer_without_a_ballot_times_out() -> None:
     watch = watching(Peer(0, reads_answers=0), [])
     with pytest.raises(ConnectionLost, match=r"no ballot from .* within"):
         await watch.first(0.05)

@@ -30,7 +30,7 @@ def test_members_skip_a_failed_member() -> None:
     assert seen == ["host0", "host1", "host2", "host0"]
 
 
-def test_members_that_are_away_are_asked_for_ever() -> None:
+def test_unreachable_members_are_retried_forever() -> None:
     found = members(2)
     for now in range(100):
         found.failed(AWAY, float(now), is_final=False)
@@ -43,7 +43,7 @@ def test_the_only_member_is_believed_at_once() -> None:
     assert isinstance(found.verdict(0.0), UpstreamLostTail)
 
 
-def test_rows_that_some_lack_count_as_lost_only_when_nobody_gets_them_in_time() -> None:
+def test_missing_rows_count_as_lost_after_a_timeout() -> None:
     found = members(2)
     found.failed(behind(90), 0.0, is_final=True)
     assert found.verdict(LAG_SECONDS * 2) is None  # the other one has not been queried
@@ -52,7 +52,7 @@ def test_rows_that_some_lack_count_as_lost_only_when_nobody_gets_them_in_time() 
     assert str(found.verdict(LAG_SECONDS)).startswith("at95:1 has lost rows")
 
 
-def test_collected_rows_may_be_at_a_member_that_is_away() -> None:
+def test_unreachable_member_may_have_collected_rows() -> None:
     found = members(2)
     found.failed(GONE, 0.0, is_final=True)
     found.failed(AWAY, 0.0, is_final=False)

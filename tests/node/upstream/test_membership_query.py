@@ -25,7 +25,7 @@ STRANGER = UUID(int=9)
 
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 @simulated()
-async def test_node_tells_members_from_other_instances(sim: Simulation, dialect: str) -> None:
+async def test_members_are_distinguished_from_other_instances(sim: Simulation, dialect: str) -> None:
     await sim.start("a", dialect=dialect)
     await sim.start("b", dialect=dialect, replication=[sim.uri("a")])
     uri, here, member = parse_uri(sim.uri("a")), UUID(sim.machine("a").uuid), UUID(sim.machine("b").uuid)

@@ -41,7 +41,7 @@ def test_our_own_rows_are_wanted_back_only_by_an_orphan() -> None:
     assert list(member.id_filter) == []
 
 
-def test_a_higher_term_of_a_peer_is_taken_over_and_a_lower_one_is_not() -> None:
+def test_higher_term_of_a_peer_is_adopted_and_a_lower_one_ignored() -> None:
     member = member_of(make_instance())
     assert member.term == 1
     for told, known in ((3, 3), (2, 3)):
@@ -49,7 +49,7 @@ def test_a_higher_term_of_a_peer_is_taken_over_and_a_lower_one_is_not() -> None:
         assert member.term == known
 
 
-def test_an_anonymous_replica_wants_no_local_rows_and_says_that_it_is_one() -> None:
+def test_anonymous_replica_requests_no_local_rows_and_states_that_it_is_anonymous() -> None:
     member = member_of(make_instance(replication_anon=True, read_only=True))
     assert member.is_anonymous
     assert member.id_filter == (0,)
@@ -79,7 +79,7 @@ async def test_peers_hear_of_rows_of_others_and_not_of_each_of_our_own(tmp_path:
     await instance.journal.close()
 
 
-async def test_rows_wait_for_a_verdict_that_is_being_written(tmp_path: Path) -> None:
+async def test_rows_wait_for_a_verdict_being_written(tmp_path: Path) -> None:
     instance = make_instance(tmp_path, mode=WalMode.FSYNC)
     member, journal = member_of(instance), instance.journal
     member.applying = Applying(instance.box, journal, instance.commits, instance.outside.clock)
@@ -129,14 +129,14 @@ async def test_a_join_brings_data_position_and_number() -> None:
     assert not member.is_joining
 
 
-async def test_a_peer_that_has_not_registered_us_is_no_peer_to_join() -> None:
+async def test_peer_that_has_not_registered_us_is_not_joined() -> None:
     instance = new_instance()
     instance.uuid = STRANGER
     with pytest.raises(JoinRefused, match=rf"peer has not registered this instance \({STRANGER}\)"):
         await join(member_of(instance))
 
 
-async def test_a_snapshot_of_another_age_is_refused_before_its_first_row() -> None:
+async def test_snapshot_of_another_schema_version_is_rejected_before_its_first_row() -> None:
     member = member_of(new_instance())
     with pytest.raises(JoinRefused, match=r"peer runs Tarantool 2\.6\.0.*match dialect 2\.11; start with dialect 2\.6"):
         await member.begin_snapshot(VClock(), (2, 6, 0))

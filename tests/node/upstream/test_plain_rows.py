@@ -50,7 +50,7 @@ def change(rng: Random) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_many_at_once_do_what_they_do_one_by_one_and_can_be_taken_back(seed: int) -> None:
+def test_bulk_rows_equal_single_rows_and_can_be_rolled_back(seed: int) -> None:
     rng = Random(seed)
     one_by_one, together = made(), made()
     master = Master()
@@ -71,7 +71,7 @@ def test_many_at_once_do_what_they_do_one_by_one_and_can_be_taken_back(seed: int
 
 @pytest.mark.parametrize("space", [ONE, TWO])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_an_insert_of_a_key_that_is_there_leaves_everything_as_it_was(space: int, mixed: bool) -> None:
+def test_insert_of_an_existing_key_changes_nothing(space: int, mixed: bool) -> None:
     box, master = made(), Master()
     statements.insert(box.begin(), box.space(space), pack((5, 5, "old")))
     before = content(box)
@@ -83,7 +83,7 @@ def test_an_insert_of_a_key_that_is_there_leaves_everything_as_it_was(space: int
     assert content(box) == before
 
 
-def test_a_taken_key_of_another_index_leaves_everything_as_it_was() -> None:
+def test_duplicate_key_of_another_index_changes_nothing() -> None:
     box, master = made(), Master()
     statements.insert(box.begin(), box.space(TWO), pack((50, 5, "old")))
     before = content(box)
@@ -92,7 +92,7 @@ def test_a_taken_key_of_another_index_leaves_everything_as_it_was() -> None:
     assert content(box) == before
 
 
-def test_a_tuple_that_does_not_fit_leaves_everything_as_it_was() -> None:
+def test_tuple_that_does_not_fit_changes_nothing() -> None:
     box, master = made(), Master()
     rows = slab(*(master.does(put(REPLACE, key)) for key in range(10)), master.does(put(REPLACE, "eleven")))
     assert PlainRows(box).apply(rows, 0, len(rows)) is None
@@ -116,6 +116,6 @@ def test_rows_that_mean_more_are_not_plain() -> None:
     assert PlainRows(box).found(rows).tolist() == [True, *[False] * 8, True]
 
 
-def test_distinct_numbers_come_in_order() -> None:
+def test_distinct_numbers_are_sorted() -> None:
     assert distinct(np.array([3, 1, 3, 2])) == [1, 2, 3]
     assert distinct(np.array([7, 7])) == [7]

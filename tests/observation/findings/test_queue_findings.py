@@ -188,7 +188,7 @@ def test_read_only_set_is_reported_with_the_reason() -> None:
     assert _of(Kind.READ_ONLY, members[0]) == []
 
 
-def test_stalled_queue_with_a_quorum_lags() -> None:
+def test_stalled_queue_with_a_quorum_is_reported_as_lag() -> None:
     leader = report(1, {1: 5}, {2: {"downstream": downstream({1: 3})}}, **_synchro(waiting=3, age=4.0))
     (finding,) = _of(Kind.QUEUE_WAITS, leader)
     assert finding.severity is Severity.BEHIND
