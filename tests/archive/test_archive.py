@@ -1,4 +1,6 @@
-"""The archive of a real server: complete, durable, and a server that is started from it has the same data."""
+"""Tests `flowstone archive` against a real server: the archive is complete and durable, and a server started from it
+has the same data.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServe
 
 @pytest.fixture(params=parameters("<3.3"))
 def forgetful_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealServer]:
-    """One that keeps no logs for anonymous replicas."""
+    """A server that keeps no logs for anonymous replicas."""
     with RealServer(tmp_path / "master", binary=request.param.path) as running:
         yield running
 
@@ -79,7 +81,7 @@ def has_been_left(told: list[ArchiveEvent], since: int) -> bool:
 
 
 def assert_equal(server: RealServer, directory: Path, tmp_path: Path) -> None:
-    """A real server recovers from the archive what the archived one has."""
+    """Check that a real server recovers the data of the archived one from the archive."""
     copy = tmp_path / "copy"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(directory, copy)
@@ -405,13 +407,13 @@ async def test_it_knows_until_when_nothing_was_written(
     await archived_once(server, directory)
     assert asked <= known_until() <= time.time()
     async with archiving(server, directory):
-        for _ in range(2):  # by heartbeats alone
+        for _ in range(2):  # acknowledged by heartbeats alone
             (now,) = server.eval("return require('clock').time()")
             await until(partial(is_known, now))
     ended = known_until()
     assert ended <= time.time()
     server.kill()
-    # Who is away says nothing of what it wrote.
+    # An unreachable upstream reports no position.
     async with archiving(server, directory, replication_timeout=0.1) as (_, told):
         await until(lambda: sum(isinstance(event, events.Progress) for event in told) > 3)
     assert known_until() == ended
@@ -419,7 +421,7 @@ async def test_it_knows_until_when_nothing_was_written(
 
 async def test_full_disk_stops_the_archive_at_every_step(server: RealServer) -> None:
     disk = FaultDisk()
-    disk.room = 10  # the manifest does not fit: no connection is lost by that, and none is made again
+    disk.room = 10  # The manifest does not fit: no connection is lost or reopened for that.
     with pytest.raises(ArchiveRefused, match=r"manifest.*No space left") as caught:
         await Archive(server.uri, "dir", outside=disk.outside()).run()
     assert caught.value.hint == "free space and start the archive again"

@@ -1,4 +1,4 @@
-"""Snapshots by interval go on whatever the wall clock of an archive's machine does."""
+"""Interval snapshots continue when the wall clock of the archive's machine jumps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INTERVAL = 10.0
 
 
 class OnDone:
-    """An archive's snapshots, counted."""
+    """Count the snapshots of an archive."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim

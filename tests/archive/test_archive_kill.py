@@ -1,6 +1,6 @@
 """`kill -9` of the archive and of the server at random moments: at the end a real server recovers the same data.
 
-A writer on the server changes two spaces in transactions that must stay whole: each puts one number into both.
+A writer on the server changes two spaces in transactions: each puts the same number into both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ end)
 
 
 class Archive:
-    """`flowstone archive` of a server, and what it has printed."""
+    """A `flowstone archive` process of a server, with its output."""
 
     def __init__(self, server: RealServer, directory: Path, *options: str) -> None:
         command = ["flowstone.cli", "archive", server.uri, str(directory), "--wal-max-size=300000", *options]
@@ -67,7 +67,7 @@ class Archive:
         self._process.terminate()
 
     def assert_done(self) -> None:
-        """It ends by itself, or has been told to."""
+        """Wait for its end, or terminate it."""
         assert self._process.wait(SECONDS) == 0, self._log.read_text()
 
 

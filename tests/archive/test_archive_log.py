@@ -1,4 +1,4 @@
-"""The log of an archive: what was written stays, a torn tail goes, and the index is that of the log."""
+"""The log of an archive: written rows stay, a torn tail is removed, and the index matches the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ START = VClock({1: 5})
 
 
 def begun(disk: Any, **options: Any) -> ArchiveLog:
-    """A log behind an empty snapshot of START."""
+    """Return a log after an empty snapshot at START."""
     disk.make_directory("dir")
     meta = Meta(FileType.SNAP, INSTANCE, START.to_mapping(), version="2.11.9")
     SnapWriter(disk, "dir", meta, 1.0).finish()
@@ -376,7 +376,7 @@ def test_file_that_cannot_be_finished_is_closed() -> None:
 
 
 def test_rows_with_a_failed_sync_are_not_recovered() -> None:
-    """A kernel shows pages that it could not write, and never tries again: a loss of power takes them."""
+    """The kernel keeps pages in its cache after a failed write and never retries them: a power loss drops them."""
     machine, disk = fresh()
     log = begun(disk)
     log.write(alone(6))

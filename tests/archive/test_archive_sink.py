@@ -1,4 +1,4 @@
-"""What appliers feed: durable before it is told, once each, and never more than memory allows."""
+"""The sink of appliers: rows are durable before they are acknowledged, stored once, and bounded in memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def new_intake(disk: Any) -> Intake:
 
 
 async def begun(disk: Any) -> Intake:
-    """An archive that has begun at {1: 5}."""
+    """Return an archive that starts at {1: 5}."""
     intake = new_intake(disk)
     sink = SnapshotSink(intake, NOBODY, lambda: UUID(INSTANCE))
     await sink.begin_snapshot(VClock({0: 3, 1: 5}), (2, 11, 9))

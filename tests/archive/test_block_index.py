@@ -1,4 +1,4 @@
-"""The index of an archived log: what the blocks hold, made anew from them wherever it is of no use."""
+"""The index of an archived log: describes the blocks, and is rebuilt from them when unusable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def verdicts() -> Verdicts:
 
 
 def indexed(disk: Any, *blocks: list[bytes]) -> tuple[BlockRun, ...]:
-    """The runs of an index to which these blocks were added, 100 bytes each."""
+    """Return the runs of an index after these blocks, 100 bytes each, were added."""
     writer = BlockWriter.create(disk, LOG, META, 200, verdicts())
     for number, rows in enumerate(blocks, 1):
         together = slab(*rows)

@@ -1,4 +1,4 @@
-"""Definitions beside a log: written whole or not at all, read by whoever has no snapshot there."""
+"""Definitions beside a log: written atomically, read when there is no snapshot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a stream as files have them: the bytes of a real writer, the time of the upstream."""
+"""Stream rows in the form of files: the bytes of a real writer, the timestamps of the upstream."""
 
 from __future__ import annotations
 

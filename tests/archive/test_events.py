@@ -1,4 +1,4 @@
-"""Events: a sentence for a person each, and an object for a program."""
+"""Events: each is a sentence for people and an object for programs."""
 
 from __future__ import annotations
 

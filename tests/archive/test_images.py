@@ -1,4 +1,4 @@
-"""Images: each row of an archive with the tuples it replaced and made, whatever was rolled back in between."""
+"""Images: each archived row with its old and new tuple, despite rollbacks in between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.node.archived_server import RealServer
 SPACE, SYNC_SPACE = 512, 513
 
 Change = tuple[int, Any, Any]
-"""Type, old and new tuple of a row."""
+"""Return type, old and new tuple of a row."""
 
 
 def new_images(version: tuple[int, ...] = (2, 11, 9)) -> Images:

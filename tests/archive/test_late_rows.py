@@ -1,4 +1,4 @@
-"""What the old owner of the queue wrote alone is archived as nothing when its successor is known already."""
+"""Unconfirmed rows of the old queue owner are archived as NOPs if the new owner is already known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.node.archived_rows import QUEUED, SYNC, alone, confirm, promote, roll
 NOP = RequestType.NOP.value
 COMMIT = Flag.COMMIT.value
 PROMOTE = promote(1, 2, term=5, origin=2)
-"""Instance 2 takes the queue of instance 1 over, up to row 2."""
+"""Return the PROMOTE by which instance 2 takes over the queue of instance 1 up to row 2."""
 
 
 def types(data: bytes) -> list[int]:
@@ -84,7 +84,9 @@ def test_former_owner_is_accepted_after_another_promotion() -> None:
 
 
 def test_rows_and_verdicts_of_the_owner_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading them one by one takes hundreds of times as long: archives of synchronous sets have little else."""
+    """Decoding them one by one takes hundreds of times as long, and archives of synchronous sets contain
+    little else.
+    """
     monkeypatch.setattr(archive_overtaken, "group", lambda rows: pytest.fail("read row by row"))
     rows = slab(alone(1, flags=SYNC), confirm(2, 1), alone(3, flags=QUEUED), rollback(4, 3), alone(1, origin=3))
     assert overtaken_rows([rows], Tenure(1, 4)) == log_rows(rows, 0, len(rows))

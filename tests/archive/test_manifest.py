@@ -1,4 +1,4 @@
-"""The manifest: whole or not there, and what it says is what was said."""
+"""The manifest: written atomically, and read back as written."""
 
 from __future__ import annotations
 

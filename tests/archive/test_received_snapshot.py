@@ -1,4 +1,4 @@
-"""Snapshots of an archive: whole or not there, in the order that servers read them in."""
+"""Snapshots of an archive: written atomically, in the order that servers require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refusals: what the server said, whom it was, and what to do."""
+"""Rejections: the server's error, its address, and advice."""
 
 from __future__ import annotations
 

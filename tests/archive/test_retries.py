@@ -1,4 +1,4 @@
-"""An archive outlasts what passes: an upstream that fails for a while or is still catching up, a disk that is full."""
+"""The archive survives temporary failures: an upstream that fails for a while or is catching up, a full disk."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FULL = WriteFailed("archive/1.snap", 7, OSError(28, "No space left on device"), 
 
 
 class Archived:
-    """An archive of one node on a machine of its own."""
+    """An archive of one node, on its own machine."""
 
     def __init__(self, sim: Simulation, upstream: str, name: str = "archive") -> None:
         self._sim = sim
@@ -173,7 +173,7 @@ async def test_archive_gives_up_on_an_upstream_that_never_catches_up(sim: Simula
 
 @simulated()
 async def test_archive_gives_up_at_once_on_an_upstream_that_lost_rows_of_its_own(sim: Simulation) -> None:
-    """While it is waited for it would give their LSNs to other rows."""
+    """During the wait it would assign their LSNs to other rows."""
     await sim.start("a", wal_mode="write")
     await make_space(sim, "a")
     archived = Archived(sim, "a")
@@ -240,7 +240,7 @@ async def test_upstream_that_makes_progress_is_retried_again(sim: Simulation) ->
 
 @simulated()
 async def test_archive_hints_at_its_full_disk_when_the_upstream_disconnects(sim: Simulation) -> None:
-    """Found by seed 1000093: the failed write came to light only while the archive prepared to follow again."""
+    """Found by seed 1000093: the write failure surfaced only when the archive prepared to reconnect."""
     await sim.start("a")
     await make_space(sim, "a")
     archived = Archived(sim, "a")

@@ -1,4 +1,4 @@
-"""What is settled: nothing behind a transaction that waits, and never one that was rolled back."""
+"""The settled position: before any pending transaction, and never past a rolled back one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_rolled_back_rows_are_listed() -> None:
 
 
 def test_nop_in_place_of_a_row_of_a_former_leader_is_settled_at_once() -> None:
-    """Whoever knew of the new leader when the rows came has written it, with the flags that they had."""
+    """A member that knew the new leader when the rows arrived has written it, with the original flags."""
     verdicts = started()
     pushed(verdicts, alone(1, flags=SYNC), promote(1, 0, term=2, origin=2))
     late = transaction([Row(RequestType.NOP, 1, lsn=2, timestamp=102.0)], SYNC)

@@ -1,4 +1,4 @@
-"""The directory of an archive: found again after any death, with the manifest put right."""
+"""The directory of an archive: it opens after any crash, with a repaired manifest."""
 
 from __future__ import annotations
 

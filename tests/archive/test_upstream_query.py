@@ -1,4 +1,4 @@
-"""What a server says of itself to who wants to begin in the middle of its log."""
+"""The information that a server returns for a start in the middle of its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boxes as they are after bootstrap, for the tests of DDL."""
+"""Boxes in their state after bootstrap, for the tests of DDL."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ADMIN = 1
 
 
 def bootstrapped(dialect: Dialect = Dialect.V2_6) -> Box:
-    """A box with the rows that a replica set is born with."""
+    """Return a box with the rows of a bootstrapped replica set."""
     box = Box(dialect)
     recover(box, list(bootstrap_rows(dialect, UUID(int=1), UUID(int=2))))
     return box
 
 
 def recover(box: Box, rows: list[tuple[int, bytes]]) -> None:
-    """Inserts rows as from a snapshot: believed, unchecked."""
+    """Insert rows as from a snapshot: trusted, unchecked."""
     box.is_recovering = True
     transaction = box.begin()
     for space_id, raw in rows:
@@ -33,7 +33,7 @@ def recover(box: Box, rows: list[tuple[int, bytes]]) -> None:
 
 
 def run(box: Box, change: Callable[..., Any], *arguments: Any, user: int = ADMIN, **options: Any) -> Any:
-    """What `change` gives; a failed one is taken back."""
+    """Return the result of `change`; roll it back if it fails."""
     transaction = box.begin(user)
     try:
         return change(transaction, *arguments, **options)
@@ -55,7 +55,7 @@ def delete(transaction: BoxTransaction, space: str | int, *key: Any) -> None:
 
 
 def rows(box: Box, space: str | int, *key: Any, user: int = ADMIN, index: int = 0) -> list[Any]:
-    """The tuples of a space, decoded, by key or all."""
+    """Return the decoded tuples of a space, by key or all."""
     iterator = 0 if key else 2
     found = statements.select(box.begin(user), box.space(space), index, iterator=iterator, key=pack(key))
     return [unpack(raw) for raw in found]

@@ -1,8 +1,8 @@
-"""Statements on spaces with foreign keys, as requests of the protocol: the same for real servers and for ours.
+"""Statements on spaces with foreign keys, as protocol requests: the same for real servers and nodes.
 
-`STORIES` are the cases of the reference by name, `random_program` many statements from a seed. Each program has spaces
-of its own, so that all of them can be run on one server. What real servers answered is in `tests/vectors/constraints`;
-`python -m tests.box.constraint_programs BINARY...` writes it anew.
+`STORIES` are the named cases of the reference; `random_program` generates many statements from a seed. Each program has
+its own spaces, so all programs run on one server. The answers of real servers are in `tests/vectors/constraints`;
+`python -m tests.box.constraint_programs BINARY...` rewrites them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ RECORDED = VECTORS / "constraints"
 SEEDS = range(4)
 
 Step = tuple[int, dict[int, Any]]
-"""The type of a request, and its body."""
+"""The type and body of a request."""
 
 SPACE, INDEX, TRUNCATE, FUNCTION = 280, 288, 330, 296
 TEXTS_SHOWN = (1, 12, 71, 111, 141, 234, 237, 238, 239, 240)
-"""Codes of errors whose texts are compared; of others the dialects of Flowstone have texts of their own."""
+"""Codes of errors whose texts are compared; the dialects of Flowstone have their own texts for others."""
 
 
 def field(name: str, type: str = "unsigned", **more: Any) -> dict[str, Any]:
@@ -405,18 +405,18 @@ def programs() -> dict[str, list[Step]]:
 
 
 def shown(error: TarantoolError) -> str:
-    """The answer to a statement that failed, as recordings have it."""
+    """Return the answer to a failed statement in the form of recordings."""
     return f"{error.code} {error.message}" if error.code in TEXTS_SHOWN else str(error.code)
 
 
 def recorded(version: str) -> dict[str, list[Any]]:
-    """What a real server answered to each program: tuples, or a text for an error."""
+    """Return the answers of a real server to each program: tuples, or a string for an error."""
     found: dict[str, list[Any]] = json.loads((RECORDED / f"{version}.json").read_text())
     return found
 
 
 def answers_of(port: int) -> dict[str, list[Any]]:
-    """What a server answers to all programs."""
+    """Return the answers of a server to all programs."""
     from tests.conformance.wire import Client
 
     client = Client(port)

@@ -1,4 +1,4 @@
-"""The same changes of the schema, done on a real server and here: errors, rows of system spaces and of the log."""
+"""The same schema changes on a real server and on a node: errors, rows of system spaces and of the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.box.bootstrapped import bootstrapped, delete, insert, replace, rows
 
 
 class Call(NamedTuple):
-    """A function of `ddl.py`, or a statement; done by `user`."""
+    """A function of `ddl.py`, or a statement; executed by `user`."""
 
     function: str
     arguments: tuple[Any, ...]
@@ -35,7 +35,7 @@ def call(function: str, /, *arguments: Any, **options: Any) -> Call:
 
 
 def by(user: str, /, *calls: Call) -> tuple[Call, ...]:
-    """The calls, done by `user`."""
+    """Return the calls as executed by `user`."""
     return tuple(one._replace(user=user) for one in calls)
 
 
@@ -132,7 +132,7 @@ os.exit(0)
 
 @dataclass
 class Outcome:
-    """Per step its error, or nothing; then the rows of system spaces, and those of the log."""
+    """Return the error of each step, or None; then the rows of system spaces and of the log."""
 
     results: list[list[Any]]
     tables: dict[str, list[Any]]
@@ -149,7 +149,9 @@ def real_outcome(tarantool: Any, directory: Path, steps: tuple[Call, ...]) -> Ou
 
 
 def our_outcome(steps: tuple[Call, ...]) -> Outcome:
-    """What came before a statement that failed stays, as on a real server, where each is a transaction of its own."""
+    """Effects of earlier statements are kept after a failed one, as on a real server, where each is a transaction of
+    its own.
+    """
     box = bootstrapped(Dialect.V2_6)
     straight = {"insert": insert, "replace": replace, "delete": delete}
     outcome = Outcome([], {}, [])
@@ -169,11 +171,11 @@ def our_outcome(steps: tuple[Call, ...]) -> Outcome:
 
 
 LUA_ONLY = -1
-"""A Lua error without a code: `attempt to index a nil value` and the like, for which we have a better one."""
+"""A Lua error without a code, such as `attempt to index a nil value`, for which a node has a better one."""
 
 
 def differences(steps: tuple[Call, ...], real: Outcome, ours: Outcome, expected: dict[str, int]) -> list[str]:
-    """Steps that end otherwise here. `expected` has codes of errors that are meant to differ."""
+    """Steps with intended differences. `expected` contains codes of errors that differ intentionally."""
     found = []
     for step, theirs, mine in zip(steps, real.results, ours.results, strict=True):
         wanted = [expected[step.lua]] if step.lua in expected else theirs

@@ -1,7 +1,7 @@
-"""What the box must do, said once more and simply: tuples in a list, compared by rules of their own, found by looking.
+"""A simple model of the box: tuples in a list, its own comparison rules, lookup by scan.
 
-Shares nothing with `flowstone.box` but the definitions of spaces and MessagePack. A state never changes: statements
-give the next one, so that snapshots, rollbacks and serial replays cost nothing.
+Shares only the definitions of spaces and MessagePack with `flowstone.box`. A state is immutable: statements return the
+next one, so snapshots, rollbacks and serial replays are free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Values = tuple[Any, ...]
 
 
 class Refused(Exception):
-    """The statement fails with this code and changes nothing."""
+    """The statement fails with this code and has no effect."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 class Read(NamedTuple):
-    """What a statement looked at: the entries of an index for which `covers` is true."""
+    """The read set of a statement: the entries of an index for which `covers` is true."""
 
     space: int
     index_id: int
@@ -59,7 +59,7 @@ def rank(value: Any) -> int:
 
 
 def compare(a: Any, b: Any) -> int:
-    """Below, at or above 0 as `a` is below, equal to or above `b`."""
+    """Return a number below, at or above 0 if `a` is below, equal to or above `b`."""
     if rank(a) != rank(b):
         return rank(a) - rank(b)
     if a is None:
@@ -72,7 +72,7 @@ def compare(a: Any, b: Any) -> int:
 
 
 def compare_keys(a: Values, b: Values) -> int:
-    """As far as the shorter one goes: what is above it is not looked at."""
+    """Compares up to the length of the shorter one."""
     return next((order for x, y in zip(a, b, strict=False) if (order := compare(x, y))), 0)
 
 
@@ -98,7 +98,7 @@ def fits(type_: str, value: Any) -> bool:
 
 
 def check_format(space: SpaceDefinition, values: Values) -> None:
-    """The spaces of the model declare every field that an index uses, so the format has the last word."""
+    """The spaces of the model declare every indexed field, so the format decides."""
     for field, value in zip(space.fields, values, strict=False):
         if value is None and (field.is_nullable or field.type == "any"):
             continue
@@ -107,7 +107,7 @@ def check_format(space: SpaceDefinition, values: Values) -> None:
         for part in multikey_parts(space):
             if space.fields[part.field] is field and not all(fits(part.type, element) for element in value):
                 raise Refused(FIELD_TYPE)
-    arrays = [part.field for part in multikey_parts(space)]  # these may be left out, as on real servers
+    arrays = [part.field for part in multikey_parts(space)]  # optional, as on real servers
     for number, field in enumerate(space.fields[len(values) :], len(values)):
         if not field.is_nullable and number not in arrays:
             raise Refused(FIELD_MISSING)
@@ -118,7 +118,7 @@ def multikey_parts(space: SpaceDefinition) -> list[IndexPart]:
 
 
 def keys_of(index: IndexDefinition, values: Values) -> list[Values]:
-    """The keys of a tuple; several only in a multikey index, whose parts are `[*]` of one field."""
+    """Return the keys of a tuple; several only in a multikey index, whose parts are `[*]` of one field."""
     padded = values + (None,) * 8
     if index.parts[0].path == "[*]":
         return [(element,) for element in padded[index.parts[0].field] or ()]
@@ -126,7 +126,7 @@ def keys_of(index: IndexDefinition, values: Values) -> list[Values]:
 
 
 def entries(space: SpaceDefinition, index_id: int, tuples: tuple[bytes, ...]) -> list[Entry]:
-    """All entries of an index, in its order."""
+    """Return all entries of an index, in order."""
     found: list[Entry] = []
     for raw in tuples:
         (primary,) = keys_of(space.indexes[0], decoded(raw))
@@ -145,7 +145,7 @@ def order(a: Entry, b: Entry) -> int:
 
 
 class Statement(NamedTuple):
-    """A request. What its type does not need is left at the defaults."""
+    """A request. Fields unused by its type keep their defaults."""
 
     type: str
     space: int
@@ -159,7 +159,7 @@ class Statement(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a statement gives: tuples, or the code of its error; the state after it; what it has looked at."""
+    """Result of a statement: tuples or an error code, the next state, and the read set."""
 
     result: list[bytes] | int
     state: State
@@ -217,7 +217,7 @@ def _find(space: SpaceDefinition, tuples: Tuples, index_id: int, key: Values, re
 
 
 def _exact(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: list[Read]) -> bytes | None:
-    """The tuple that a DELETE or UPDATE names."""
+    """Return the tuple that a DELETE or UPDATE names."""
     index = space.indexes[statement.index_id]
     if not index.unique:
         raise Refused(MORE_THAN_ONE_TUPLE)
@@ -229,10 +229,10 @@ def _exact(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads: 
 
 
 def _put(space: SpaceDefinition, tuples: Tuples, old: bytes | None, new: Values, reads: list[Read]) -> Result:
-    """`new` in the place of `old`; keys of unique indexes must be free."""
+    """Replace `old` by `new`; keys of unique indexes must be free."""
     others = tuple(raw for raw in tuples if raw != old)
     for index in space.indexes[1:]:
-        # In the order of the index: the first that is taken is the last that is looked at.
+        # In index order: the first returned entry is the last one scanned.
         for key in sorted(keys_of(index, new), key=cmp_to_key(compare_keys)):
             if index.unique and None not in key and _find(space, others, index.id, key, reads) is not None:
                 raise Refused(TUPLE_FOUND)
@@ -253,7 +253,7 @@ def _replace(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads
     (key,) = keys_of(space.indexes[0], statement.values)
     looked_at: list[Read] = []
     old = _find(space, tuples, 0, key, looked_at)
-    if len(space.indexes) > 1:  # else nothing of the old tuple matters to it
+    if len(space.indexes) > 1:  # otherwise no part of the old tuple matters
         reads += looked_at
     return _put(space, tuples, old, statement.values, reads)
 
@@ -297,7 +297,9 @@ def _upsert(space: SpaceDefinition, tuples: Tuples, statement: Statement, reads:
 
 
 def _changed(values: Values, operation: tuple[str, int, Any]) -> Values:
-    """One operation: `=` a field, or the one behind the last; `+` a number; `!` before a field; `#` some fields."""
+    """One operation: `=` assigns a field, or appends one; `+` adds a number; `!` inserts before a field; `#` deletes
+    fields.
+    """
     sign, field, argument = operation
     if field >= len(values) + (sign in "=!"):
         raise Refused(NO_SUCH_FIELD)
@@ -326,6 +328,6 @@ _EXECUTE: dict[str, Callable[[SpaceDefinition, Tuples, Statement, list[Read]], R
 
 
 def looked_at(spaces: dict[int, SpaceDefinition], state: State, read: Read) -> list[bytes]:
-    """What a read sees in another state."""
+    """Return the result of a read in another state."""
     found = entries(spaces[read.space], read.index_id, state[read.space])
     return [entry.raw for entry in found if read.covers(entry)]

@@ -1,4 +1,4 @@
-"""Random requests on spaces of many shapes, and how the box and the model execute them."""
+"""Random requests on spaces of many shapes, and their execution in the box and the model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SPACES: dict[int, SpaceDefinition] = {
 }
 EMPTY: State = dict.fromkeys(SPACES, ())
 
-# Few values, so that programs meet themselves.
+# Few values, so that statements conflict.
 TEXTS = st.sampled_from(("", "a", "ab", "b", "a\0", "é"))
 WEIGHTS = st.sampled_from(
     (-1, 0, 1, 2, 1.0, 0.5, -1.5, 1e300, float("-inf"), 2**64 - 1, Decimal("0.5"), Decimal("-1e30"))
@@ -69,7 +69,7 @@ def value_of(type: str, is_nullable: bool) -> st.SearchStrategy[Any]:
 
 
 def fields_of(space: SpaceDefinition) -> list[st.SearchStrategy[Any]]:
-    """What to put into each field of a tuple, so that it fits."""
+    """Strategies for the fields of a valid tuple."""
     elements = {part.field: VALUES[part.type] for part in model.multikey_parts(space)}
     return [
         st.lists(elements[number], max_size=3).map(tuple)
@@ -81,7 +81,7 @@ def fields_of(space: SpaceDefinition) -> list[st.SearchStrategy[Any]]:
 
 @st.composite
 def tuples(draw: st.DrawFn, space: SpaceDefinition) -> tuple[Any, ...]:
-    """Mostly right, and now and then short, or with a field of another type."""
+    """Mostly valid; sometimes short, or with a field of another type."""
     values = [draw(field) for field in fields_of(space)]
     odd = draw(st.integers(0, 30))
     if odd == 0:
@@ -108,13 +108,13 @@ def keys(draw: st.DrawFn, space: SpaceDefinition, index_id: int, *, whole: bool)
 
 @st.composite
 def operations(draw: st.DrawFn, space: SpaceDefinition) -> tuple[tuple[str, int, Any], ...]:
-    """One operation of any kind, or two that leave the fields where they are."""
+    """One operation of any kind, or two that do not move fields."""
     made: list[tuple[str, int, Any]] = []
     places = draw(st.lists(st.integers(0, len(space.fields)), min_size=1, max_size=2, unique=True))
     for place in places:
         sign = draw(st.sampled_from("==++!#" if len(places) == 1 else "=+"))
         if sign == "+" and place < len(space.fields) and space.fields[place].type in ("number", "scalar"):
-            sign = "="  # how wide a sum of floats is written, the tests of updates say
+            sign = "="  # the tests of updates check the width of float sums
         known = fields_of(space)[place] if place < len(space.fields) else WRONG
         argument = draw(known | WRONG if sign in "=!" else st.integers(1, 2))
         made.append((sign, place, argument))
@@ -147,7 +147,7 @@ def requests(draw: st.DrawFn, types: Sequence[str] = TYPES, space_ids: Sequence[
 
 
 def perform(transaction: BoxTransaction, statement: Statement) -> list[bytes] | int:
-    """The statement in the box: its tuples, or the code of its error."""
+    """Execute the statement in the box; return its tuples or error code."""
     values, changes = pack(statement.values), pack(statement.operations)
     try:
         space = transaction.space(statement.space)
@@ -183,7 +183,7 @@ def expected(state: State, statement: Statement) -> Outcome:
 
 
 def agreed(transaction: BoxTransaction, state: State, statement: Statement) -> Outcome:
-    """Executes the statement in the box, where it must do what the model says."""
+    """Execute the statement in the box and compare with the model."""
     outcome = expected(state, statement)
     found = perform(transaction, statement)
     assert found == outcome.result, f"{statement}: {found}, and {outcome.result} in the model"

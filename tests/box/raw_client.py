@@ -1,4 +1,4 @@
-"""A client of the real server that sends requests of raw MessagePack and gives replies as they came."""
+"""A client of the real server that sends raw MessagePack requests and returns raw replies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Request = tuple[int, dict[int, bytes]]
 
 
 class Answer(NamedTuple):
-    """Error code, or 0; its message; the tuples of a reply without error, raw."""
+    """Error code, or 0; its message; the raw tuples of a successful reply."""
 
     code: int
     message: str
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 
 class RawClient:
-    """Sends many requests at once, while it reads; the server runs them in order if it has no WAL to wait for."""
+    """Send many requests at once while reading; the server executes them in order if it has no WAL to wait for."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)

@@ -1,4 +1,4 @@
-"""The order of values as the reference tells it, in Fractions and tuples: no word of it is shared with `keys.py`."""
+"""The value order of the reference, in Fractions and tuples; shares no code with `keys.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Rank = tuple[Any, ...]
 
 
 def rank(value: Any) -> Rank:
-    """A tuple that sorts as the value does among all values."""
+    """Return a tuple that sorts like the value among all values."""
     if value is None:
         return (0,)
     if isinstance(value, bool):
@@ -39,7 +39,7 @@ def number_rank(value: float | Decimal) -> Rank:
         if math.isinf(value):
             return (1,) if value < 0 else (3,)
         if not (value.is_integer() and abs(value) < 2**64):
-            # Equal to the decimal that the server makes of it, where that is the same double.
+            # Equal to the server's decimal for it, if that is the same double.
             decimal = f"{value:.15g}"
             if float(decimal) == value:
                 return (2, Fraction(decimal))

@@ -1,4 +1,4 @@
-"""Boxes with spaces of many shapes, for the tests of what stands on them."""
+"""Boxes with spaces of many shapes, for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def definition(
     field_count: int = 0,
     engine: str = "memtx",
 ) -> SpaceDefinition:
-    """A definition. `fields` reads `id:unsigned note:string?`; an index is what `on` gives, the first the primary."""
+    """A definition. `fields` reads `id:unsigned note:string?`; indexes are results of `on`, the primary one first."""
     format = []
     for field in fields.split():
         field_name, _, type = field.partition(":")
@@ -35,7 +35,7 @@ def definition(
 
 
 def on(parts: str, *, unique: bool = True, type: str = "tree", name: str | None = None) -> Index:
-    """An index; `parts` reads `0:unsigned 2:string? 3[*].a:string`, fields from 0."""
+    """Define an index; `parts` reads `0:unsigned 2:string? 3[*].a:string`, fields from 0."""
     made = []
     for part in parts.split():
         place, _, kind = part.rpartition(":")
@@ -47,7 +47,7 @@ def on(parts: str, *, unique: bool = True, type: str = "tree", name: str | None 
 
 
 def put(box: Box, defined: SpaceDefinition) -> EngineSpace:
-    """Makes the space, empty."""
+    """Create the space, empty."""
     space = EngineSpace(defined, box.collations, box.views)
     box.put_space(space)
     return space

@@ -1,4 +1,4 @@
-"""Users, roles and what their privileges allow, with the texts of the real server."""
+"""Users, roles and their privileges, with the texts of the real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of a first snapshot, against those of real servers."""
+"""The rows of a first snapshot, compared with those of real servers."""
 
 from __future__ import annotations
 

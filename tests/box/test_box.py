@@ -1,4 +1,4 @@
-"""The box: spaces by id and name, a schema version that clients can trust, views with and without what is in flight."""
+"""The box: spaces by id and name, a reliable schema version, views with and without pending changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Definitions: every form that servers of all ages write, and clean errors for what is none."""
+"""Definitions: all forms of all server versions, and clear errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the two dialects say of themselves."""
+"""Properties of the two dialects."""
 
 from __future__ import annotations
 

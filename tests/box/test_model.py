@@ -1,8 +1,8 @@
-"""Random programs: the box and a simple model of it agree, whatever runs at the same time.
+"""Random programs: the box and its simple model agree under any concurrency.
 
-Autocommit statements, immediate transactions, statements in bulk, interactive transactions side by side, read views
-that stay open, truncation, and a log that lags behind and sometimes fails. Interactive transactions must be
-serializable in the order of their commits, and only those may fail that have read what is no longer so.
+Autocommit statements, immediate transactions, bulk statements, concurrent interactive transactions, long-lived read
+views, truncation, and a log that lags and sometimes fails. Interactive transactions must be serializable in commit
+order, and only those with stale reads may fail.
 """
 
 from __future__ import annotations
@@ -46,33 +46,35 @@ CONFLICT = 97
 
 
 class Moment(NamedTuple):
-    """The state, and per space how often it was truncated: to an interactive transaction that is another space."""
+    """The state, and the truncation count per space: to an interactive transaction, a truncated space is
+    another space.
+    """
 
     state: State
     truncated: dict[int, int]
 
 
 class Step(NamedTuple):
-    """Something that an interactive transaction did: a statement and its result, or a savepoint taken or gone to."""
+    """An action of an interactive transaction: a statement and its result, or a savepoint set or rolled back to."""
 
     statement: Statement | None
     result: list[bytes] | int = 0
     savepoint: int = -1
-    """-1: taken; else the number of the one gone back to."""
+    """-1: set; otherwise the number of the savepoint rolled back to."""
 
 
 class Interactive:
-    """An interactive transaction, and what it has seen."""
+    """An interactive transaction and its reads."""
 
     def __init__(self, transaction: InteractiveTransaction) -> None:
         self.transaction = transaction
         self.begin: Moment | None = None
-        """What it sees: the moment of its first statement, once that has looked at something."""
+        """Return its snapshot: the time of its first statement, once that has read."""
         self.steps: list[Step] = []
         self.savepoints: list[tuple[int, int]] = []
 
     def replay(self, state: State) -> tuple[list[list[bytes] | int], State, list[model.Read]]:
-        """The same statements, one after the other on `state`: their results, the state after them, what they read."""
+        """Execute the same statements serially on `state`: their results, the next state, their reads."""
         results: list[list[bytes] | int] = []
         reads: list[model.Read] = []
         saved: list[State] = []
@@ -99,19 +101,19 @@ class Interactive:
 
 
 class View:
-    """A read view, and what it must show for as long as it is open."""
+    """A read view, and its expected content while it is open."""
 
     def __init__(self, view: ReadView, state: State) -> None:
         self.view = view
         self.state = state
         self.pieces: dict[int, tuple[Iterator[list[bytes]], list[bytes]]] = {}
-        """By space: a walk through its primary index, and what it has given so far."""
+        """By space: a scan of its primary index, and its results so far."""
 
 
 def put_in_bulk(
     lane: bulk.Lane, type: str, requested: list[Statement], outcomes: list[Outcome], written: BulkWrite
 ) -> bool:
-    """True if it was done; inserts are refused as a whole where one of them fails."""
+    """Return True if executed; inserts are rejected as a whole if one of them fails."""
     raws = [pack(statement.values) for statement in requested]
     data = b"".join(raws)
     ends = np.cumsum([len(raw) for raw in raws])
@@ -132,7 +134,7 @@ def put_in_bulk(
 
 
 def check_order(space: SpaceDefinition, index_id: int, state: State, found: list[bytes]) -> None:
-    """The tuples of an index are those of the model, in its order where the index has one."""
+    """Check that an index has the tuples of the model, in order if the index has one."""
     wanted = [entry.raw for entry in model.entries(space, index_id, state[space.id])]
     if space.indexes[index_id].type == "tree":
         assert found == wanted
@@ -141,7 +143,7 @@ def check_order(space: SpaceDefinition, index_id: int, state: State, found: list
 
 
 class Programs(RuleBasedStateMachine):
-    """Every rule does something to the box, does the same to the model, and compares."""
+    """Every rule acts on the box and on the model, and compares."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,10 +153,10 @@ class Programs(RuleBasedStateMachine):
         self.open: list[Interactive] = []
         self.views: list[View] = []
 
-    # --- what takes effect at once --------------------------------------------------------------------------------
+    # --- immediate effects ------------------------------------------------------------------------------------------
 
     def put_in_flight(self, transaction: BoxTransaction | BulkWrite, after: State) -> None:
-        """As the node does it: visible at once, in the log later."""
+        """As in the node: visible at once, logged later."""
         self.in_flight.append((transaction, self.now))
         self.box.in_flight.append(transaction)
         self.now = self.now._replace(state=after)
@@ -170,7 +172,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule(program=st.lists(requests() | st.just(None), min_size=1, max_size=6), commits=st.booleans())
     def immediate_transaction(self, program: list[Statement | None], commits: bool) -> None:
-        """None is a savepoint, taken at the first and gone back to at every other one."""
+        """None is a savepoint: set at the first one, rolled back to at every other one."""
         transaction, state = self.box.begin(), self.now.state
         saved: tuple[tuple[int, int], State] | None = None
         for statement in program:
@@ -200,7 +202,7 @@ class Programs(RuleBasedStateMachine):
         )
     )
     def statements_in_bulk(self, program: tuple[int, list[tuple[str, list[tuple[Any, ...]]]]]) -> None:
-        """Stretches of one type each, whose writes can be taken back together."""
+        """Runs of one type each, whose writes can be rolled back together."""
         space_id, stretches = program
         lane = bulk.lane_of(self.box.space(space_id))
         assert lane is not None
@@ -235,7 +237,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule()
     def the_log_fails(self) -> None:
-        """Everything that waited for it goes back, the newest first."""
+        """Roll back all pending writes, the newest first."""
         while self.in_flight:
             transaction, self.now = self.in_flight.pop()
             self.box.in_flight.pop()
@@ -249,7 +251,7 @@ class Programs(RuleBasedStateMachine):
         self.open.append(Interactive(self.box.begin_interactive(isolation=isolation)))
 
     def confirmed(self) -> Moment:
-        """The moment before everything that is not in the log."""
+        """The state before all writes that are not in the log."""
         return self.in_flight[0][1] if self.in_flight else self.now
 
     @precondition(lambda self: self.open)
@@ -261,7 +263,7 @@ class Programs(RuleBasedStateMachine):
         views = len(self.box.views)
         result = perform(interactive.transaction, statement)
         if result == CONFLICT:
-            # Its space is not any more what it was when the transaction began.
+            # The space was replaced since the transaction began.
             assert self.now.truncated[statement.space] != begin.truncated[statement.space]
             self.open.remove(interactive)
             return
@@ -310,7 +312,7 @@ class Programs(RuleBasedStateMachine):
         self.put_in_flight(prepared, after)
 
     def has_changed(self, interactive: Interactive) -> bool:
-        """True if something that the transaction read is no longer so, or a space of it is another one."""
+        """Return True if a read of the transaction is stale, or a space was replaced."""
         begin, now = interactive.begin or self.now, self.now
         if any(begin.truncated[space] != now.truncated[space] for space in interactive.touched):
             return True
@@ -345,7 +347,7 @@ class Programs(RuleBasedStateMachine):
     @precondition(lambda self: self.views)
     @rule(number=st.integers(0, 3), space_id=st.sampled_from(sorted(SPACES)), size=st.integers(1, 3))
     def take_a_slice_of_a_view(self, number: int, space_id: int, size: int) -> None:
-        """A walk in pieces, with anything written between two of them."""
+        """A scan in pieces, with any writes between two of them."""
         view = self.views[number % len(self.views)]
         index = view.view.spaces[space_id].index(0)
         walk, taken = view.pieces.setdefault(space_id, (view.view.slices(index, size), []))
@@ -361,7 +363,7 @@ class Programs(RuleBasedStateMachine):
     def close_view(self, number: int) -> None:
         self.views.pop(number % len(self.views)).view.close()
 
-    # --- what always holds ----------------------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------------------------
 
     @invariant()
     def the_box_holds_what_the_model_holds(self) -> None:
@@ -371,7 +373,7 @@ class Programs(RuleBasedStateMachine):
 
     @rule()
     def indexes_are_in_order(self) -> None:
-        """Every index in its order, through the box and through every view."""
+        """Scan every index in order, through the box and through every view."""
         for space_id, space in SPACES.items():
             for index in space.indexes:
                 live = self.box.space(space_id).index(index.id)
@@ -399,7 +401,7 @@ CHANGING = ("insert", "replace", "replace", "delete", "update", "upsert")
 
 @st.composite
 def meetings(draw: st.DrawFn) -> tuple[list[Statement], list[Statement], Statement, Statement]:
-    """What is there, what the transaction writes and reads, and what somebody else does to it."""
+    """Existing keys, the writes and reads of the transaction, and a concurrent change."""
     space = SPACES[draw(st.sampled_from(sorted(SPACES)))]
     rows = draw(st.lists(st.tuples(*fields_of(space)), min_size=1, max_size=9))
     own = draw(st.lists(requests(CHANGING, (space.id,)), max_size=2))
@@ -414,7 +416,7 @@ def meetings(draw: st.DrawFn) -> tuple[list[Statement], list[Statement], Stateme
 def test_read_conflicts_only_with_changes_of_its_result(
     meeting: tuple[list[Statement], list[Statement], Statement, Statement],
 ) -> None:
-    """A transaction writes a little and reads something; then somebody else writes."""
+    """A transaction writes a little and reads; then another one writes."""
     first, own, read, other = meeting
     programs = Programs()
     for statement in first:
@@ -446,7 +448,7 @@ SCHEDULES = st.sampled_from(sorted(SPACES)).flatmap(
 def test_concurrent_transactions_of_one_space_are_serializable(
     schedule: tuple[list[Statement], list[tuple[int, Statement | None]]],
 ) -> None:
-    """Three transactions, and statements of others between theirs; None is a commit, and in the end all commit."""
+    """Three transactions interleaved with other statements; None is a commit, and all commit in the end."""
     first, steps = schedule
     programs = Programs()
     for initial in first:
@@ -471,7 +473,7 @@ def test_concurrent_transactions_of_one_space_are_serializable(
 @pytest.mark.parametrize("space_id", sorted(SPACES))
 @given(data=st.data())
 def test_indexes_are_in_the_order_of_the_reference_comparator(space_id: int, data: st.DataObject) -> None:
-    """Tuples of many values at once, where the programs above have few at a time."""
+    """Tuples of many values at once; the programs above use few at a time."""
     space, box = SPACES[space_id], box_with(SPACES[space_id])
     state: State = {space_id: ()}
     for values in data.draw(st.lists(st.tuples(*fields_of(space)), min_size=10, max_size=40)):

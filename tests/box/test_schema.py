@@ -1,4 +1,4 @@
-"""The schema through a log: every way to change it, what held when, and nothing that stops the reading."""
+"""The schema through a log: every kind of change, its validity range, and no error that stops the reader."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def meant(fields: list[tuple[str, str, bool]]) -> tuple[FieldDefinition, ...]:
 
 
 class Model:
-    """Definitions by id, and the same change told to a tracker in rows."""
+    """Definitions by id, and the same change as rows for a tracker."""
 
     def __init__(self) -> None:
         self.tracker = SchemaTracker()
@@ -235,7 +235,7 @@ class Model:
         part: Any = {"field": index_id, "type": "unsigned"} if as_map else (index_id, "unsigned")
         insert(self.tracker, INDEX, (space_id, index_id, f"i{index_id}", "tree", {"unique": as_map}, (part,)))
         others = [index for index in self.spaces[space_id].indexes if index.id != index_id]
-        # Nullability is asked for at the end: parts given as pairs take it from the format that holds then.
+        # Nullability is evaluated at the end: parts given as pairs take it from the final format.
         parts = (IndexPart(index_id, "unsigned", is_nullable=not as_map),)
         index = IndexDefinition(space_id, index_id, f"i{index_id}", "tree", as_map, parts)
         self.alter(space_id, indexes=tuple(sorted([*others, index], key=lambda one: one.id)))
@@ -288,7 +288,7 @@ def test_history_accepts_any_ordered_position_and_lists_changes_of_one_space(tra
     history.record((1, 50), 512, tracker.schema)
     delete(tracker, SPACE, (512,))
     history.record((1, 60), 512, tracker.schema)
-    # A change holds behind its row, not for it.
+    # A change is valid after its row, not for it.
     assert history.at((0, 100)).get(512) is None
     assert history.at((0, 101)).space(512).name == "orders"
     assert history.at((1, 55)).space(512).name == "renamed"

@@ -1,4 +1,4 @@
-"""The system spaces we know by heart are those that real servers write into their first snapshot."""
+"""The built-in system spaces equal those in the first snapshot of real servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_first_snapshot_defines_all_system_spaces_with_names_and_primary_keys(
         known = built_in.space(space.id)
         assert (known.name, known.engine, known.field_count) == (space.name, space.engine, space.field_count)
         assert (known.is_local, known.is_temporary) == (space.is_local, space.is_temporary)
-        # Later releases append fields; none is renamed, retyped or taken away.
+        # Later releases append fields and never rename, retype or remove one.
         assert known.fields[: len(space.fields)] == space.fields
         assert known.primary_key == space.primary_key
         assert (space.primary_key is None) == (space.id == system.VINYL_DEFERRED_DELETE_ID)

@@ -1,4 +1,4 @@
-"""System views show each user what it may see."""
+"""System views show each user the objects visible to it."""
 
 from __future__ import annotations
 

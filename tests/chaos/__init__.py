@@ -1,5 +1,5 @@
-"""Chaos: replica sets of real processes on loopback, clients that write all the time, and everything that can go wrong.
+"""Chaos: replica sets of real processes on loopback, clients that write continuously, and faults of every kind.
 
-`python -m tests.chaos --seconds 60 [--seed 1] [--set elections|dialect-2.6]` makes a set, breaks it for so long, heals
-it, and says whether all that was promised held. Which faults come is in the seed; when they hit, the machine decides.
+`python -m tests.chaos --seconds 60 [--seed 1] [--set elections|dialect-2.6]` starts a set, injects faults for that
+time, heals it, and checks all promises. The seed determines the faults; their timing depends on the machine.
 """

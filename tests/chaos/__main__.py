@@ -1,7 +1,8 @@
-"""`python -m tests.chaos`: breaks replica sets of real processes for so many seconds, and says what held.
+"""`python -m tests.chaos`: injects faults into replica sets of real processes for some seconds, and reports the
+verdict.
 
-Without `--set` both kinds of sets are broken at the same time. The exit code is the verdict. Where something was
-violated, the directory with the logs of all processes is left, and named.
+Without `--set`, both kinds of sets run at the same time. The exit code is the verdict. After a violation, the directory
+with the logs of all processes is kept and named.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def _run_together(seconds: float, seed: int) -> int:
     both = [subprocess.Popen([*command, f"--set={name}"]) for name in TOGETHER]
     try:
         codes = [process.wait() for process in both]
-        return int(any(codes))  # of one that was killed it is negative
+        return int(any(codes))  # negative for a killed process
     finally:
         for process in both:
             process.terminate()

@@ -1,7 +1,7 @@
-"""Clients of a set under chaos: they write and read over real sockets, lose patience, come back, and keep a history.
+"""Clients of a set under chaos: they read and write over real sockets, time out, reconnect, and record a history.
 
-They run in a thread with a loop of its own. What they may conclude from an answer is what clients of the simulator
-conclude (`tests/simulation/clients.py`).
+They run on a loop in a thread of their own. They draw the same conclusions from an answer as clients of the simulator
+(`tests/simulation/clients.py`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tests.simulation.clients import NOT_DONE, TAKEN_BACK, is_promised
 from tests.simulation.history import History, Operation
 
 PACE_SECONDS: Final = 0.12
-"""How long a client thinks before its next operation, on average."""
+"""Average think time of a client between operations."""
 
 TIMEOUTS: Final = (1.0, 2.5, 8.0)
-"""How long clients wait for an answer: each has one of these. The last hear it when something is taken back by time."""
+"""Answer timeouts of clients: each has one of these. The longest ones outlast the rollback by timeout."""
 
 STOP_SECONDS: Final = 60.0
 NOT_YET: Final = (errors.AccessDenied,)
-"""While a member starts it lets no guest in."""
+"""A starting member rejects guests."""
 
 
 class Doors:
-    """Where clients find the members, and who seems to be the one that takes writes."""
+    """Addresses of the members, and the member that appears to accept writes."""
 
     def __init__(self, seats: Seats) -> None:
         self.members = seats.members
@@ -44,7 +44,7 @@ class Doors:
 
     @property
     def is_calm(self) -> bool:
-        """Nobody may write into synchronous spaces just now."""
+        """Synchronous spaces have no writer at the moment."""
         return self._seats.is_calm
 
     def port(self, member: Member) -> int:
@@ -55,13 +55,13 @@ class Doors:
         return self._seats.master or self.members[self._turn % len(self.members)]
 
     def is_refused(self, member: Member) -> None:
-        """It takes no writes, or is not there."""
+        """The member accepts no writes, or is unreachable."""
         if member is self.writer:
             self._turn += 1
 
 
 class Client:
-    """One of them, on its way through `Clients`."""
+    """A client operation in progress."""
 
     def __init__(self, clients: Clients, process: str, rng: Random, dial: Dial) -> None:
         self._clients = clients
@@ -87,12 +87,12 @@ class Client:
         what: tuple[str, str, Any, Any],
         work: Callable[[Line], Awaitable[Any]],
     ) -> Operation | None:
-        """Of a workload, an operation with its key and value; None if nobody was there to be asked, or may be now."""
+        """Perform an operation with its key and value; return None if no member was reachable."""
         line = await self._reach(member)
         if line is None:
             self.doors.is_refused(member)
             return None
-        if self.doors.is_calm and not self._is_always_welcome:  # now, when the request would go at once
+        if self.doors.is_calm and not self._is_always_welcome:  # now, just before the request is sent
             return None
         history = self._clients.history
         operation = history.invoke(self.process, *what, member=member.name)
@@ -134,7 +134,7 @@ class Client:
 
 
 class Job:
-    """What a client does all the time; `do` is one operation. `workload` is its name in the history."""
+    """The loop of a client; `do` is one operation. `workload` is its name in the history."""
 
     def __init__(self, workload: str, space: int, first: int = 1, pace: float = PACE_SECONDS) -> None:
         self.workload = workload
@@ -152,9 +152,9 @@ class Job:
 
 
 class Clients:
-    """All clients of a set, in a thread. `surprises` are answers of nodes that nobody has promised: violations.
+    """All clients of a set, in one thread. `surprises` are unexpected answers of nodes: violations.
 
-    Real servers, which are not on trial, say of every space that it does not exist while they load.
+    Real servers, which are not under test, report every space as missing while they load.
     """
 
     def __init__(self, doors: Doors, rng: Random, *, has_elections: bool) -> None:
@@ -173,7 +173,7 @@ class Clients:
         return self._ending.is_set()
 
     def hire(self, job: Job, *dials: Dial) -> None:
-        """A client for each of `dials`."""
+        """Create a client for each of `dials`."""
         for dial in dials:
             process = f"{job.workload}/{len(self._hired)}"
             self._hired.append((Client(self, process, Random(f"{self._random.random()}/{process}"), dial), job))
@@ -182,12 +182,12 @@ class Clients:
         self._thread.start()
 
     def stop(self) -> None:
-        """When all have ended what they were doing."""
+        """Return when all operations in progress have ended."""
         self._ending.set()
         self._thread.join(STOP_SECONDS)
 
     def check(self) -> None:
-        """Raises what a client could not make sense of."""
+        """Raise the error of a client that could not interpret an answer."""
         assert not (self.is_ending and self._thread.is_alive()), "clients do not come to an end"
         if self._problem is not None:
             raise self._problem

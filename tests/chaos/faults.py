@@ -1,6 +1,6 @@
-"""What goes wrong in a set of processes: each fault begins, lasts and heals by itself, and says whether it was felt.
+"""Faults in a set of processes: each starts, lasts and heals on its own, and reports whether it had an effect.
 
-Two nemeses work at the same time: one on processes and their disks, one on the wires. Both are seeded.
+Two nemeses work concurrently: one on processes and their disks, one on the network. Both are seeded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.interop.proxy import Proxy, Way
 Fault = Callable[[], bool]
 
 BETWEEN_SECONDS: Final = 1.0
-"""From one fault of a nemesis to its next, on average."""
+"""Average time between two faults of a nemesis."""
 
 LONG_SECONDS: Final = 4.0
 LASTING_SECONDS: Final = 12.0
@@ -33,17 +33,17 @@ LASTING_SECONDS: Final = 12.0
 SHORT_SECONDS: Final = 0.3
 ANSWER_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.001
-"""How soon it is seen that a snapshot has begun: a small one takes some hundredths of a second."""
+"""Polling interval for the start of a snapshot: a small one takes some hundredths of a second."""
 
 FELT_SECONDS: Final[float] = OPTIONS["replication_timeout"]
-"""Whoever stands still for so long has left out a heartbeat at least."""
+"""A pause of this length skips at least one heartbeat."""
 
 FULL: Final = "No space left on device", "File too large"
-"""What a node says of a disk without room, and of a file that may not grow."""
+"""Error texts of a node about a full disk, and about a file at its size limit."""
 
 
 class Nemesis:
-    """Causes one fault after the other until it is told to stop. `counts`: those that were felt."""
+    """Injects one fault after another until stopped. `counts`: the faults that had an effect."""
 
     def __init__(self, seats: Seats, rng: Random) -> None:
         self.seats = seats
@@ -62,12 +62,12 @@ class Nemesis:
         self._thread.start()
 
     def stop(self) -> None:
-        """When the fault that is there now has healed."""
+        """Set when the current fault has healed."""
         self._ending.set()
         self._thread.join()
 
     def look_around(self) -> None:
-        """Before each fault, when nothing of its kind is wrong."""
+        """Wait, before each fault, until no fault of its kind is active."""
 
     def _run(self) -> None:
         faults = self.faults()
@@ -87,11 +87,11 @@ class Nemesis:
         self.timeline.append(f"{began:%T.%f} to {datetime.now(UTC):%T.%f}: {name}, {whom}{end}")
 
     def wait(self, most: float = LONG_SECONDS) -> None:
-        """For as long as a fault lasts: short ones are frequent."""
+        """Return the duration of a fault: short ones are frequent."""
         self._ending.wait(self.random.uniform(SHORT_SECONDS, most) * self.random.random())
 
     def some(self, members: Sequence[Member], most: int) -> list[Member]:
-        """Up to so many of them, at least one."""
+        """Return up to that many of them, at least one."""
         return self.pick(members, self.random.randint(1, most))
 
     def pick(self, members: Sequence[Member], count: int = 1) -> list[Member]:
@@ -100,7 +100,7 @@ class Nemesis:
 
 
 class ProcessNemesis(Nemesis):
-    """Kills, pauses and stops processes, fills disks, makes snapshots; has nodes promoted where they vote."""
+    """Kills, pauses and stops processes, fills disks, takes snapshots; promotes nodes where they vote."""
 
     def faults(self) -> dict[str, Fault]:
         faults = {
@@ -116,7 +116,7 @@ class ProcessNemesis(Nemesis):
         return faults | ({"promoted": self._promote} if self.seats.has_elections else {})
 
     def look_around(self) -> None:
-        """No process may end by itself. A real server that does, or stands still, begins again: it is not on trial."""
+        """No process may exit by itself. A real server that exits or hangs is restarted: it is not under test."""
         for member in [one for one in self.seats.members if not one.is_running]:
             assert isinstance(member, RealMember), f"{member} has ended by itself with {member.exit_code()}"
             self.counts["a real server died by itself"] += 1
@@ -125,7 +125,7 @@ class ProcessNemesis(Nemesis):
             self.counts["a real server's queue stood still"] += 1
 
     def _kill(self, members: Sequence[Member], is_felt: Callable[[], bool] = lambda: True) -> bool:
-        """`is_felt` is asked while they are down."""
+        """`is_felt` is evaluated while they are down."""
         with self.seats.calm(members):
             for member in members:
                 member.kill()
@@ -138,7 +138,7 @@ class ProcessNemesis(Nemesis):
         (member,) = self.pick(self.seats.members)
         with self.seats.calm([member]):
             member.stop()
-            # A real server may have died by itself a moment before: it is not on trial.
+            # A real server may have exited by itself just before: it is not under test.
             is_fine = isinstance(member, RealMember) or member.exit_code() == 0
             assert is_fine, f"{member} was stopped and ended with {member.exit_code()}"
             self.wait()
@@ -168,7 +168,7 @@ class ProcessNemesis(Nemesis):
         return any(text in said for text in FULL)
 
     def _snapshot(self, *, is_killed: bool) -> bool:
-        """Of a node that is followed by all: others may need logs that nobody knows to be needed, in 2.6."""
+        """Choose a node that all members follow: in 2.6, others may need logs without any member knowing."""
         (member,) = self.pick(self.seats.nodes)
         if not self.seats.is_followed(member):
             return False
@@ -180,7 +180,7 @@ class ProcessNemesis(Nemesis):
         return is_caught if is_killed else answers == [True]
 
     def _kill_in_snapshot(self, member: Member, asking: Thread) -> bool:
-        """Soon after its file has begun; felt if it was not whole then."""
+        """Shortly after its file is created; effective if the file was incomplete."""
         directory = self.seats.disks[member].directory
         while asking.is_alive() and not unfinished(directory):
             time.sleep(LOOK_SECONDS)
@@ -193,12 +193,12 @@ class ProcessNemesis(Nemesis):
 
 
 def unfinished(directory: Path) -> bool:
-    """Whether a snapshot has been begun there, and not ended."""
+    """Return True if a snapshot has been started there and is unfinished."""
     return any(directory.glob("*.snap.inprogress"))
 
 
 def _ask(member: Member, function: str) -> bool:
-    """Whether it was done."""
+    """Return True if done."""
     with suppress(TarantoolError, OSError), Client(member.port, seconds=ANSWER_SECONDS) as client:
         client.call(function)
         return True
@@ -206,7 +206,7 @@ def _ask(member: Member, function: str) -> bool:
 
 
 class WireNemesis(Nemesis):
-    """Cuts, swallows, delays and clogs what goes between members, and between clients and members."""
+    """Cuts, drops, delays and throttles traffic between members, and between clients and members."""
 
     def faults(self) -> dict[str, Fault]:
         return {
@@ -228,14 +228,14 @@ class WireNemesis(Nemesis):
         return [self.seats.mesh.wire(one, two), self.seats.mesh.wire(two, one)]
 
     def _around(self) -> list[Proxy]:
-        """Between one and all others."""
+        """Between one member and all others."""
         return self.seats.mesh.wires(*self.pick(self.seats.members))
 
     def _door(self) -> list[Proxy]:
         return [self.seats.doors[member] for member in self.pick(self.seats.members)]
 
     def _cut_off_for_long(self) -> bool:
-        """Not the only writer of synchronous spaces, for whom all of its clients would wait."""
+        """Excludes the only writer of synchronous spaces: all its clients would wait."""
         followers = [member for member in self.seats.members if member is not self.seats.master]
         wires = self.seats.mesh.wires(*self.pick(followers))
         return self._trouble(wires, self.random.choice((Proxy.cut, Proxy.hold)), seconds=LASTING_SECONDS)
@@ -255,7 +255,7 @@ class WireNemesis(Nemesis):
         return _troubled(wires) > before
 
     def _one_way(self) -> bool:
-        """Nothing comes from one to the others, or nothing from them to it."""
+        """Traffic from one member to the others is dropped, or the opposite direction."""
         (member,) = self.pick(self.seats.members)
         there, back = self.random.sample(list(Way), 2)
         wires = self.seats.mesh.wires(member)

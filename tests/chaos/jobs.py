@@ -1,6 +1,6 @@
-"""What clients do all the time: add to a set, write and read registers, append to lists.
+"""Operations of clients: add to a set, write and read registers, append to lists.
 
-Keys of registers and lists are given up after a while, so that what is known of one is short enough to be checked.
+Keys of registers and lists are replaced after a while, to keep each history short enough to check.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ APPEND_AT_END: Final = "!", -1
 
 
 def bucket(value: int) -> int:
-    """The part of a set that an element is in: each part is checked by itself."""
+    """Return the part of a set that contains an element: each part is checked separately."""
     return value // BUCKET_SIZE
 
 
 class Adds(Job):
-    """Inserts rows, each once; on one `member`, or on whoever takes writes."""
+    """Inserts rows, each once; on one `member`, or on the current writer."""
 
     def __init__(self, workload: str, space: int, member: Member | None = None, **options: Any) -> None:
         super().__init__(workload, space, **options)
@@ -43,7 +43,7 @@ class Adds(Job):
 
 
 class Registers(Job):
-    """Replaces rows and reads them, anywhere: in transactions that are linearizable."""
+    """Replaces and reads rows on any member, in linearizable transactions."""
 
     async def do(self, client: Client) -> None:
         if client.random.random() < READ_SHARE:
@@ -77,9 +77,9 @@ class Registers(Job):
 
 
 class SettledRegisters(Registers):
-    """The same on one member that has no such transactions: a read is an update that changes nothing.
+    """The same on one member without linearizable transactions: a read is an update that changes nothing.
 
-    Its answer comes when it is settled, and with it all that it saw.
+    It is answered when it is settled, together with everything it read.
     """
 
     def __init__(self, workload: str, space: int, member: Member, **options: Any) -> None:
@@ -100,7 +100,7 @@ class SettledRegisters(Registers):
 
 
 class Appends(Job):
-    """Appends to rows and reads them, in the same way."""
+    """Appends to rows and reads them in the same way."""
 
     async def do(self, client: Client) -> None:
         key = self._last // VALUES_PER_KEY

@@ -1,6 +1,6 @@
-"""Lines of clients to members: Flowstone's own connection, or that of another library, with the same words on both.
+"""Connections of clients to members: Flowstone's own, or another library's, behind one interface.
 
-Errors of both are Flowstone's: what a server answers is its `TarantoolError`, all else is `ConnectionFailed`.
+Both raise Flowstone's errors: a server's answer is its `TarantoolError`, everything else `ConnectionFailed`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONNECT_SECONDS: Final = 2.0
 
 
 class Line(Protocol):
-    """An open one, as guest."""
+    """An open connection, as guest."""
 
     async def insert(self, space_id: int, row: Row) -> None: ...
 
@@ -37,11 +37,11 @@ class Line(Protocol):
 
 
 Dial = Callable[[int, float], Awaitable[Line]]
-"""Opens a line to a port; no answer may take longer than so many seconds."""
+"""Open a connection to a port; `timeout` limits each answer."""
 
 
 class OwnLine(Conversation):
-    """By Flowstone's own connection."""
+    """Uses Flowstone's own connection."""
 
     async def close(self) -> None:
         await self.connection.close()
@@ -53,7 +53,7 @@ async def dial_own(port: int, timeout: float) -> Line:
 
 
 class ForeignLine:
-    """By asynctnt, which numbers fields from zero."""
+    """Uses asynctnt, which numbers fields from zero."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

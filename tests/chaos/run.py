@@ -1,4 +1,4 @@
-"""One run: a set is made, used and broken for a while, healed, judged, ended all at once, begun again, judged again."""
+"""One run: a set is started, used under faults, healed, judged, killed as a whole, restarted, judged again."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ from tests.simulation.history import FINAL
 
 KEYS_EACH: Final = 10_000_000
 OWN_PACE_SECONDS: Final = 0.6
-"""Of writers beside the master: a follower that gets a row of one while another of the master waits follows no more."""
+"""Writers besides the master: a follower stops when it receives such a row while a transaction of the master is
+pending.
+"""
 
 RECOVERY_SECONDS: Final = 90.0
-"""When all is healed, every workload must be answered again within this time."""
+"""Deadline for every workload to be answered again after all faults are healed."""
 
 
 @dataclass
 class Report:
-    """What is told of a run."""
+    """The report of a run."""
 
     name: str
     seed: int
@@ -129,7 +131,7 @@ def _hire(seats: Seats, clients: Clients) -> None:
 
 
 class Run:
-    """Of a set that is there."""
+    """Run on an existing set."""
 
     def __init__(self, seats: Seats, report: Report) -> None:
         self._seats = seats
@@ -165,7 +167,7 @@ class Run:
             self._count()
 
     def timeline(self) -> str:
-        """Faults, and what members say of each other; then what clients were told."""
+        """Stop the faults; check the reports of the members, then the answers to clients."""
         faults = sorted(line for nemesis in self._nemeses for line in nemesis.timeline)
         views = [f"{member}: {view(member)}" for member in self._seats.members]
         return "\n".join([*faults, "", *views, "", *map(str, self._clients.history.operations)])
@@ -187,7 +189,7 @@ class Run:
         return any(nemesis.problem is not None for nemesis in self._nemeses)
 
     def _recover(self) -> None:
-        """Everything is whole again: whoever waits must be served, and all become the same."""
+        """With all faults healed, pending clients must be served and all members become equal."""
         self._seats.heal_wires()
         seen = len(self._clients.history.operations)
 
@@ -209,7 +211,7 @@ class Run:
         self._report.violations += broken_reports(self._seats)
 
     def _count(self) -> None:
-        """What happened, whatever came of it; the harness has read, too."""
+        """Print the events, whatever the verdict; the harness has read, too."""
         report, operations = self._report, self._clients.history.operations
         asked = [operation for operation in operations if operation.process != FINAL]
         report.asked, report.answered = len(asked), sum(operation.is_answered for operation in asked)
@@ -221,7 +223,7 @@ class Run:
         report.violations += [*self._operator.violations, *self._watcher.violations, *self._clients.surprises]
 
     def _judge(self, when: str) -> None:
-        """What is there must be what clients were told, and what is read now must fit to what was read before."""
+        """The final data must match the answers to clients, and final reads must match earlier ones."""
         report, history = self._report, self._clients.history
         missing = lost(self._seats, history)
         report.lost = max(report.lost, missing)
@@ -231,7 +233,7 @@ class Run:
             report.violations.append(f"{when}: {missing} acknowledged rows are not there")
 
     def _end_all_at_once(self) -> None:
-        """All are killed, all come back, and are equal again."""
+        """Kill all members, restart them, and check that they become equal again."""
         members = self._seats.members
         with self._seats.calm(members):
             for member in members:
@@ -249,9 +251,9 @@ class Run:
 
 
 def refused(nodes: Sequence[Member]) -> list[str]:
-    """Why servers do not start from the directories of nodes that have stopped, or not with the same rows.
+    """Return the reasons why servers do not start from the directories of stopped nodes, or start with other rows.
 
-    Copies refused directories next to the logs of their processes: the small disks are unmounted at the end.
+    Copy rejected directories next to the logs of their processes: the small disks are unmounted at the end.
     """
     places = {node.name: Path(node.options.get("memtx_dir", node.directory)) for node in nodes}
     try:
@@ -264,7 +266,7 @@ def refused(nodes: Sequence[Member]) -> list[str]:
 
 
 def view(member: Member) -> object:
-    """What it says of itself and the others, if it says anything."""
+    """Return its report about itself and the others, if there is one."""
     try:
         return member.info()
     except (TarantoolError, OSError) as error:
@@ -272,9 +274,9 @@ def view(member: Member) -> object:
 
 
 def run(name: str, seconds: float, seed: int, directory: Path) -> Report:
-    """What goes wrong in the harness counts as a violation, too: it found something that it could not explain."""
+    """Errors of the harness count as violations, too: it found something unexplained."""
     report = Report(name, seed)
-    warm_up()  # so that no member has to wait for a compiler while others wait for it
+    warm_up()  # so that no member waits for a compiler while others wait for the member
     seats = SETS_BY_NAME[name](directory, Random(f"{seed}/{name}"))
     report.disks = next(iter(seats.disks.values())).kind
     run = Run(seats, report)

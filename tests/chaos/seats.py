@@ -1,7 +1,7 @@
-"""The replica sets that chaos is made of: processes, the wires between them, doors for clients, and small disks.
+"""Replica sets for chaos: processes, the links between them, proxies for clients, and small disks.
 
-Every way between two members goes through a proxy, and so does every way of clients to a member. Logs and snapshots of
-nodes are on disks that can be full; what they print is not.
+All traffic between two members, and between clients and members, passes through a proxy. Logs and snapshots of nodes
+are on disks that can be full; their output is not.
 """
 
 from __future__ import annotations
@@ -45,18 +45,19 @@ OPTIONS: Final[dict[str, Any]] = {
     "wal_max_size": 1 << 20,
     "checkpoint_count": 3,
 }
-"""A leader that is cut off takes nothing back before it has noticed, after 4 × `replication_timeout`; what is not
-promised in docs/explanation/reliability.md says why."""
+"""An isolated leader rolls back only after it has noticed its isolation, after 4 × `replication_timeout`;
+docs/explanation/reliability.md gives the reason under what is not promised.
+"""
 
 START_SECONDS: Final = 90.0
 STARTS_MAX: Final = 3
 READ_ONLY: Final = 7
 QUORUM: Final = 3
 VERDICT_SECONDS: Final = 4.0
-"""As long is waited for the answer to a synchronous transaction of a real master."""
+"""Timeout for the answer to a synchronous transaction of a real master."""
 
 LSN_TWICE: Final = "Attempt to write a broken LSN to WAL"
-"""2.6.0 logs this when it writes a row twice, and refuses its own log at the next start. A failed applier resets the
+"""2.6.0 logs this when it writes a row twice, and rejects its own log at the next start. A failed applier resets the
 vclock of all appliers (`applier_txn_rollback_cb`) while a row of another applier is on its way to disk."""
 
 FOREVER: Final = 1000
@@ -65,7 +66,7 @@ pool), and may have written an LSN twice by then."""
 
 
 class ChaosCluster(Cluster):
-    """Members whose ports stay theirs while they are down; nodes are on small disks."""
+    """Members with fixed ports; nodes are on small disks."""
 
     def __init__(self, directory: Path, binary: Binary) -> None:
         super().__init__(directory, binary)
@@ -87,25 +88,27 @@ class ChaosCluster(Cluster):
 
 
 class Seats(ABC):
-    """A set that is complete and at work when it is made."""
+    """A set that is complete and working when created."""
 
     synchronous: tuple[int, ...]
     asynchronous: tuple[int, ...] = ()
     has_elections: bool
     options_of_real: ClassVar[dict[str, Any]] = {}
     master: Member | None = None
-    """The only one to write into synchronous spaces, where nobody else can become it."""
+    """The only writer of synchronous spaces, if no other member can become it."""
     is_calm = False
-    """Nobody may write into synchronous spaces just now."""
+    """Synchronous spaces have no writer at the moment."""
     own_writers: Sequence[Member] = ()
-    """Who writes into asynchronous spaces. Nobody beside a real master: the queue of 2.6.0 stands still for ever after
-    an asynchronous transaction came to it while a CONFIRM was being written, and where rows of others are refused
-    because something waits in it, it uses an LSN twice."""
+    """Return the writers of asynchronous spaces.
+
+    None beside a real master: the queue of 2.6.0 hangs for ever if an asynchronous transaction arrives while a CONFIRM
+    is being written, and it reuses an LSN if rows of others are rejected because the queue is not empty.
+    """
 
     def __init__(self, directory: Path, binary: Binary, kinds: Sequence[str], **options: Any) -> None:
         self._cluster = ChaosCluster(directory, binary)
         self.rejoined = 0
-        """How often a real server joined anew because it had refused its own log."""
+        """Number of times that a real server rejoined because it had rejected its own log."""
         try:
             first, *others = kinds
             self.mesh = Mesh(self._cluster, (first,), **(OPTIONS | options))
@@ -132,7 +135,7 @@ class Seats(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """What is left to set when all have joined."""
+        """Options to set after all have joined."""
 
     @property
     def disks(self) -> dict[Member, SmallDisk]:
@@ -148,13 +151,13 @@ class Seats(ABC):
 
     @contextmanager
     def calm(self, members: Sequence[Member]) -> Iterator[None]:
-        """For as long as these are ended and begun again, where that must not be in the middle of something."""
+        """Hold while these are stopped and restarted, if they must not be interrupted."""
         yield
 
     def start(self, *members: Member) -> None:
-        """Start members that have ended, all at once, and wait until they serve.
+        """Start stopped members, all at once, and wait until they serve.
 
-        A real replica that wrote an LSN twice joins the others anew, with its id.
+        Make a real replica that wrote an LSN twice rejoin with its id.
         """
         refused = [member for member in members if isinstance(member, RealMember) and self._has_lsn_twice(member)]
         if len(refused) < len(members):
@@ -168,7 +171,7 @@ class Seats(ABC):
         return member is not self.master and LSN_TWICE in member.log()
 
     def _start(self, *members: Member) -> None:
-        """A real 2.6.0 may crash as it starts, when it commits what it has recovered: it begins again."""
+        """A real 2.6.0 may crash at startup when it commits recovered transactions: restart it."""
         starting: Sequence[Member] = members
         for attempts_left in reversed(range(STARTS_MAX)):
             for member in starting:
@@ -182,11 +185,11 @@ class Seats(ABC):
                     raise
 
     def help(self) -> bool:
-        """Sees to a real server that will not go on by itself; whether one had to be begun again."""
+        """Repair a real server that cannot continue by itself; return True if one was restarted."""
         return False
 
     def is_followed(self, member: Member) -> bool:
-        """By all others."""
+        """True if followed by all others."""
         return all(member.downstream(other).get("status") == "follow" for other in self.mesh.others(member))
 
     def heal_wires(self) -> None:
@@ -194,7 +197,7 @@ class Seats(ABC):
             proxy.heal()
 
     def assert_equal(self) -> None:
-        """Everyone follows everyone, and all have the same, byte for byte."""
+        """Check that all members follow each other and have the same data, byte for byte."""
         for member in self.members:
             member.wait_follow(*self.mesh.others(member), seconds=START_SECONDS)
         self.wait_settled()
@@ -202,14 +205,14 @@ class Seats(ABC):
 
     @abstractmethod
     def wait_settled(self) -> None:
-        """Until nothing waits for a verdict any more, and writes are possible."""
+        """Wait until no transaction is pending and writes are possible."""
 
     def close(self) -> None:
         self._cluster.close()
 
 
 class ElectionSeats(Seats):
-    """Three nodes that elect their leader. `stranger`: a real server in one of the seats."""
+    """Three nodes that elect their leader. `stranger`: a real server as one of the members."""
 
     synchronous = SETS, REGISTERS, LISTS
     has_elections = True
@@ -230,9 +233,9 @@ class ElectionSeats(Seats):
 
 
 class Seats26(Seats):
-    """Two real servers of 2.6 and two nodes, one of which is the only one to write into synchronous spaces.
+    """Two real servers of 2.6 and two nodes; one of the four is the only writer of synchronous spaces.
 
-    A quorum is three: no two of them have nothing in common. Nobody is anonymous, who would count in 2.6.
+    A quorum is three, so any two quorums overlap. No member is anonymous, because 2.6 would count it.
     """
 
     synchronous = SETS, REGISTERS
@@ -255,16 +258,17 @@ class Seats26(Seats):
 
     @contextmanager
     def calm(self, members: Sequence[Member]) -> Iterator[None]:
-        """A real 2.6.0 dies of committing what it has recovered, and nobody else can decide for it while others write.
+        """A real 2.6.0 crashes when it commits recovered transactions, and no other member can decide for it while
+        others write.
 
-        So nothing may wait in the queue of a real master that is about to end.
+        So the queue of a real master must be empty before it stops.
         """
         if self.master not in members or not isinstance(self.master, RealMember):
             yield
             return
         door = self.doors[self.master]
         self.is_calm = True
-        door.cut()  # what is under way to it gets lost
+        door.cut()  # traffic in flight to it is lost
         try:
             eventually("the queue is empty", self._is_at_rest, seconds=START_SECONDS)
             yield
@@ -273,7 +277,7 @@ class Seats26(Seats):
             self.is_calm = False
 
     def _is_at_rest(self) -> bool:
-        """Nothing waits in its queue, or nothing in there will ever be answered."""
+        """Return True if its queue is empty, or will never progress."""
         return not self.master.is_running or _is_answered(self.master) or self._stands_still()
 
     def help(self) -> bool:
@@ -285,15 +289,15 @@ class Seats26(Seats):
         return True
 
     def _stands_still(self) -> bool:
-        """The queue of a real 2.6.0 does so, for ever, where two CONFIRMs were written at once: its log has verdicts,
-        a quorum has its log, and nobody is answered any more. Looked at twice: a verdict may be on its way.
+        """The queue of a real 2.6.0 hangs for ever after two CONFIRMs were written at once: its log has verdicts, a
+        quorum has its log, and no client is answered any more. Checked twice: a verdict may be on its way.
         """
-        with suppress(TarantoolError, OSError):  # it has just died by itself: the next look will tell
+        with suppress(TarantoolError, OSError):  # it has just exited: the next poll will tell
             return all(not _is_answered(self.master) and self._is_with_a_quorum() for _ in range(2))
         return False
 
     def _is_with_a_quorum(self) -> bool:
-        """All that is in its log now, soon."""
+        """Wait until everything is in its log."""
         lsn, others = self.master.info()["lsn"], self.mesh.others(self.master)
 
         def is_acknowledged() -> bool:
@@ -309,7 +313,7 @@ class Seats26(Seats):
 
 
 def _is_answered(member: Member) -> bool:
-    """To a synchronous transaction, be it that it is rolled back: then all before it are decided."""
+    """Wait for the answer to a synchronous transaction, even a rollback: all earlier ones are decided then."""
     with Client(member.port, seconds=VERDICT_SECONDS) as client:
         try:
             client.replace(SYNCHRONOUS, 1)

@@ -1,8 +1,7 @@
-"""A place for files that can be made full and empty again, without harm to any other.
+"""A directory that can be made full and empty again, without affecting other directories.
 
-Root mounts a file system of its own, and so does everybody else in a namespace where they are root. Where neither is
-allowed, the kernel is told that the files of a process may not grow: the process sees another error number, no other
-difference. Which of these it is, `kind` says.
+Root mounts a file system of its own, and so do other users in a namespace where they are root. Where neither is
+allowed, a file size limit is set for the process: only the error number differs. `kind` tells which one is used.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SIZE: Final = 96 << 20
 BALLAST: Final = "ballast"
 IN_NAMESPACE: Final = "FLOWSTONE_CHAOS_IN_NAMESPACE"
 GROWTH: Final = 8 << 10
-"""The log of a process, which is on another disk in truth, must have this much room before its other files stop."""
+"""Minimum distance of the limit from the log of a process, which is really on another disk."""
 
 
 class SmallDisk(ABC):
@@ -35,7 +34,7 @@ class SmallDisk(ABC):
 
     @abstractmethod
     def fill(self) -> bool:
-        """From now on nothing can be written; False where that is not possible just now."""
+        """Make all further writes fail; False if that is not possible at the moment."""
 
     @abstractmethod
     def empty(self) -> None:
@@ -43,11 +42,11 @@ class SmallDisk(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Takes the disk away, with all that is on it."""
+        """Unmount the disk, with its contents."""
 
 
 class MountedDisk(SmallDisk):
-    """A file system in memory, which is full when its ballast has taken the rest."""
+    """A file system in memory; a ballast file fills it."""
 
     kind = "tmpfs"
 
@@ -71,7 +70,10 @@ class MountedDisk(SmallDisk):
 
 
 class LimitedFiles(SmallDisk):
-    """Files that may not grow beyond the newest log. `pid`: whose they are, now; `log`: what it must not hit."""
+    """Files limited to the size of the newest log.
+
+    `pid`: the current process; `log`: the file that must not reach the limit.
+    """
 
     kind = "limit of file sizes"
 
@@ -93,7 +95,7 @@ class LimitedFiles(SmallDisk):
             self._limit(resource.getrlimit(resource.RLIMIT_FSIZE)[0])
 
     def close(self) -> None:
-        """There is none to take away."""
+        """There is nothing to unmount."""
 
     def _limit(self, size: int) -> None:
         _, hard = resource.prlimit(self._pid(), resource.RLIMIT_FSIZE)
@@ -101,7 +103,7 @@ class LimitedFiles(SmallDisk):
 
 
 def small_disk(directory: Path, pid: Callable[[], int], log: Path) -> SmallDisk:
-    """The best that can be had here."""
+    """Return the best kind available here."""
     try:
         return MountedDisk(directory)
     except PermissionError:
@@ -110,7 +112,7 @@ def small_disk(directory: Path, pid: Callable[[], int], log: Path) -> SmallDisk:
 
 
 def enter_namespace() -> None:
-    """Begins this program again where it is root, if it is not and such a place can be had."""
+    """Restart this program as root in a namespace, if it is not root and a namespace is available."""
     if os.geteuid() == 0 or IN_NAMESPACE in os.environ:
         return
     unshare = ["unshare", "--user", "--map-root-user", "--mount"]

@@ -1,4 +1,4 @@
-"""The chaos run, as continuous integration does it: half a minute for each kind of set; half an hour at full scale."""
+"""The chaos run of continuous integration: half a minute for each kind of set; half an hour at full scale."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.places import ROOT
 
 SECONDS = 1800 if FULL else 30
 GRACE_SECONDS = 240
-"""For the start, the healing and the second start, on a machine that has other things to do."""
+"""Time for the start, the healing and the second start, on a busy machine."""
 
 ELECTIONS, REAL_MASTER, OWN_MASTER = 1, 1, 3
-"""Seeds: of the sets of 2.6, one has a real server for its master, one a node."""
+"""Seeds: of the 2.6 sets, one has a real server as master, one a node."""
 
 
 def _run(name: str, seed: int, seconds: float) -> str:
@@ -34,14 +34,14 @@ def _run(name: str, seed: int, seconds: float) -> str:
 
 
 def _assert_much_happened(told: str, seconds: float) -> None:
-    """A run that nothing happened in would prove nothing."""
+    """A run without events would prove nothing."""
     asked, answered = map(int, re.findall(r"operations: (\d+) asked, (\d+) answered", told)[0])
     (faults,) = re.findall(r"\((\d+) in all", told)
     assert answered >= 2 * seconds, told
     assert answered <= asked, told
     assert int(faults) >= seconds / 10, told
     assert re.search(r"answers of /health/ready: .*(?<!not )ready \d", told), told
-    if FULL:  # a short run may have no fault that lasts long enough
+    if FULL:  # a short run may have no fault that is long enough
         assert "long lags explained by a finding: 0 times" not in told, told
     assert "acknowledged and lost: 0" in told
     assert "verdict: ok" in told

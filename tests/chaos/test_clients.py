@@ -1,4 +1,4 @@
-"""Clients of a set under chaos take refusals as they come, and tell of answers that nobody has promised."""
+"""Clients of a set under chaos accept rejections and report unexpected answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.interop.member import Member, NodeMember, RealMember
 
 
 async def told(error: FlowstoneError, kind: str, who: type[Member] = NodeMember) -> list[str]:
-    """What is surprising about it as an answer to this operation."""
+    """Return the reason why it is unexpected as an answer to this operation."""
     member = Mock(spec=who)
     member.name = "a"
     doors = Doors(cast("Seats", SimpleNamespace(members=[member], master=None, is_calm=False)))

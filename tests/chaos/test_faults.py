@@ -1,4 +1,4 @@
-"""Faults are counted when they did something: a pause that nobody noticed, or a kill beside the snapshot, is none."""
+"""Faults are counted only if effective: an unnoticed pause, or a kill after the snapshot, is not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.seats import Seats
 
 
 class Dummy:
-    """A member that does nothing; to be killed, paused and gone on."""
+    """A member without behaviour; can be killed, paused and resumed."""
 
     name = "a"
 

@@ -1,4 +1,4 @@
-"""A chaos run looks again at what is left when all were killed, in sets that were never there."""
+"""A chaos run judges the data again after all members were killed, here in made-up sets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.chaos.test_verdict import GOOD, Dummy
 
 
 class Forgetful(Dummy):
-    """A member that has something else when it was killed."""
+    """A member whose data changes when it is killed."""
 
     def __init__(self, name: str, before: dict[int, list[tuple[Any, ...]]], after: dict[int, list[tuple[Any, ...]]]):
         super().__init__(name, before)
@@ -30,7 +30,7 @@ def calm(members: Sequence[Dummy]) -> Iterator[None]:
 
 
 def judged(after: dict[int, list[tuple[Any, ...]]]) -> list[str]:
-    """What a run says of a set that has `after` when all were killed."""
+    """Return the verdict of a run on a set that has `after` when all were killed."""
     members = [Forgetful(name, GOOD, after) for name in "abc"]
     seats = SimpleNamespace(
         members=members,

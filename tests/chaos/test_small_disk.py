@@ -1,4 +1,4 @@
-"""Small disks are full when they are said to be, and for nobody else."""
+"""Small disks are full on request, and only for their own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for line in sys.stdin:
 
 
 class Writer:
-    """Another process, which appends to a file whenever it is asked."""
+    """Another process, which appends to a file on request."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,4 +1,4 @@
-"""An operator that cannot go on is a violation: nobody would let members follow again."""
+"""An operator that cannot continue is a violation: no one would make members follow again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.upkeep import Operator
 
 
 class Nonsense:
-    """A member that is reached, and says what nobody understands."""
+    """A reachable member whose answers are not understood."""
 
     def __init__(self, port: int, **options: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The verdict of a chaos run finds what it is for, in sets that were never there."""
+"""The verdict of a chaos run finds violations, here in made-up sets."""
 
 from __future__ import annotations
 

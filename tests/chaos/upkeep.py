@@ -1,8 +1,8 @@
-"""The operator of a set under chaos: lets members follow again that have stopped, where stopping was right.
+"""The operator of a set under chaos: makes members follow again if stopping was right.
 
-A real server, and a node in its dialect, stops following for good when a row cannot be applied or logged: because a
-disk is full, or (2.6) because a transaction of somebody else waits for its quorum. For a node any other reason is a
-violation; real servers are not on trial here, and often do not say why.
+A real server, and a node in its dialect, stops following when a row cannot be applied or logged: because a disk is
+full, or (2.6) because a transaction of another member is pending. For a node any other reason is a violation; real
+servers are not under test, and often give no reason.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ RIGHTLY: Final = {
 
 
 class Operator:
-    """Looks at every member twice a second, in a thread. `resumed`: how often it had to help, by reason."""
+    """Polls every member twice a second, in a thread. `resumed`: number of repairs by reason."""
 
     def __init__(self, seats: Seats) -> None:
         self.resumed: Counter[str] = Counter()
         self.violations: list[str] = []
         self._seats = seats
         self._to_resume: set[Member] = set()
-        """They follow nobody now: what was begun must be ended, even if the member has been away in between."""
+        """They follow no member now: a started repair must be completed, even if the member was down in between."""
         self._ending = Event()
         self._thread = Thread(target=self._run, daemon=True)
 
@@ -55,7 +55,7 @@ class Operator:
 
     def _notify_changes(self) -> None:
         for member in self._seats.members:
-            with suppress(TarantoolError, OSError):  # it is down, or busy: the next look will tell
+            with suppress(TarantoolError, OSError):  # it is down, or busy: the next poll will tell
                 self._look_at(member)
 
     def _look_at(self, member: Member) -> None:
@@ -81,6 +81,6 @@ class Operator:
 
 
 def _stopped(info: dict[str, Any]) -> list[str]:
-    """Why, of every upstream that a member has given up."""
+    """Return the reasons of all stopped upstreams."""
     upstreams = (peer.get("upstream") or {} for peer in by_id(info["replication"]).values())
     return [upstream.get("message", "") for upstream in upstreams if upstream.get("status") == "stopped"]

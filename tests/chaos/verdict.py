@@ -1,4 +1,4 @@
-"""Whether a set kept its promises: what is there in the end, compared with what clients were told."""
+"""Checks whether a set kept its promises: compares the final data with the answers to clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECRETS: Final = PASSWORD, REPLICATOR[1]
 
 
 def read_finally(seats: Seats, history: History) -> None:
-    """Puts what every member has into the history, as reads of clients that came last."""
+    """Add the rows of every member to the history, as final reads."""
     spaces = (*seats.synchronous, *seats.asynchronous)
     for member in seats.members:
         for space in spaces:
@@ -57,7 +57,7 @@ def broken_promises(seats: Seats, history: History) -> Iterator[str]:
 
 
 def lost(seats: Seats, history: History) -> int:
-    """How many rows that were acknowledged some member does not have."""
+    """Return the number of acknowledged rows that some member lacks."""
     count = 0
     for space in (SETS, OWN_SETS):
         added = {one.value for one in history.of(NAMES[space]) if one.kind == "add" and one.is_ok}
@@ -67,7 +67,7 @@ def lost(seats: Seats, history: History) -> int:
 
 
 def slips(seats: Seats) -> Iterator[str]:
-    """What nodes have said that they should not have to, or must not."""
+    """Return messages of nodes that should not or must not occur."""
     for node in seats.nodes:
         said = node.log()
         if "Traceback" in said:

@@ -1,4 +1,4 @@
-"""Watches what is reported of a set under chaos, all the time: no trouble without a finding, and no false alarm.
+"""Watches the reports of a set under chaos continuously: no problem without a finding, and no false alarm.
 
 `/health/ready` of the nodes must agree with the findings.
 """
@@ -28,8 +28,10 @@ connection after 2 s (OPTIONS), and rows that come slowly are reported after BEH
 
 
 class Watcher:
-    """Looks at all members every second, in a thread. `found` counts the findings of all looks by kind, `probes` the
-    answers of `/health/ready`."""
+    """Polls all members every second, in a thread.
+
+    `found` counts the findings of all polls by kind, `probes` the answers of `/health/ready`.
+    """
 
     def __init__(self, seats: Seats) -> None:
         self.found: Counter[str] = Counter()
@@ -69,7 +71,7 @@ class Watcher:
         survey = Survey(production(), uris, timeout=ANSWER_SECONDS)
         try:
             while not self._ending.is_set():
-                # At the same time, so that both see the same moment.
+                # concurrently, so that both see the same moment
                 sets, ready = await asyncio.gather(survey.look(), readiness(self._seats.nodes))
                 findings = explain(sets)
                 self._promise.look(sets, findings, time.monotonic(), ready)
@@ -104,5 +106,5 @@ async def _probe(address: str) -> bool | None:
 
 
 def broken_reports(seats: Seats) -> list[str]:
-    """Of a set that is at rest."""
+    """Check a set that is idle."""
     return [f"what is reported is not true: {broken}" for broken in broken_promises([m.address for m in seats.members])]

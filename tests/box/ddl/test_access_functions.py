@@ -1,4 +1,4 @@
-"""Users who are not admin meet the same refusals here as on a real server, and see the same."""
+"""Users other than admin get the same errors and see the same objects as on a real server."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ STEPS = (
 
 
 DIFFERENT = {
-    # It says "access to vinyl": a name from behind the end of a table.
+    # It says "access to vinyl": the name is read past the end of a table.
     'box.session.su(\'bob\', function() box.schema.user.grant("eve", "read", "space") end)': 42,
 }
-"""Where our error is better than the real one, and its code."""
+"""Places where our error is better than the real one, and its code."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What changed rows do to the box, how it is taken back, and what is believed while recovering."""
+"""Effects of changed rows on the box, their rollback, and the leniency of recovery."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.places import VECTORS
 
 
 def state(box: Box) -> dict[str, Any]:
-    """All that DDL changes. Values of sequences stay out: they never go back."""
+    """Return everything that DDL changes. Values of sequences are excluded: they are never rolled back."""
     return {
         "spaces": {number: space.definition for number, space in box.spaces.items()},
         "names": {name: space.id for name, space in box.names.items()},
@@ -119,7 +119,7 @@ def test_recovery_keeps_unsupported_definitions() -> None:
     for index_id in (1, 2, 3):
         with pytest.raises(errors.Unsupported, match="Flowstone does not support"):
             statements.select(box.begin(), shapes, index_id)
-    # They can be dropped all the same.
+    # They can be dropped nevertheless.
     run(box, ddl.drop_space, "shapes")
     assert "shapes" not in box.names
 
@@ -156,7 +156,7 @@ def test_sql_only_definitions_are_rejected(space: str, row: Any) -> None:
 
 
 def apply(box: Box, row: Row) -> None:
-    """One row of a log or snapshot, as recovery would take it."""
+    """Apply a row of a log or snapshot as recovery does."""
     body = unpack_body(row.body) if row.type in (2, 3, 4, 5, 9) else {}
     if not body:
         return

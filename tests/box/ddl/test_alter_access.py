@@ -1,4 +1,4 @@
-"""Rows of `_user`, `_priv`, `_func` and `_collation`, and what they change; refusals are compared in test_ddl.py."""
+"""Rows of `_user`, `_priv`, `_func` and `_collation`, and their effects; test_ddl.py compares the errors."""
 
 from __future__ import annotations
 

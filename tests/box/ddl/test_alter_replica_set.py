@@ -1,4 +1,4 @@
-"""The replica set's UUID stays; members are registered and removed; newer servers' rows are believed."""
+"""The UUID of the replica set is fixed; members are registered and removed; rows of newer servers are trusted."""
 
 from __future__ import annotations
 

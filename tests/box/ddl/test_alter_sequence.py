@@ -1,4 +1,4 @@
-"""Rows of `_sequence`, `_sequence_data` and `_space_sequence`; refusals are compared in test_ddl.py."""
+"""Rows of `_sequence`, `_sequence_data` and `_space_sequence`; test_ddl.py compares the errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.box.bootstrapped import bootstrapped, delete, insert, recover, replac
 
 @pytest.fixture
 def box() -> Box:
-    """With space `t`, whose sequence was made for it."""
+    """With space `t` and its generated sequence."""
     box = bootstrapped()
     run(box, ddl.create_space, "t")
     run(box, ddl.create_index, "t", "pk", sequence=True)

@@ -1,4 +1,4 @@
-"""Constraints as people write them: names become ids, as in schema.lua of 2.11."""
+"""User forms of constraints: names become ids, as in schema.lua of 2.11."""
 
 from __future__ import annotations
 

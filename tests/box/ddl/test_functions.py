@@ -1,4 +1,4 @@
-"""DDL done here and on a real server gives the same errors, the same rows and the same log."""
+"""DDL on a node and on a real server gives the same errors, rows and log."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ STEPS: tuple[Call, ...] = (
     call("drop_function", "f"),
     call("drop_function", "TRIM"),
     call("drop_function", "gone"),
-    # rows of system spaces, straight
+    # rows of system spaces, written directly
     call("insert", "_space", [700, 1, "raw", "memtx", 0, {}, []]),
     call("insert", "_space", [701, 1, "raw", "memtx", 0, {}, []]),
     call("insert", "_space", [702, 1, "flagged", "memtx", 0, {"colour": "red"}, []]),
@@ -286,10 +286,10 @@ STEPS: tuple[Call, ...] = (
 
 
 DIFFERENT = {
-    # Its bit operations make -2 of 4294967295 without read.
+    # Its bit operations turn 4294967295 into -2 without read.
     'box.schema.user.revoke("admin", "read", "universe")': 88,
 }
-"""Where our error is better than the real one, and its code."""
+"""Places where our error is better than the real one, and its code."""
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +308,7 @@ def test_every_step_gives_the_same_result(real: Outcome, ours: Outcome) -> None:
 
 
 OWN_KEYS = "cluster", FORMER_MEMBER
-"""Keys of `_schema` that differ begin so: the UUID of the replica set, and records that real servers do not have."""
+"""Prefixes of keys of `_schema` that differ: the UUID of the replica set, and records that real servers do not have."""
 
 
 @pytest.mark.parametrize("table", [*TABLES, "_func"])
@@ -322,7 +322,7 @@ def test_rows_equal_those_of_the_real_server(real: Outcome, ours: Outcome, table
 
 
 def without_times(row: Any) -> Any:
-    """A row of `_func` up to where it says when it was made."""
+    """Return a row of `_func` up to its creation time."""
     return row[:17]
 
 

@@ -1,4 +1,4 @@
-"""Statements on system spaces by values, with the rights of who asks."""
+"""Statements on system spaces by value, with the rights of the calling user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats and index parts in all the ways people write them."""
+"""Formats and index parts in all user forms."""
 
 from __future__ import annotations
 

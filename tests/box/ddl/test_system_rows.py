@@ -1,4 +1,4 @@
-"""Finding what rows of system spaces name."""
+"""Lookup of objects by the rows of system spaces."""
 
 from __future__ import annotations
 

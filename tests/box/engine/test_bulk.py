@@ -1,4 +1,4 @@
-"""Statements in bulk do what the statements do one by one, can be taken back, and are seen by no view."""
+"""Bulk statements equal the single statements, can be rolled back, and are invisible to views."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lane_in(box: Box) -> Lane:
 
 
 def laid_out(raws: list[bytes]) -> tuple[bytes, Any, Any, Any]:
-    """The tuples in one buffer, and where each begins and ends."""
+    """Return the tuples in one buffer, and the start and end of each."""
     data = b"".join(raws)
     ends = np.cumsum([len(raw) for raw in raws])
     return data, np.frombuffer(data, np.uint8), ends - [len(raw) for raw in raws], ends
@@ -54,7 +54,7 @@ def in_bulk(lane: Lane, kind: str, rows: list[tuple[Any, ...]], written: BulkWri
 
 
 def one_by_one(box: Box, kind: str, rows: list[tuple[Any, ...]]) -> bool | list[bytes | None]:
-    """The same; inserts are taken back if one of them fails."""
+    """The same, but inserts are rolled back if one of them fails."""
     transaction, space = box.begin(), box.space(512)
     index = space.index(0)
     if kind == "delete":
@@ -82,7 +82,7 @@ def test_bulk_load_equals_loading_one_by_one(
     numbered = iter(range(1000))
 
     def rows(keys: list[int]) -> list[tuple[Any, ...]]:
-        """No two of them equal."""
+        """All are different."""
         return [(key, next(numbered)) if defined is NUMBERS else (next(numbered), "t" * key) for key in keys]
 
     for row in rows(before):
@@ -93,7 +93,7 @@ def test_bulk_load_equals_loading_one_by_one(
         for number, (kind, keys) in enumerate(stretches):
             chosen = rows(keys)
             assert in_bulk(lane_in(boxes[0]), kind, chosen, written) == one_by_one(boxes[1], kind, chosen)
-            if number in reads:  # which brings the order of the index up to date in between
+            if number in reads:  # this also merges the order of the index
                 assert content(boxes[0]) == content(boxes[1])
         assert content(boxes[0]) == content(boxes[1])
         index = boxes[0].space(512).index(0)

@@ -1,4 +1,4 @@
-"""Collations: the order of the real server's, and what is said where they cannot be used."""
+"""Collations: the order of the real server, and the errors when they are unavailable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constraints of a space: how `_space` stores them, and what servers say to those that are malformed."""
+"""Constraints of a space: their form in `_space`, and the errors for malformed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Foreign keys: what real servers answer to the same statements, also in bulk, in transactions and from peers."""
+"""Foreign keys: answers equal those of real servers, also in bulk, in transactions and from peers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ MISSING = "239 Foreign key constraint 'f1' failed for field '2 (cid)': foreign t
 
 
 async def test_parent_with_zero_in_a_complex_key_stays_while_it_is_referenced() -> None:
-    """Real servers take the 0 for nil and delete it; that such a row of a peer is applied, the next test shows."""
+    """Real servers treat 0 as nil and delete the tuple; the next test shows that such a row of a peer is applied."""
     client = await make(
         space(P, field("id"), field("x"), field("y")),
         index(P, 0, 0),
@@ -104,7 +104,7 @@ async def test_parent_with_zero_in_a_complex_key_stays_while_it_is_referenced() 
 
 @contextmanager
 def applying(box: Box) -> Iterator[Replicated]:
-    """As an applier executes the rows of a peer."""
+    """Execute rows of a peer as an applier does."""
     box.is_recovering = True
     try:
         yield Replicated(box)
@@ -207,7 +207,7 @@ async def test_bulk_paths_leave_guarded_spaces_to_the_statements() -> None:
 
 
 async def test_pipelined_requests_are_checked(tmp_path: Path) -> None:
-    """By the server, which executes many requests of a turn in bulk and a single one on a path of its own."""
+    """Through the server, which executes many requests of a turn in bulk and a single one on a separate path."""
     simple = [
         space(P, field("id")),
         index(P, 0, 0),

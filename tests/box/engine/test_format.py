@@ -1,4 +1,4 @@
-"""Formats: what fits, what does not and in which words, by example and on random formats of the real server."""
+"""Formats: accepted and rejected tuples and the error texts, by example and on random formats of the real server."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_numbers_must_be_written_as_their_type_is() -> None:
     assert refusal(format, b"\x92\x01\xca" + struct.pack(">f", 0.25))[0] == 23
     assert refusal(format, b"\x91\xd0\x05")[0] == 23
     assert refusal(format, b"\x91\xcc\x05") == (0, "")
-    # The same bytes elsewhere in the tuple do no harm.
+    # The same bytes elsewhere in the tuple are harmless.
     assert refusal(format, b"\x93\x01\xc0\xd0\x05") == (0, "")
     assert refusal(format, b"\x93\x01\xc0\xca" + bytes(4)) == (0, "")
 
@@ -225,7 +225,7 @@ def random_raw(chance: random.Random, depth: int = 0) -> bytes:
 
 
 def fitting_raw(chance: random.Random, type: str) -> bytes:
-    """A value of the type, more often than by chance alone."""
+    """Return a value that has the type more often than by chance."""
     for _ in range(30):
         raw = random_raw(chance)
         if kind_at(raw, 0) & ACCEPTS[type]:
@@ -284,7 +284,7 @@ def made(space: SpaceDefinition) -> tuple[int, str]:
 
 
 def defined(client: RawClient, chance: random.Random, id: int) -> SpaceDefinition:
-    """A random space on the server, whose refusals of indexes must be ours."""
+    """Create a random space on the server; its index errors must equal ours."""
     space = random_space(chance, id)
     pk = IndexDefinition(id, 0, "pk", "tree", True, PK.parts)
     answers = client.ask([raw_client.insert(280, space_row(space)), raw_client.insert(288, index_row(pk))])

@@ -1,4 +1,4 @@
-"""An index keeps its tuples findable and in order, however writes and reads follow each other."""
+"""An index finds its tuples and keeps them ordered under any sequence of writes and reads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def index_of(type: str = "tree", parts: str = "0:unsigned") -> EngineIndex:
 
 @pytest.fixture(params=["few", "many"], autouse=True)
 def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With small limits some keys are as many: sorted in runs, read around, paid back by writes."""
+    """Low limits make a few keys count as many: sorted in runs, read around, merged by writes."""
     if request.param == "many":
         monkeypatch.setattr(index_module, "RUN", 3)
         monkeypatch.setattr(index_module, "SETTLED_BY_READ", 1)
@@ -43,7 +43,7 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_order_is_right_whenever_it_is_asked_for(
     program: list[tuple[int, bytes | None] | list[int] | None],
 ) -> None:
-    """None is a read in order; a list stands for keys that somebody put into the map in bulk."""
+    """None is an ordered read; a list contains keys inserted into the map in bulk."""
     index = index_of()
     wanted: dict[Key, bytes] = {}
     for step in program:
@@ -67,7 +67,7 @@ def test_the_order_is_right_whenever_it_is_asked_for(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(WRITES | st.sampled_from([1, 2, 5]), max_size=60))
 def test_partly_merged_order_is_correct(program: list[tuple[int, bytes | None] | int]) -> None:
-    """A number stands for so many keys that are put in order."""
+    """A number is that many keys to sort."""
     index = index_of()
     wanted: dict[Key, bytes] = {}
     for step in program:
@@ -130,7 +130,7 @@ def test_many_deleted_keys_are_removed_together_and_few_one_by_one() -> None:
 
 
 def scattered(count: int, start: int = 0) -> list[Key]:
-    """Distinct keys in no order."""
+    """Return distinct keys in random order."""
     return [(number * 7919) % 1_000_003 for number in range(start, start + count)]
 
 
@@ -141,7 +141,7 @@ def put(index: EngineIndex, keys: list[Key]) -> None:
 
 @pytest.mark.parametrize("limits", ["few"], indirect=True)
 class TestManyKeysAtOnce:
-    """None of this is about how long something takes: what is not done cannot take long."""
+    """These tests measure no time: they check that the work is not done."""
 
     def test_first_read_after_many_new_keys_merges_none_of_them(self) -> None:
         index = index_of()
@@ -193,7 +193,7 @@ class TestManyKeysAtOnce:
         assert index.count(Span(5, 120 * RUN, False)) == 120 * RUN - 5
 
     def test_a_read_puts_few_keys_in_their_places_beside_many(self) -> None:
-        """Or every write between two reads would add a run."""
+        """Otherwise every write between two reads would add a run."""
         index = index_of()
         put(index, scattered(3 * RUN))
         for key in range(2_000_000, 2_000_500):
@@ -242,7 +242,7 @@ def test_every_open_view_receives_the_previous_tuple() -> None:
 
 
 def test_hash_index_continues_after_a_key_while_the_key_exists() -> None:
-    """The iterator GT, by which clients read such an index in pieces."""
+    """The GT iterator, with which clients read such an index in pieces."""
     index = index_of("hash")
     for key in (5, 3, 9, 1):
         index.set(key, b"%d" % key)

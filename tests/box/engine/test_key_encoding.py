@@ -1,4 +1,4 @@
-"""Encodings of single values: prefix-free, of known bytes, and short where that counts."""
+"""Encodings of single values: prefix-free, with known bytes, and short where it matters."""
 
 from __future__ import annotations
 

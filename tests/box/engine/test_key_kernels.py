@@ -1,4 +1,4 @@
-"""The compiled encoder of keys stays inside its arrays, whatever it meets; test_sort_keys.py compares what it gives."""
+"""The compiled key encoder stays within its arrays for any input; test_sort_keys.py checks its output."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GUARD = 16
 
 
 def encoded(tuples: list[bytes], fields: list[int], kinds: list[int]) -> list[bytes | None]:
-    """The keys, with guards around what is written."""
+    """Return the keys, with guards around the output."""
     buf = np.frombuffer(b"".join(tuples), np.uint8)
     offsets = np.cumsum([0, *map(len, tuples)])
     guarded = np.full(2 * GUARD + len(tuples) * len(kinds) * FIXED_SIZE_MAX + 2 * len(buf), 0xEE, np.uint8)

@@ -1,4 +1,4 @@
-"""Keys order as values do: against a straightforward comparison, and against the indexes of the real server."""
+"""Keys sort as their values do: compared with a straightforward comparison, and with indexes of the real server."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_entries_order_as_values_do(type: str) -> None:
 
     @given(st.lists(VALUES_OF[type], min_size=2, max_size=6))
     def check(values: list[Any]) -> None:
-        # Among doubles alone none is taken for a decimal.
+        # Comparing only doubles, none is treated as a decimal.
         ranks = [double_rank(value) if type == "double" else rank(value) for value in values]
         tuples = [(number, value) for number, value in enumerate(values)]
         for key in plain, nullable:
@@ -130,7 +130,7 @@ def test_parts_are_compared_from_the_left_and_equal_keys_by_the_primary_key(
 
 
 def iterated(tuples: list[tuple[Any, ...]], iterator: int, key: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """What an iterator gives, by its definition."""
+    """Return the definition of an iterator's result."""
     wanted = key_rank(key)
     found = []
     for tuple_ in sorted(tuples, key=lambda tuple_: (key_rank(tuple_[1:]), tuple_[0])):
@@ -314,7 +314,7 @@ UUIDS_RAW = [pack(uuid.UUID(int=value)) for value in (0, 1, 2**127, 2**128 - 1, 
 BOOLEANS_RAW = [b"\xc2", b"\xc3"]
 NAN_RAW = [pack(math.nan)]
 REAL_VALUES = {
-    # A server compares unsigned ones by their first bytes, so each must be as short as it can be.
+    # A server compares unsigned ones by their first bytes, so each needs the shortest encoding.
     "unsigned": [pack(value) for value in PLAIN_INTEGERS if value >= 0],
     "integer": INTEGERS_RAW,
     "double": DOUBLES_RAW,

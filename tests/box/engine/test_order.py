@@ -1,4 +1,4 @@
-"""Keys stay in order, piece by piece, whatever batches come and go."""
+"""Keys stay ordered, piece by piece, under any batches."""
 
 from __future__ import annotations
 

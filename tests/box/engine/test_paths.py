@@ -1,4 +1,4 @@
-"""JSON paths: what they lead to, and where they stop making sense."""
+"""JSON paths: their targets, and the position of errors."""
 
 from __future__ import annotations
 

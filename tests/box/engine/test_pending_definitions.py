@@ -177,7 +177,7 @@ local tuples = {{}}
 for _, number in ipairs(after) do table.insert(tuples, box.space[number]:select()) end
 return answers, tuples
 """
-"""Runs a story without giving way: the real server aborts a stream that changes definitions at its first yield."""
+"""Run a story without yielding: the real server aborts a stream that changes definitions at its first yield."""
 
 
 @pytest.mark.parametrize("binary", parameters(">=2.11"))
@@ -203,7 +203,7 @@ def test_stories_equal_answers_of_real_servers(binary: Binary, tmp_path: Path) -
 
 
 async def refused_by_commit(client: Conversation, *steps: Step) -> str:
-    """The error of COMMIT after statements that all succeed; checks that nothing was stored."""
+    """Return the error of COMMIT after statements that all succeed; check that nothing was stored."""
     numbers = [each for each in (P, C, D) if each in client.instance.box.spaces]
     before = {each: await client.select(space=each) for each in numbers}
     definitions = await client.select(space=280)
@@ -374,7 +374,7 @@ async def test_rows_of_a_space_that_loses_its_primary_index_are_rejected_by_the_
 
 
 async def test_rows_of_a_space_whose_primary_index_changes_are_rejected_by_the_commit() -> None:
-    """The log names tuples by their primary key: a replica would look for others."""
+    """The log names tuples by their primary key: a replica would find other tuples."""
     by_cid = RequestType.REPLACE, {0x10: 288, 0x21: [C, 0, "i0", "tree", {"unique": True}, [[1, "unsigned"]]]}
     for written in (insert(C, 2, 1), update(C, 1, ["=", 3, 5]), delete(C, 1)):
         client = await make(space(C, field("id"), field("cid")), index(C, 0, 0), insert(C, 1, 1))

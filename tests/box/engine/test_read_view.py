@@ -1,4 +1,4 @@
-"""A read view shows all spaces as they were when it was opened, whatever is written since."""
+"""A read view shows all spaces as of its opening, despite later writes."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_key_is_in_spans_when_one_span_contains_it(spans: list[Span], key: int) 
 
 
 class Counted(int):
-    """A key that counts how often keys are compared."""
+    """A key that counts its comparisons."""
 
     compared = 0
 

@@ -1,4 +1,4 @@
-"""Numbers handed out by sequences, with the edges of the real server."""
+"""Sequence values, with the limits of the real server."""
 
 from __future__ import annotations
 

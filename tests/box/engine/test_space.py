@@ -1,4 +1,4 @@
-"""A space keeps its tuples through changes of its definition, or says what they break."""
+"""A space keeps its tuples through changes of its definition, or reports the violation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The statements: what they check and in which order, what they give, and the rows that they leave for the log.
+"""Statements: their checks in order, their results, and their log rows.
 
-What each does to tuples, `test_model.py` and the conformance table say.
+`test_model.py` and the conformance table check their effects on tuples.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rows(transaction: BoxTransaction) -> list[tuple[int, dict[int, Any]]]:
 
 
 def test_log_contains_the_statement_as_sent_by_the_client(box: Box) -> None:
-    """In the order of keys that real servers write."""
+    """In the key order of real servers."""
     transaction, space = box.begin(), box.space(512)
     statements.insert(transaction, space, pack((4, "d")))
     statements.replace(transaction, space, pack((4, "e")))
@@ -82,7 +82,7 @@ def test_a_statement_through_another_unique_index_is_logged_with_the_primary_key
     assert [list(body.items()) for _, body in rows(transaction)[1:]] == [
         [(0x10, 512), (0x20, (1,)), (0x21, (("=", 2, 5),))],
         [(0x10, 512), (0x20, (1,))],
-        [(0x10, 512), (0x11, 1), (0x20, ("a",))],  # what found nothing names its index
+        [(0x10, 512), (0x11, 1), (0x20, ("a",))],  # a statement that found no tuple names its index
     ]
 
 
@@ -184,7 +184,7 @@ def test_unsupported_index_is_rejected_with_an_explanation() -> None:
     assert len(statements.select(box.begin(), space, 0, iterator=ALL)) == 1
 
 
-# --- checks before anything is done ---------------------------------------------------------------
+# --- checks before execution --------------------------------------------------------------------
 
 WRITES: dict[str, Callable[[BoxTransaction, Any], Any]] = {
     "insert": lambda txn, space: statements.insert(txn, space, pack((9, "x"))),

@@ -1,4 +1,4 @@
-"""Transactions: together or not at all, the newest undone first; and of two that meet, the first committer wins."""
+"""Transactions: atomic, undone from the newest, and the first committer wins a conflict."""
 
 from __future__ import annotations
 
@@ -372,7 +372,7 @@ def test_first_committer_wins_a_conflict(box: Box, one: InteractiveTransaction, 
 
 
 def test_write_skew_is_a_conflict(box: Box, one: InteractiveTransaction, other: InteractiveTransaction) -> None:
-    """Each reads what the other writes: no order of the two would give both results."""
+    """Each reads a key that the other writes: no serial order gives both results."""
     get(one, 1)
     replace(one, 3, "x")
     get(other, 3)

@@ -1,4 +1,4 @@
-"""The compiled checks of tuples and keys: what they vouch for, the plain rules accept, with the same key."""
+"""The compiled checks of tuples and keys: accepted tuples pass the plain rules, with the same key."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ WIDE_ARRAYS = st.builds(
 
 @st.composite
 def fitting(draw: st.DrawFn, lane: Lane) -> bytes:
-    """A tuple that fits the lane's format, in the usual encodings."""
+    """Return a tuple that fits the lane's format, in the usual encodings."""
     typical: dict[str, st.SearchStrategy[Any]] = {
         "unsigned": st.integers(0, 2**63 - 1),
         "integer": st.integers(-(2**63), 2**63 - 1),
@@ -100,7 +100,7 @@ def fitting(draw: st.DrawFn, lane: Lane) -> bytes:
 
 
 def keys_by_kernel(lane: Lane, raws: list[bytes], *, of_requests: bool = False) -> list[Key] | None:
-    """With bytes around each, so that a look outside gives something else."""
+    """Surround each with bytes that would change the result of an out-of-bounds read."""
     data, ats, ends = b"\xc1", [], []
     for raw in raws:
         ats.append(len(data))
@@ -112,7 +112,7 @@ def keys_by_kernel(lane: Lane, raws: list[bytes], *, of_requests: bool = False) 
 
 
 def key_by_rules(lane: Lane, raw: bytes) -> Key | None:
-    """What the plain rules say; None where they refuse the tuple."""
+    """Return the result of the plain rules; None if they reject the tuple."""
     try:
         values = unpack(raw)
         if not isinstance(values, tuple):
@@ -157,7 +157,7 @@ def test_truncated_tuple_is_never_accepted(lane: Lane, data: st.DataObject) -> N
 
 @given(SOME_LANE, st.lists(ARRAYS | WIDE_ARRAYS, max_size=3))
 def test_keys_of_requests_are_those_of_the_plain_rules(lane: Lane, raws: list[bytes]) -> None:
-    """The request scanner has seen to it that they are whole."""
+    """The request scanner has checked that they are complete."""
     found = keys_by_kernel(lane, raws, of_requests=True)
     if found is not None:
         assert found == [lane.primary.key.exact(unpack(raw)) for raw in raws]

@@ -1,4 +1,4 @@
-"""Compiled updates: what they do is what the plain ones do, byte for byte, and they stay inside their arrays."""
+"""Compiled updates: equal to the plain ones byte for byte, and within their arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPERATIONS = st.lists(
 def updated(
     tuples: list[bytes], operations: list[bytes], bases: list[int], keys: tuple[int, ...] = ()
 ) -> list[bytes | None]:
-    """The results, None where the kernel leaves them; guards show a stray write."""
+    """Return the results, None where the kernel leaves them; guards reveal stray writes."""
     buf, ops = np.frombuffer(b"".join(tuples), np.uint8), np.frombuffer(b"".join(operations), np.uint8)
     offsets, ops_offsets = np.cumsum([0, *map(len, tuples)]), np.cumsum([0, *map(len, operations)])
     guarded = np.full(2 * GUARD + update_bound(len(buf), len(ops), len(tuples)), 0xEE, np.uint8)

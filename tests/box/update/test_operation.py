@@ -1,4 +1,4 @@
-"""Operations of a request: how they are read, and what is wrong before they meet a tuple."""
+"""Operations of a request: parsing, and the errors found without a tuple."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What arithmetic, bitwise and splice operations make of a value."""
+"""Results of arithmetic, bitwise and splice operations on a value."""
 
 from __future__ import annotations
 

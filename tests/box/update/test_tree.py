@@ -1,6 +1,6 @@
-"""Several operations on one document: where things end up, and which do not go together.
+"""Several operations on one document: their final positions, and conflicts.
 
-The real server says the same, here on what is wrong, in `test_update.py` on random documents.
+The real server agrees: on errors here, and in `test_update.py` on random documents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOCUMENT = {"a": {"x": 1, "y": 2}, "b": (1, 2, 3), "c": "text", "d": 4}
 
 
 def run(*operations: tuple[Any, ...], document: Any = DOCUMENT) -> Any:
-    """The document, as pairs where it is a map, so that their order shows."""
+    """Return the document, with maps as pairs to show their order."""
     changed = unpack(update_raw(pack((1, document)), decode_operations(operations)))[1]
     return list(changed.items()) if isinstance(changed, dict) else changed
 

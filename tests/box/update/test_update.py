@@ -1,4 +1,4 @@
-"""Update operations on whole tuples: by example, and byte for byte against the real server on random ones."""
+"""Update operations on whole tuples: by example, and on random ones byte for byte against the real server."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def random_operation(chance: random.Random) -> bytes:
 
 
 class Undefined(Exception):
-    """A path into what another operation has changed. Some of these crash a server, so none is sent."""
+    """A path into a value changed by another operation. None is sent, since some of these crash a server."""
 
 
 def said_twice(operation: Operation) -> TarantoolError:
@@ -223,7 +223,7 @@ def said_twice(operation: Operation) -> TarantoolError:
 
 
 def ours(raw: bytes, operations: bytes, is_upsert: bool) -> tuple[int, str, bytes]:
-    """Code, message, and the tuple that is there afterwards."""
+    """Code, message, and the resulting tuple."""
     try:
         decoded = decode_operations(operations, field_names=FORMAT.field_names)
         new = (upsert_raw if is_upsert else update_raw)(raw, decoded, FORMAT)
@@ -255,7 +255,7 @@ def test_random_operations_equal_those_of_the_real_server(
             raw_client.upsert(512, raw, operations) if is_upsert else raw_client.update(512, b"\x91\x01", operations)
         )
         requests += [raw_client.replace(512, raw), change, raw_client.select(512, 0)]
-    # Without a WAL no request yields, so they run in the order sent.
+    # Without a WAL no request yields, so they run in sending order.
     with (
         tarantool.serve(tmp_path, setup=setup, cfg="wal_mode='none', net_msg_max=100000") as server,
         RawClient(server.port) as client,
@@ -266,7 +266,7 @@ def test_random_operations_equal_those_of_the_real_server(
         answer, (now,) = answers[3 * number + 1], answers[3 * number + 2].tuples
         case = f"{unpack(raw)!r} {unpack(operations)!r} upsert={is_upsert}"
         if unpack(new)[0] != 1:
-            # The engine, not the operation, minds the primary key: it was changed.
+            # The engine checks changes of the primary key, not the operation.
             code, message, new = answer.code, answer.message, raw
             assert code == (0 if is_upsert else errors.CantUpdatePrimaryKey.code), case
         assert (answer.code, answer.message) == (code, message), case
