@@ -1,6 +1,6 @@
-"""Logs for the commands to read: one that the real Tarantool 2.6 wrote, and the shop of the demonstration.
+"""Logs for the commands to read: one written by the real Tarantool 2.6, and the shop of the demonstration.
 
-Members for them to look after are those of the interoperability tests.
+Live members come from the interoperability tests.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ for _, name in ipairs{'all', 'mine', 'sync'} do
 end
 os.exit(0)
 """
-"""Prints what the spaces hold, as MessagePack."""
+"""Prints the contents of the spaces as MessagePack."""
 
 
 @pytest.fixture(scope="session")
 def real_log(tarantool: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with all kinds of rows and values, of the real server, and `data.txt`: what it held then.
+    """A directory with all kinds of rows and values, written by the real server, and `data.txt`: its final contents.
 
-    Nobody may write to it.
+    Must not be written to.
     """
     directory = tmp_path_factory.mktemp("real")
     (directory / "data.txt").write_text(tarantool.run(REAL_LOG + DUMP, directory))
@@ -110,7 +110,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Result:
-    """What a command line did."""
+    """The result of a command line."""
 
     code: int
     out: bytes
@@ -122,7 +122,7 @@ class Result:
 
     @property
     def complaints(self) -> list[str]:
-        """The lines of stderr that are no notes about progress."""
+        """Return the lines of stderr without progress notes."""
         return [line for line in self.errors if not line.startswith("flowstone: compiling")]
 
 
@@ -143,7 +143,7 @@ def flowstone(capfdbinary: pytest.CaptureFixture[bytes]) -> Command:
 
 
 class Terminal(io.StringIO):
-    """Somebody who answers questions."""
+    """A user who answers questions."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Options that are given twice: every command has them as lists, or refuses them."""
+"""Repeated options: every command accepts them as a list, or rejects them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowstone.cli.node import serve
 
 
 def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """All commands below `group`, with the words that call them."""
+    """Return all commands below `group`, with the words that call them."""
     for name, each in group.commands.items():
         if hasattr(each, "commands"):
             yield from commands(each, *path, name)
@@ -32,7 +32,7 @@ def options() -> Iterator[tuple[tuple[str, ...], Any, Any]]:
 
 
 def refusal(command: Any, words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command says to a command line that it does not take."""
+    """Return the error of a command for an invalid command line."""
     try:
         command.make_context("command", words)
     except typer.Exit:  # those of Limestone say it themselves

@@ -1,4 +1,4 @@
-"""Completion in the real shells: Tab is pressed, and what the command is given afterwards is looked at."""
+"""Completion in real shells: the test presses Tab, and inspects the resulting arguments of the command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cli.conftest import Command
 PROMPT = "ready> "
 DEADLINE_SECONDS = 30.0
 SHOWN = 'flowstone() { printf "<%s>" "$@"; echo; }\n'
-"""Stands in for the command: what it is given can be read."""
+"""Replaces the command: records its arguments."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def needed(shell: str) -> str:
 
 
 class Terminal:
-    """A shell at a terminal, and somebody who types."""
+    """A shell on a terminal, with typed input."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -59,7 +59,7 @@ class Terminal:
         os.write(self._descriptor, keys.encode())
 
     def read_until(self, text: str) -> str:
-        """What was shown up to `text`, which has to come."""
+        """Return the output up to `text`, which must appear."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while text not in self._seen:
             ready, _, _ = select.select([self._descriptor], [], [], deadline - time.monotonic())
@@ -85,7 +85,7 @@ def terminal(command: list[str], home: Path) -> Iterator[Terminal]:
 
 
 def given(typed: Terminal, line: str) -> list[str]:
-    """What the command is given when `line`, in which tabs are pressed, is entered."""
+    """Return the arguments of the command after `line`, which contains tabs, is entered."""
     typed.read_until(PROMPT)
     typed.type(f"{line}\n")
     typed.read_until("\n<")
@@ -134,7 +134,7 @@ def test_a_function_of_zsh_may_also_be_found_by_its_path(scripts: Path, tmp_path
     (tmp_path / "_flowstone").write_bytes((scripts / "flowstone.zsh").read_bytes())
     (tmp_path / ".zshrc").write_text(zshrc(f"fpath=({tmp_path} $fpath)", "compinit -u -D"))
     with terminal([needed("zsh"), "-d", "-i"], tmp_path) as typed:
-        for _ in range(2):  # the first Tab loads it
+        for _ in range(2):  # the first Tab loads the completion
             assert given(typed, "flowstone limestone insp\t") == ["limestone", "inspect"]
 
 
@@ -150,7 +150,7 @@ def test_fish_offers_the_same(scripts: Path, tmp_path: Path) -> None:
 
 
 def commands(command: Any, *path: str) -> Iterator[tuple[tuple[str, ...], set[str]]]:
-    """Each command by its words, and the options that its help shows."""
+    """Return each command by its words, and the options in its help."""
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     yield path, {"--help", *(name for each in options for name in (*each.opts, *each.secondary_opts))}
     for name, each in getattr(command, "commands", {}).items():

@@ -1,4 +1,4 @@
-"""What a command says beside its output, and the exit codes that errors mean."""
+"""Messages of a command besides its output, and the exit codes of errors."""
 
 from __future__ import annotations
 

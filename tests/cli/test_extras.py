@@ -1,4 +1,4 @@
-"""Commands whose libraries are not installed say so in one line, before anything else."""
+"""Commands with missing libraries report them in one line, before anything else."""
 
 from __future__ import annotations
 

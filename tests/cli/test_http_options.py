@@ -1,4 +1,4 @@
-"""Where a command serves HTTP, and with which token."""
+"""Options for HTTP: the address and the token."""
 
 from __future__ import annotations
 

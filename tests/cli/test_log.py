@@ -1,4 +1,4 @@
-"""The log of a long-running command: plain lines, JSON lines, and neither forged by what peers say."""
+"""The log of a long-running command: plain lines and JSON lines, which peers cannot forge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORGED = "peer\n2026-01-01 00:00:00.000 INFO all is well\r\x1b[2J\u2028x"
 
 @pytest.fixture(autouse=True)
 def logger() -> Iterator[logging.Logger]:
-    """The logger of the package, put back as it was."""
+    """The logger of the package, restored afterwards."""
     log = logging.getLogger("flowstone")
     before = log.level, list(log.handlers), log.propagate
     yield log

@@ -1,4 +1,4 @@
-"""The `flowstone` command as a process: help, version, pipes that close early, an interrupt, what it imports."""
+"""The `flowstone` command as a process: help, version, closed pipes, an interrupt, its imports."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_interrupt_ends_it_with_130_and_no_traceback(shop: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"---\n"
-        # It has much more to write than a pipe holds, so it is still at it.
+        # It writes much more than a pipe holds, so it is still writing.
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
@@ -94,7 +94,7 @@ def test_an_interrupt_ends_it_with_130_and_no_traceback(shop: Path) -> None:
 
 
 def test_json_needs_no_library_of_other_formats(shop: Path) -> None:
-    """Start-up is a good part of a short run, so what it imports is watched."""
+    """Start-up is a large part of a short run, so the test limits its imports."""
     program = (
         "import sys; from flowstone.cli import run; "
         f"code = run(['cat', '--format=json', '--output', '/dev/null', {str(shop)!r}]); "

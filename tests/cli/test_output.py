@@ -1,4 +1,4 @@
-"""Where output goes: nothing but a regular file is ever replaced, and what cannot be written is named at once."""
+"""Output files: only regular files are ever replaced, and errors name the file at once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_fifo_is_written_into(tmp_path: Path) -> None:
 
 @pytest.fixture
 def null(tmp_path: Path) -> Path:
-    """A way to a device that a mistake of ours would replace: a link in a directory of the test."""
+    """A link in the test directory to a device that a bug would replace."""
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
     return link

@@ -1,4 +1,4 @@
-"""What the service manager is told, on a real process, and that nobody needs one."""
+"""Notifications to the service manager, from a real process; they are optional."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = 60
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
-    """The end that systemd holds, at `notify` in the test's directory."""
+    """The end held by systemd, at `notify` in the test's directory."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
         listening.settimeout(SECONDS)

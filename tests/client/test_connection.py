@@ -1,4 +1,4 @@
-"""A client's connection, to the real server and to peers that misbehave."""
+"""A client's connection to the real server and to misbehaving peers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_an_error_answer_leaves_the_connection_usable(server: Server) -> N
 async def test_the_right_password_makes_the_user(server: Server) -> None:
     async with await connect(f"bob:se:cr@et@{server.uri}") as connection:
         body = eval_body("return box.session.user()")
-        with pytest.raises(Exception, match="bob"):  # nothing is granted to him, and the refusal says his name
+        with pytest.raises(Exception, match="bob"):  # he has no rights, and the error contains his name
             await connection.request(RequestType.EVAL, body)
 
 

@@ -1,4 +1,4 @@
-"""Rows as statements: which are played, and that their bytes stay theirs."""
+"""Rows as statements: which rows are replayed, and that their bytes are unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replay into the real server, and into one with interactive transactions that a test controls."""
+"""Replay into the real server, and into a server with interactive transactions under control of the test."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def select(server: Server, space: int = SPACE) -> tuple[Any, ...]:
 
 
 class Log:
-    """Makes transactions as a log would hold them, LSN after LSN."""
+    """Builds transactions as a log has them, LSN after LSN."""
 
     def __init__(self, replica_id: int = 1) -> None:
         self.lsn = 0
@@ -439,7 +439,7 @@ async def test_rows_of_a_snapshot_that_look_like_those_of_a_log_leave_no_positio
 
 
 def without_transactions(store: Streaming) -> Callable[[Row], Reply]:
-    """A server as a Flowstone node of dialect 2.6 is: no streams, no EVAL."""
+    """A server like a Flowstone node of dialect 2.6: no streams, no EVAL."""
 
     def answer(row: Row) -> Reply:
         if row.type == RequestType.EVAL:
@@ -470,7 +470,7 @@ async def test_a_server_without_streams_and_eval_gets_no_part_of_a_longer_transa
 
 
 class Held:
-    """A store that keeps its answers to COMMIT until the test lets go of them."""
+    """A store that delays its answers to COMMIT until the test releases them."""
 
     def __init__(self) -> None:
         self.store = Streaming()

@@ -1,4 +1,4 @@
-"""Advice about rights: the least that is enough, and nothing for guests."""
+"""Advice about rights: the least sufficient right, and none for guests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columnar decode: equal to the row decoder on random schemas and data, and clear about values that do not fit."""
+"""Columnar decoding: equal to the row decoder on random schemas and data, with clear errors for invalid values."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def logs(draw: st.DrawFn) -> tuple[list[Column], list[int], list[bytes]]:
 
 
 def json_of(value: Any) -> Any:
-    """What a JSON reader should find for a decoded value."""
+    """Return the result of a JSON reader for a decoded value."""
     if isinstance(value, tuple):
         return [json_of(item) for item in value]
     if isinstance(value, dict):
@@ -224,7 +224,7 @@ def reference_row(columns: list[Column], key_fields: list[int], raw: bytes, opti
 
 
 def readable(columns: list[Column], batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The batch's rows, JSON and MessagePack read back."""
+    """Return the batch's rows, with JSON and MessagePack decoded."""
     batch.validate(full=True)
     texts = {"_extra", *(column.name for column in columns if column.type in JSON_TYPES)}
     rows = batch.to_pylist()

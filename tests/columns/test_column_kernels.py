@@ -1,4 +1,4 @@
-"""The column kernels one by one: where they read, where they write, and which row they stop at."""
+"""The column kernels one by one: the bytes they read and write, and the row at which they stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GUARD = 0xEE
 
 
 def places(values: list[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
-    """The values one behind the other, and where each starts; -1 for None."""
+    """Return the concatenated values, and the start of each; -1 for None."""
     starts, data = [], b""
     for value in values:
         starts.append(-1 if value is None else len(data))

@@ -1,4 +1,4 @@
-"""Record batches of a reading: the columns a space had as of its rows, keys of rows that have nothing else."""
+"""Record batches of a reading: the columns of a space as of its rows, and keys of rows without tuples."""
 
 from pathlib import Path
 

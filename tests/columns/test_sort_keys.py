@@ -1,4 +1,4 @@
-"""Keys of many tuples: the bytes that the engine's own encoders give, compiled or not, in the order of its index."""
+"""Keys of many tuples: equal to those of the engine's encoders, compiled or not, in the order of its index."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-"""Pages of the documentation, taken apart: every fenced block, every hidden one, and what a comment says of each.
+"""Parses pages of the documentation: every fenced block, every hidden one, and its comment.
 
-A fenced block has a language. A comment on the line above it may say one thing about it:
+A fenced block has a language. A comment on the line above it may have one of these forms:
 
     <!-- not run: REASON -->     it is left alone; `test_coverage.py` lists these, and how many there may be
     <!-- keeps running -->       it does not end by itself: it has to print what is shown, and ends with the page
     <!-- file: NAME -->          it is written to that file in the page's directory
     <!-- on: ADDRESS -->         of Lua: it is typed at the console of the Tarantool server there
 
-A comment that opens with a language on its first line is a block that readers do not see:
+A comment that starts with a language on its first line is a hidden block:
 
     <!-- sh
     mkdir -p /backup
     -->
 
-`<!-- needs: spark -->`, anywhere, puts a page among those that share one Spark. What becomes of blocks, `running.py`
-tells.
+`<!-- needs: spark -->`, anywhere, adds a page to those that share one Spark session. `running.py` describes the
+execution of blocks.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from tests.places import ROOT
 
 RUN: Final = frozenset("sh console python lua sql".split())
 SHOWN: Final = frozenset("text json".split())
-"""What the block before has printed."""
+"""The output of the previous block."""
 GIVEN: Final = frozenset("toml yaml ini".split())
-"""Files: to be written where a later block finds them. A TOML file is a node's, and is checked by it."""
+"""Files, written for later blocks. A TOML file configures a node, which checks it."""
 LANGUAGES: Final = RUN | SHOWN | GIVEN
 
 _FENCE: Final = re.compile(r"(?P<indent> *)```(?P<language>\S*)\s*")
@@ -46,7 +46,7 @@ class BadPage(Exception):
 
 @dataclass(frozen=True)
 class Block:
-    """One block: where it begins, its language, its text, and what the comment above it says."""
+    """One block: its line, language and text, and the comment above it."""
 
     line: int
     language: str
@@ -76,7 +76,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Page:
-    """A page: its path from the repository's root, its blocks in order, and what it needs beside this program."""
+    """A page: its path from the repository's root, its blocks in order, and its requirements."""
 
     path: str
     blocks: tuple[Block, ...]

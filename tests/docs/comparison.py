@@ -1,4 +1,4 @@
-"""Whether something was printed as a page shows it.
+"""Compares output with the text of a page.
 
 A page's text is taken literally, but for what no two runs have in common: points in time, durations (`4.1 s`), UUIDs
 and hashes stand for any of their kind, `…` for anything within a line, and a line of `…` alone for any number of lines.
@@ -26,7 +26,7 @@ _VARYING: Final = re.compile("|".join([f"({kind})" for kind in _KINDS] + [f"({AN
 
 
 def differs(shown: str, printed: str) -> str | None:
-    """None if it was printed so, else a sentence about the first line that was not."""
+    """Return None if the output matches, otherwise a sentence about the first line that differs."""
     expected = [_narrow(line) for line in shown.rstrip().splitlines()]
     lines = [_narrow(line) for line in printed.rstrip().splitlines() if not line.startswith(COMPILING)]
     got = "".join(f"{line}\n" for line in lines)
@@ -40,12 +40,12 @@ def differs(shown: str, printed: str) -> str | None:
 
 
 def says_something(shown: str) -> bool:
-    """False where it would take anything for what it shows."""
+    """Return False if it would match anything."""
     return any(line.strip() not in {"", ANY} for line in shown.splitlines())
 
 
 def lacks(shown: str, printed: str) -> str | None:
-    """None if everything in these JSON texts was printed, too, else a sentence about what was not.
+    """Return None if everything in these JSON texts was printed, otherwise a sentence about the difference.
 
     Texts are one object, or one per line. An object on the page has keys that the printed one must have, with values of
     the same type: numbers, times and names may be others, and `null` stands for anything."""

@@ -1,7 +1,7 @@
-"""`flowstone`, as the documentation's shell finds it: the command itself, but for those that need Spark.
+"""`flowstone` in the documentation's shell: the command itself, except for those that need Spark.
 
-They run in the process that has a session (`interpreter.py`): a JVM for each of them would take most of the time that
-the documentation may take. The others are forked, with this process as their deputy (`warm_command.py`).
+Those run in the process that has a session (`interpreter.py`): one JVM per command would take most of the test time.
+The others are forked, and this process forwards to them (`warm_command.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPARK: Final = "DOCS_SPARK"
 STARTER: Final = "DOCS_STARTER"
 """The address of the process that forks commands."""
 LISTEN: Final = "DOCS_LISTEN"
-"""What stands for the default address of a node, which no example names."""
+"""Replaces the default address of a node, which no example names."""
 
 
 def needs_spark(arguments: Sequence[str]) -> bool:
@@ -38,7 +38,7 @@ def listens_by_default(arguments: Sequence[str]) -> bool:
 
 
 def ask(path: str, request: dict[str, object], output: int, errors: int) -> int:
-    """Has a request done by an interpreter; its exit code."""
+    """Run a request in an interpreter; return its exit code."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
         socket.send_fds(connection, [json.dumps(request).encode()], [output, errors])
@@ -49,7 +49,7 @@ def ask(path: str, request: dict[str, object], output: int, errors: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    # How the tests are run is not for the commands to see.
+    # The commands must not see how the tests are run.
     path, address, starter = os.environ.pop(SPARK, None), os.environ.pop(LISTEN), os.environ.pop(STARTER)
     if path is None or not needs_spark(arguments):
         given = ["--listen", address] if listens_by_default(arguments) else []

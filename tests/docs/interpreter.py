@@ -1,4 +1,5 @@
-"""The Python that a page's blocks run in, as a process of its own: `python -m tests.docs.interpreter SOCKET [--spark]`.
+"""The Python interpreter for a page's blocks, as a separate process: `python -m tests.docs.interpreter SOCKET
+[--spark]`.
 
 Blocks of one page share their names, as in a notebook, and may `await`, as in `python -m asyncio`. With `--spark` there
 is one Spark session for all pages, `spark` in every block, and the commands that need Spark run here, too, instead of
@@ -26,7 +27,7 @@ REQUEST_MAX: Final = 1 << 20
 
 
 class Interpreter:
-    """Runs what it is asked for, one after another, in its main thread; coroutines on a loop in another."""
+    """Runs requests one after another in its main thread; coroutines run on a loop in another thread."""
 
     def __init__(self, spark: Any | None) -> None:
         self._given = {} if spark is None else {"spark": spark}
@@ -108,7 +109,7 @@ def main(path: str, *options: str) -> None:
             flowstone.spark.register(spark)
         listener.bind(f"{path}.new")
         listener.listen()
-        os.rename(f"{path}.new", path)  # whoever sees it can connect
+        os.rename(f"{path}.new", path)  # a visible socket accepts connections
         Interpreter(spark).serve(listener)
 
 

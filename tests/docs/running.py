@@ -1,4 +1,4 @@
-"""One page, run: its blocks in order, in one directory, with one shell and one Python.
+"""Runs one page: its blocks in order, in one directory, with one shell and one Python.
 
 | block | what becomes of it |
 |---|---|
@@ -12,7 +12,7 @@
 | `toml` | is a file that `flowstone serve --check` accepts |
 | `yaml` | is a file that can be read |
 
-Ports and paths are replaced (`substitution.py`). Whatever still runs at the end is ended.
+Ports and paths are replaced (`substitution.py`). All processes still running at the end are terminated.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from tests.warm_process import WarmProcess, starter_address
 BLOCK_SECONDS: Final = 180
 END_SECONDS: Final = 15
 SETUPS: Final = Path(__file__).parent / "setups.sh"
-"""What hidden blocks may call."""
+"""Functions for hidden blocks."""
 KEPT: Final = ("JAVA_HOME", "FLOWSTONE_KERNEL_CACHE", "TMPDIR", SUBMIT_OPTIONS)
-"""Variables that commands of a page inherit: where this machine has things, and how the JVMs of tests start."""
+"""Environment variables for commands of a page: local paths, and the start options of JVMs in tests."""
 
 
 class BlockFailed(Exception):
-    """A block that does not do what its page says."""
+    """A block whose result differs from its page."""
 
 
 class PageRun:
-    """A page while it runs: what its last block printed, and what is still running."""
+    """A running page: the output of its last block, and its running processes."""
 
     def __init__(self, page: Page, directory: Path, interpreter: Path) -> None:
         self._page = page
@@ -83,7 +83,7 @@ class PageRun:
                     raise BlockFailed(f"{self._page.path}:{block.line}: {failed}") from None
 
     def end(self) -> None:
-        """Ends the shell and all that it has started."""
+        """Terminate the shell and all processes started by it."""
         assert self._shell.stdin is not None
         self._shell.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -145,7 +145,7 @@ class PageRun:
             self._printed = self._sh(code, shown=shown, keeps_running=last, may_fail=True, merged=True)
             if reason := comparison.differs(shown, self._printed):
                 raise BlockFailed(f"`{command.strip()}`: {reason}")
-            # An error may be what a page is about; then it shows it.
+            # A page may show an error on purpose.
             if not comparison.says_something(shown) and self._last_step.with_suffix(".failed").exists():
                 raise BlockFailed(f"`{command.strip()}` failed:\n{self._printed}")
 
@@ -189,7 +189,7 @@ class PageRun:
         return self._output(step)
 
     def _await(self, step: Path, shown: str | None) -> None:
-        """Until the shell has done it and, of what goes on by itself, until it has printed what is `shown`."""
+        """Wait until the shell is done or, for a background process, until it has printed `shown`."""
         deadline = time.monotonic() + BLOCK_SECONDS
         while not step.with_suffix(".done").exists() or (shown and comparison.differs(shown, self._output(step))):
             if self._shell.poll() is not None or step.with_suffix(".ended").exists():
@@ -243,7 +243,9 @@ def interpreter(directory: Path, *, spark: bool = False) -> Iterator[Path]:
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """What a page's commands find: a plain terminal, this `flowstone`, the page's directory as their home."""
+    """Return the environment of a page's commands: a plain terminal, this `flowstone`, the page's directory as
+    their home.
+    """
     commands = directory / ".run" / "bin"
     commands.mkdir(parents=True)
     command = commands / "flowstone"
@@ -257,7 +259,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def _group_lives(leader: subprocess.Popen[bytes]) -> bool:
-    """Whether a process of the group still runs; ended ones may stand in the table for long."""
+    """Return True if a process of the group is running; ended ones may stay in the table for long."""
     leader.poll()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

@@ -1,6 +1,6 @@
-"""What examples say, and what it is while they run: free ports for 3301, a page's own directory for /backup.
+"""Substitutes names of examples at run time: free ports for 3301, a page's own directory for /backup.
 
-Examples speak of ports, hosts and paths that readers have. Here each page gets its own: in every block, before it runs,
+Examples use ports, hosts and paths of the reader. Each page gets its own; before a block runs,
 
 - a port of `PORTS` becomes one that is free, the same wherever the page names it; with a host of `HOSTS` before it,
   that machine's own port on loopback: `db1:3301` and `db2:3301` are two servers, and neither is `127.0.0.1:3301`; so
@@ -9,7 +9,7 @@ Examples speak of ports, hosts and paths that readers have. Here each page gets 
 - a node that is told no address listens on what stands for 127.0.0.1:3301;
 - `NOON` is the moment at which a hidden block has said `noon`.
 
-`shown` is the way back, for what commands print.
+`shown` is the inverse, for output of commands.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _PATH: Final = re.compile(rf"(?<![\w.:/}}*-])/(?=(?:{'|'.join(PLACES)})(?![\w.])
 
 
 class Substitution:
-    """Of one page, whose directory is `directory`."""
+    """The substitutions of one page, whose directory is `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._ports: dict[tuple[str, str], int] = {}
 
     def real(self, text: str) -> str:
-        """An example as it can be run here."""
+        """Return an example in runnable form."""
         text = _PATH.sub(f"{self._directory}/", _ADDRESS.sub(self._address, text))
         noon = self._directory / ".run" / "noon"
         return text.replace(NOON, noon.read_text().strip()) if noon.exists() else text
 
     def shown(self, text: str) -> str:
-        """What it prints, as a reader would see it."""
+        """Return its output as a reader would see it."""
         for (host, port), free in self._ports.items():
             if host:
                 text = text.replace(f"127.0.0.1:{free}", f"{host}:{port}")

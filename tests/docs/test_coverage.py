@@ -1,4 +1,4 @@
-"""Every fenced block is run, compared or checked, but for a few that say why not."""
+"""Every fenced block is run, compared or checked, except for a few that state a reason."""
 
 from __future__ import annotations
 

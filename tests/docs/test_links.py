@@ -1,4 +1,4 @@
-"""Links between pages lead somewhere: to a file that is there, and to a heading that it has."""
+"""Links between pages have an existing target: a file, and a heading in it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MENTION: Final = re.compile(r"\bdocs/[a-z/-]+\.md\b")
 
 
 def anchors(text: str) -> set[str]:
-    """As GitHub makes them of headings; that the site has the same, its strict build sees."""
+    """In the form of GitHub; the strict build of the site checks its own form."""
     headings = (found["text"].lower() for found in HEADING.finditer(FENCED.sub("", text)))
     return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in headings}
 
 
 def broken(path: str, text: str) -> list[str]:
-    """Links of the page that lead nowhere."""
+    """Return the broken links of the page."""
     found = []
     for link in LINK.finditer(FENCED.sub("", text)):
         target, _, anchor = link["target"].partition("#")

@@ -1,4 +1,4 @@
-"""Every page of the documentation that needs no Spark does what it says."""
+"""Pages of the documentation that need no Spark do what they say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That examples are run, and that a wrong one is found: pages that lie, and pages that do not."""
+"""Examples are run, and wrong ones are found: pages with and without mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site: built from the repository alone, with every page, and nothing in it that is fetched from elsewhere."""
+"""The site: built from the repository alone, with every page, and without resources from other hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FETCHED: Final = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(directory)]
-    # A proxy that nobody is behind: what asked for anything would fail.
+    # A proxy without a server: any download would fail.
     nowhere = dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:1")
     done = subprocess.run(command, cwd=ROOT, env=os.environ | nowhere, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

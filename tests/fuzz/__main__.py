@@ -1,8 +1,8 @@
 """`python -m tests.fuzz TARGET|all [--seconds N] [--runs N] [--seed S] [--blind]`: inputs until the budget is spent.
 
-With guidance of coverage, kernels as plain Python. An input that breaks a target is printed as hex and kept in
-`tests/vectors/fuzz`, from where the suite tries it again, and the exit code is 1. Without a budget, each target has
-the runs that the suite gives it.
+Guided by coverage, with kernels as plain Python. An input that breaks a target is printed as hex and stored in
+`tests/vectors/fuzz`, where the suite runs it again; the exit code is 1. Without a budget, each target gets its number
+of runs in the suite.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from tests.places import VECTORS
 
 if __name__ == "__main__":
-    os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # before anything of ours is loaded: edges inside of kernels count
+    os.environ.setdefault("NUMBA_DISABLE_JIT", "1")  # before our own modules are loaded: edges inside of kernels count
 
 import argparse
 import hashlib
@@ -28,7 +28,7 @@ CORPORA = VECTORS / "fuzz"
 
 
 def fuzz(name: str, given: argparse.Namespace) -> bool:
-    """False: an input has broken the target."""
+    """False if an input has broken the target."""
     target, started = TARGETS[name], time.process_time()
     fuzzer = Fuzzer(target, f"{given.seed}/{name}", is_guided=not given.blind)
     runs = given.runs if given.runs is not None else sys.maxsize if given.seconds is not None else target.runs

@@ -1,4 +1,4 @@
-"""Targets that are whole conversations: all that a master says to an applier, and on the connection of its ballot."""
+"""Targets that are whole conversations: all messages of a master to an applier, and on the connection of its ballot."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PIECE = 61
 
 
 def applier(data: bytes) -> None:
-    """The first byte says what the applier asks for; the rest is what it hears, in one piece and in many.
+    """The first byte chooses the applier's request; the rest is its input, in one piece and in many.
 
-    They may end differently: what comes before it was asked for is no answer.
+    Their results may differ: bytes before the request are not an answer.
     """
     for pieces in ([data[1:]], [data[at : at + PIECE] for at in range(1, len(data), PIECE)]):
         _converse(data[:1], pieces)
@@ -79,7 +79,7 @@ def ballot_watch(data: bytes) -> None:
 
 
 def login(data: bytes) -> None:
-    """No answer of a stranger is taken for one that knows the password."""
+    """No answer without the password is accepted as authentic."""
     assert not auth.check(data, auth.hash_of_hash("secret"), bytes(32))
 
 
@@ -88,7 +88,7 @@ def stack_of_errors(data: bytes) -> None:
 
 
 def select_reply(data: bytes) -> None:
-    """What a server answers an archive that asks for its definitions."""
+    """The answers of a server to an archive that requests its definitions."""
     for each in tuples_of(data):
         unpack(each)
 

@@ -1,6 +1,6 @@
-"""Which ways through our code an input takes: the edges between its lines, and about how often each was taken.
+"""The coverage of an input: the edges between lines, and roughly how often each was taken.
 
-Plain tracing of the functions in some directories; kernels count as long as they run as plain Python.
+Plain tracing of the functions in some directories; kernels count while they run as plain Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Feature = tuple[Edge, int]
 
 
 class Coverage:
-    """Runs inputs and says what is new about their ways. `tokens` are the constants of the code that was met."""
+    """Runs inputs and reports new coverage. `tokens` are the constants of the executed code."""
 
     def __init__(self, *roots: str) -> None:
         self.tokens: list[bytes] = []
@@ -37,7 +37,7 @@ class Coverage:
         return len(self._edges)
 
     def is_news(self, run: Callable[[bytes], object], data: bytes) -> bool:
-        """Whether the run took an edge that no run before it took, or took one far more often. Passes errors on."""
+        """Return True if the run took a new edge, or one far more often than before. Passes errors on."""
         self._taken = {}
         before = sys.gettrace()
         sys.settrace(self._enter)
@@ -82,7 +82,7 @@ class Coverage:
 
 
 def _token(constant: object) -> bytes:
-    """A constant as it may stand in an input; nothing for those that could not."""
+    """Return a constant in the forms it can have in an input; nothing for impossible ones."""
     match constant:
         case bytes() if len(constant) <= TOKEN_SIZE_MAX:
             return constant

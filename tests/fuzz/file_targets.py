@@ -1,4 +1,4 @@
-"""Targets for small files: what archives, Limestone's directories and operators write, as text or MessagePack."""
+"""Targets for small files of archives, Limestone's directories and operators, in text or MessagePack."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UUID = "7036c76f-ef9c-4258-9711-665964110f2a"
 
 
 class _Opened(MemoryFile):
-    """Closes itself, as files of a disk do."""
+    """Closes itself, like files of a disk."""
 
     def __enter__(self) -> Self:
         return self
@@ -48,12 +48,12 @@ class _OneFile:
 
 
 def _read_by(read: Callable[[Disk], object]) -> Callable[[bytes], None]:
-    """A target of what reads a file from a disk."""
+    """A target of a file reader."""
     return lambda data: cast("None", read(cast("Disk", _OneFile(data))))
 
 
 def _blocks(disk: Disk) -> None:
-    """Whatever the lines are, the index that is left of them is one that goes forward."""
+    """Whatever the lines are, the remaining index has increasing positions."""
     found = archive_blocks.read_blocks(disk, "00000000000000000005.xlog")
     if found is not None:
         assert found.end >= found.header.offset
@@ -80,7 +80,7 @@ def settings(data: bytes) -> None:
 
 
 def offsets(data: bytes) -> None:
-    """What Spark hands back, and what its users write."""
+    """Input from Spark, and from its users."""
     text = data.decode("utf-8", "replace")
     found = parse_offsets(text)
     if not isinstance(found, str):
@@ -90,7 +90,7 @@ def offsets(data: bytes) -> None:
 
 
 def vclock_text(data: bytes) -> None:
-    """As it stands in the header of a file."""
+    """In the form of a file header."""
     text = data.decode("utf-8", "replace")
     try:
         found = VClock(parse_vclock(text))
@@ -100,7 +100,7 @@ def vclock_text(data: bytes) -> None:
 
 
 SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
-"""Thousands of files are written for `settings`: not to a disk, where that can be helped."""
+"""Thousands of files are written for `settings`: in memory, if possible."""
 
 RUN: dict[str, Any] = {"vclock": {1: 9}, "settled": {1: 9}, "first_timestamp": 1.5, "last_timestamp": 2.5}
 BLOCKS = (

@@ -1,6 +1,6 @@
-"""Fuzzing with guidance: an input that takes a new way through the code joins the pool that others are made from.
+"""Guided fuzzing: an input with new coverage joins the pool of inputs to mutate.
 
-Everything follows from the seed, as long as a count of runs is the budget: the choices, and the order of the pool.
+The seed determines everything if the budget is a number of runs: the choices, and the order of the pool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.fuzz.mutation import mutated, spliced
 from tests.fuzz.targets import Target
 
 SIZE_MAX: Final = 8192
-"""Bytes of an input that others are made from: long ones take long, and say little more."""
+"""Limit on the bytes of an input to mutate: long ones are slow and add little."""
 
 SLOW_SECONDS: Final = 20.0
 POOL_MAX: Final = 4000
@@ -24,14 +24,14 @@ POOL_MAX: Final = 4000
 
 @dataclass(frozen=True)
 class Broken:
-    """An input that a decoder must take or refuse, and fell over."""
+    """An input that a decoder neither accepted nor rejected."""
 
     data: bytes
     why: str
 
 
 class Fuzzer:
-    """Runs of one target. Without guidance, inputs are made from the corpus alone."""
+    """The runs of one target. Without guidance, inputs are mutations of the corpus alone."""
 
     def __init__(
         self, target: Target, seed: int | str, *, is_guided: bool = True, coverage: Coverage | None = None
@@ -44,7 +44,7 @@ class Fuzzer:
         self.run_count = 0
 
     def run(self, *, runs: int, seconds: float = float("inf")) -> Broken | None:
-        """The first input that breaks the target, within so many runs and so much time."""
+        """Return the first input that breaks the target, within a number of runs and a time."""
         deadline = time.monotonic() + seconds
         for data in self._target.corpus:
             if (broken := self._try(data)) is not None:
@@ -60,7 +60,7 @@ class Fuzzer:
         kind = rng.random()
         if kind < 0.02 or not pool:
             return rng.randbytes(rng.randrange(64))
-        # What was found last is where something new is near.
+        # New coverage is likely near the latest find.
         newest = pool[-max(1, len(pool) // 8) :] if kind < 0.5 else pool
         parent = rng.choice(newest)
         if kind > 0.9:

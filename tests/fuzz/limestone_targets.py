@@ -1,4 +1,4 @@
-"""Targets of the other log: log files in every mode of reading, streams of messages, and the small files."""
+"""Targets for Limestone: log files in every reading mode, streams of messages, and the small files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MODES = (STARTUP, INSPECT, REPAIR, REPAIR_CUT, RECOVERY)
 
 
 def log_file(data: bytes) -> None:
-    """Whatever is in it, every entry that counts can be written again, and every change lies in the file."""
+    """Whatever the content is, every valid entry can be encoded again, and every change is inside the file."""
     for mode in MODES:
         snapshot, scan = Snapshot(), LogScan(walk(lambda at, size: data[at : at + size], len(data)), 5, mode)
         snapshot.add(scan)
@@ -53,7 +53,7 @@ def log_file(data: bytes) -> None:
 
 
 def by_columns(data: bytes, mode: ScanMode, plain: LogScan, state: Snapshot) -> None:
-    """The compiled way says the same, and reads nothing that is not there."""
+    """The compiled path agrees, and reads only existing bytes."""
     scan, winners = LogScan((), 5, mode), Winners()
     for part in tables(lambda at, size: data[at : at + size], len(data)):
         if isinstance(part, EntryTail):
@@ -72,7 +72,7 @@ def by_columns(data: bytes, mode: ScanMode, plain: LogScan, state: Snapshot) -> 
 
 
 def stream(data: bytes) -> None:
-    """In one piece and in two: the same messages, each of which is the bytes that it was made of."""
+    """In one piece and in two: the same messages, each equal to its bytes."""
     found: list[bytes] = []
     for pieces in ((data,), (data[: len(data) // 2], data[len(data) // 2 :])):
         parser, written = MessageParser(size_max=1 << 20), b""
@@ -90,7 +90,7 @@ def stream(data: bytes) -> None:
 
 
 def log_channel(data: bytes) -> None:
-    """In one piece and in two: the same bytes for the log, or the same refusal."""
+    """In one piece and in two: the same bytes for the log, or the same error."""
     found: list[tuple[bytes, str]] = []
     for pieces in ((data,), (data[: len(data) // 2], data[len(data) // 2 :])):
         reader, disk, refusal = WireReader(1 << 20), b"", ""
@@ -106,7 +106,7 @@ def log_channel(data: bytes) -> None:
 
 
 def control_channel(data: bytes) -> None:
-    """In one piece and in two: the same messages and frames, each of which survives being written, or a refusal."""
+    """In one piece and in two: the same messages and frames, each of which round-trips, or an error."""
     found: list[tuple[list[object], str]] = []
     for pieces in ((data,), (data[: len(data) // 2], data[len(data) // 2 :])):
         parser, refusal = ControlParser(extended=True), ""

@@ -1,4 +1,4 @@
-"""How inputs are made from others: a few changes of the kinds that decoders fall over, and pieces of two inputs."""
+"""Derives inputs from others: a few changes of kinds that break decoders, and pieces of two inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SIZES: Final = (0, 1, 0xFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 def mutated(data: bytes, rng: random.Random, tokens: Sequence[bytes] = ()) -> bytes:
-    """`tokens` are pieces that the decoder may know."""
+    """`tokens` are byte strings that the decoder may recognize."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         _change(changed, rng, tokens)
@@ -45,5 +45,5 @@ def _change(changed: bytearray, rng: random.Random, tokens: Sequence[bytes]) -> 
 
 
 def spliced(one: bytes, other: bytes, rng: random.Random) -> bytes:
-    """The beginning of one input and the end of another."""
+    """Join the start of one input and the end of another."""
     return one[: rng.randrange(len(one) + 1)] + other[rng.randrange(len(other) + 1) :]

@@ -1,4 +1,4 @@
-"""Targets for what members of a replica set read of each other: a stream of rows, and the messages around it."""
+"""Targets for the messages between members of a replica set: a stream of rows, and the messages around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMITS = {"packet_size_max": 1 << 16, "transaction_size_max": 1 << 16, "transact
 
 
 def row_stream(data: bytes) -> None:
-    """What is taken does not depend on how the bytes come cut; what is made of it can be read again."""
+    """The result does not depend on fragmentation; its encoding can be decoded again."""
     whole = list(_taken([data]))
     pieces = list(_taken([data[at : at + 7] for at in range(0, len(data), 7)]))
     assert [raw for slab in whole for raw in _raws(slab)] == [raw for slab in pieces for raw in _raws(slab)]
@@ -39,7 +39,7 @@ def row_stream(data: bytes) -> None:
 
 
 def _taken(pieces: list[bytes]) -> Iterator[Slab]:
-    """The slabs up to the first thing that is refused."""
+    """Return the slabs before the first error."""
     stream = RowStream(PEER, **LIMITS)
     for piece in pieces:
         stream.feed(piece)
@@ -56,7 +56,7 @@ def _raws(slab: Slab) -> list[bytes]:
 
 
 def _compare(slab: Slab) -> None:
-    """The table says of a row what the plain decoder says."""
+    """The table agrees with the plain decoder on each row."""
     for row in slab.rows():
         try:
             expected = decode_row(row.raw)

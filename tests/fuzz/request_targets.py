@@ -1,4 +1,4 @@
-"""Targets for what a server reads: one request at a time, and many at once."""
+"""Targets for a server's input: one request at a time, and many at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARRAYS = bytes((*range(0x90, 0xA0), 0xDC, 0xDD))
 
 
 def one_request(data: bytes) -> None:
-    """A broken request is one with an error; every field of the others can be read."""
+    """A malformed request has an error; every field of the others can be read."""
     for is_2_6 in (False, True):
         request = decode_request(data, is_2_6=is_2_6)
         assert 0 <= request.type <= 0xFFFFFFFFFFFFFFFF
@@ -26,7 +26,7 @@ def one_request(data: bytes) -> None:
 
 
 def many_requests(data: bytes) -> None:
-    """The scanner cuts packets where `split` does, and tells of plain statements what `decode_request` tells."""
+    """The scanner splits packets as `split` does, and reads plain statements as `decode_request` does."""
     buf = np.frombuffer(data, np.uint8)
     middle = len(data) // 2
     for bounds in ([(0, len(data))], [(0, middle), (middle, len(data))]):
@@ -49,7 +49,7 @@ def _compare_cuts(data: bytes, spans: Cells, cells: Cells) -> None:
             continue
         try:
             assert split(data[start:end], size_max=SIZE_MAX)[1] == at - start
-            split(data[at:end], size_max=SIZE_MAX)  # what is no packet, it says when nothing stands before
+            split(data[at:end], size_max=SIZE_MAX)  # it reports an invalid packet if none precedes
             assert status == scan.WAITING
         except PacketError:
             assert status != scan.WAITING

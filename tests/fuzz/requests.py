@@ -1,4 +1,4 @@
-"""Valid requests of every type, to be mutated: header and body of each, without the length that goes before."""
+"""Valid requests of every type, for mutation: header and body of each, without the length prefix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowstone.iproto.msgpack import pack
 SPACE_ID = 512
 SPACE_NAME = "target"
 FORMAT = (("id", "unsigned"), ("name", "string"), ("amount", "number"), ("document", "any"))
-"""Of the space that the requests go to; index 1 is on `name`."""
+"""The space of the requests; index 1 is on `name`."""
 
 ROW = (7, "seven", 7.5, {"a": [1, {"b": None}]})
 
@@ -113,7 +113,7 @@ CORPUS: tuple[bytes, ...] = (*SELECTS, *CHANGES, *STREAMS, *CALLS, *SESSIONS, *R
 
 
 def deep(levels: int) -> tuple[bytes, ...]:
-    """Requests whose values are nested so deep: in a tuple, a key, operations, arguments, the header, a map."""
+    """Requests with deeply nested values: in a tuple, a key, operations, arguments, the header, a map."""
     for_tuple = (b"\x91" * levels + b"\xc0", b"\x81\xa1a" * levels + b"\xc0", b"\x81" * levels + b"\xc0" * (levels + 1))
     replace, select, call = (
         pack({0: type.value, 1: 5}) for type in (RequestType.REPLACE, RequestType.SELECT, RequestType.CALL)

@@ -1,4 +1,4 @@
-"""The targets, and for each a corpus of valid inputs to mutate."""
+"""The targets, each with a corpus of valid inputs to mutate."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from tests.xlog.slabs import array, body, insert
 
 LOG, _, OFFSETS = small_log()
 OTHER_FILES = tuple(small_log(file_type=kind)[0] for kind in FileType if kind is not FileType.XLOG)
-"""Snapshots, and vinyl's files, which are read up to where they differ."""
+"""Snapshots, and files of vinyl, which are read up to the first difference."""
 
 
 def scan_rows(data: bytes) -> None:
@@ -91,7 +91,7 @@ DECODERS = [
 
 
 def columns(data: bytes) -> None:
-    """One value, as a field of every type; it is a value, because the scanner has seen to that."""
+    """One value, as a field of every type; the scanner has checked that it is a value."""
     buf = np.frombuffer(data, np.uint8)
     if skip_value(buf, 0, len(buf)) != len(buf) or len(buf) == 0:
         return
@@ -115,14 +115,14 @@ def json_texts(data: bytes) -> None:
 
 
 def scanned(data: bytes) -> Slab:
-    """The rows before the first thing that is none."""
+    """Return the rows before the first invalid one."""
     buf = np.frombuffer(data, np.uint8)
     found = scan(buf, np.array([[0, len(data)]], np.int64))
     return Slab(PATH, data, buf, found.cells, np.zeros(1, np.int64))
 
 
 def row_lines(data: bytes) -> None:
-    """The kernel's lines, which the plain formatter agrees with."""
+    """The kernel's lines, which equal those of the plain formatter."""
     slab = scanned(data)
     text = bytes(json_lines(slab.buf, slab.cells, np.arange(len(slab)), NAMES)).decode()
     assert text == "".join(json_rows.plain_row(slab.buf, slab.cells, row, NAMES) + "\n" for row in range(len(slab)))
@@ -137,7 +137,7 @@ def control(data: bytes) -> None:
 
 
 def schema(data: bytes) -> None:
-    """Changes on top of a definition; whatever they are, the schema can be told and the next row taken."""
+    """Changes after a definition; whatever they are, the schema can be read and the next row applied."""
     tracker = SchemaTracker()
     for definition in DEFINITIONS[:2]:
         tracker.apply(RequestType.INSERT, definition)
@@ -168,7 +168,7 @@ def statement(data: bytes) -> None:
 
 
 def shown(write: Callable[[Any], Iterable[str]], space_id: int | None = None) -> Callable[[bytes], None]:
-    """A target of a writer of text: the rows of a log, or of a space, with users hidden, under a schema."""
+    """A target of a text writer: the rows of a log, or of a space, with users hidden, under a schema."""
 
     def decode(data: bytes) -> None:
         slab = scanned(data)
@@ -279,14 +279,14 @@ GREETING = encode_greeting(Greeting((2, 11, 9), uuid.UUID(int=5), bytes(range(32
 
 @dataclass(frozen=True)
 class Target:
-    """A decoder and inputs that it takes; `runs` of it are for the suite, and take about a second."""
+    """A decoder and valid inputs; `runs` is its number of runs in the suite, about a second."""
 
     decode: Callable[[bytes], None]
     corpus: tuple[bytes, ...]
     runs: int = 300
 
     def try_input(self, data: bytes) -> None:
-        """Raises what the decoder must not raise."""
+        """Raise unexpected errors of the decoder."""
         try:
             self.decode(data)
         except FlowstoneError:

@@ -1,4 +1,4 @@
-"""Guided fuzzing: it finds what blind mutation does not, its runs can be repeated, and every target has some."""
+"""Guided fuzzing: it finds bugs that blind mutation misses, its runs are repeatable, and every target has some."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLANTED_RUNS = 20_000
 
 
 def planted(data: bytes) -> None:
-    """A bug behind five checks, each of a byte that has nothing to do with the others."""
+    """A bug after five checks, each of an independent byte."""
     if data[:1] != b"F":
         return
     if len(data) < 12:
@@ -75,7 +75,7 @@ def fuzz(*arguments: str, hash_seed: str = "0") -> subprocess.CompletedProcess[s
 
 
 def test_every_decoder_survives_guided_inputs() -> None:
-    """With kernels as plain Python, where a read outside of the bytes is an error, and their edges count."""
+    """With kernels as plain Python, where an out-of-bounds read is an error, and their edges count."""
     found = fuzz("all", *(["--seconds", str(SECONDS)] if FULL else []))
     assert found.returncode == 0, found.stdout + found.stderr
     assert [line.partition(":")[0] for line in found.stderr.splitlines() if " edges, " in line] == sorted(TARGETS)

@@ -1,4 +1,4 @@
-"""Every fuzz target, briefly: on any bytes, on mutations of valid ones, and on what has broken one before."""
+"""Every fuzz target, briefly: on any bytes, on mutations of valid ones, and on inputs that once broke it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_earlier_fuzz_findings_do_not_break_decoders(path: Path) -> None:
 
 
 def test_kernels_as_plain_python_notice_a_read_outside() -> None:
-    """The proof above would be worth nothing otherwise."""
+    """Otherwise the test above would prove nothing."""
     code = "import numpy as np; from flowstone.iproto.scan import value_end; value_end(np.zeros(1, np.uint8), -1, 9)"
     found = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, capture_output=True, check=False

@@ -1,4 +1,4 @@
-"""The target for turns: what is done in bulk is what the same requests do one by one, and a failed write undoes it."""
+"""The target for turns: bulk execution equals single execution, and a failed write undoes it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _Written:
 
 
 class _Moment:
-    """A clock that stands still: rows are equal that were written by equal requests."""
+    """A stopped clock: equal requests write equal rows."""
 
     def wall(self) -> float:
         return 1.5
@@ -98,7 +98,7 @@ class _Moment:
 
 
 class _Peer:
-    """A connection without a socket. What would take time is left out."""
+    """A connection without a socket. Slow procedures are excluded."""
 
     user = ADMIN
     is_waiting = False
@@ -138,7 +138,7 @@ class _Peer:
 
 
 class _Served:
-    """A box with its turns and some connections; rows are already there."""
+    """A box with its turns, some connections, and existing rows."""
 
     def __init__(self, count: int, error: FlowstoneError | None = None) -> None:
         self.box = _SmallBox(Dialect.V2_6)
@@ -174,7 +174,7 @@ class _Served:
         self.executor.execute(self.peers)  # what is no packet may be told in a turn of its own
 
     def contents(self) -> list[tuple[int, int, list[tuple[Any, bytes]]]]:
-        """Of every index, in its order; a HASH has none."""
+        """Return the tuples of every index in order; a HASH has none."""
         return [
             (defined.id, number, list(index.scan()) if index.is_ordered else sorted(index.map.items()))
             for defined in SPACES
@@ -183,7 +183,7 @@ class _Served:
 
 
 def _first_packet(data: bytes) -> bytes:
-    """With its length; nothing if there is no whole one, or something else."""
+    """Return a packet with its length; None if it is incomplete or invalid."""
     for end in range(1, 10):
         try:
             packets, _ = split(data[:end], size_max=SIZE_MAX)
@@ -223,7 +223,7 @@ def _statement(type: RequestType, space_id: int, **body: Any) -> bytes:
 
 
 def _batch(count: int) -> tuple[bytes, ...]:
-    """Stretches of equal statements, some on keys that are there, and a mix of them."""
+    """Runs of equal statements, some on existing keys, and a mix of them."""
     numbers = range(count)
     rows: dict[int, list[tuple[Any, ...]]] = {
         512: [(number, f"name{number}", number / 2) for number in numbers],

@@ -1,4 +1,4 @@
-"""Small logs for tests of the reading: rows written one call each, with LSNs counted for the writer."""
+"""Small logs for reader tests: one call per row, with LSNs counted for the writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYNC_FLAGS = (Flag.WAIT_SYNC | Flag.WAIT_ACK).value
 
 
 class Log:
-    """An `.xlog` in the making, all rows of replica 1. Each call writes one transaction in a block of its own."""
+    """Builds an `.xlog` with rows of replica 1. Each call writes one transaction in a block of its own."""
 
     def __init__(self, directory: Path, *, version: str = "2.11.9", start: int = 0) -> None:
         vclock = {1: start} if start else {}
@@ -33,7 +33,7 @@ class Log:
         return self.writer.path
 
     def write(self, *statements: tuple[RequestType, dict[int, Any]], flags: int = 0) -> int:
-        """One transaction of these statements; the LSN of its last row."""
+        """Write one transaction of these statements; return the LSN of its last row."""
         rows = []
         for kind, body in statements:
             self.lsn += 1

@@ -1,4 +1,4 @@
-"""From named paths to log files, and clear words where there are none."""
+"""Resolves paths to log files, with clear errors for missing ones."""
 
 from pathlib import Path
 

@@ -31,7 +31,7 @@ def rows_of(reading: Reading) -> list[Row]:
 
 
 def names_by_lsn(reading: Reading, space_id: int) -> dict[int, Any]:
-    """What the space was, as of each of its rows."""
+    """The definition of the space, as of each of its rows."""
     found: dict[int, Any] = {}
     for piece in reading.pieces():
         space = piece.schema.get(space_id)
@@ -120,7 +120,7 @@ def test_log_that_starts_after_its_snapshot_is_a_gap(tmp_path: Path) -> None:
 
 
 def test_snapshot_names_the_owner_of_the_queue(tmp_path: Path) -> None:
-    """A PROMOTE of a term that is over by then means nothing."""
+    """A PROMOTE of an outdated term has no effect."""
     disk = production().disk
     with SnapWriter(disk, str(tmp_path), Meta(FileType.SNAP, INSTANCE, {1: 10}, version="2.11.9"), 1.0) as snapshot:
         snapshot.add_row(RequestType.RAFT_PROMOTE, pack({0x02: 1, 0x03: 10, 0x53: 5}))

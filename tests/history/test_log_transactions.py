@@ -1,4 +1,4 @@
-"""Wanted rows put together by transaction again, whatever the filter took out."""
+"""Wanted rows grouped by transaction again, for any filter."""
 
 from __future__ import annotations
 

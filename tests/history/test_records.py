@@ -1,4 +1,4 @@
-"""Rows one by one: names of fields in tuples, keys and operations, and of what control rows say."""
+"""Rows one by one: names of fields in tuples, keys and operations, and in control rows."""
 
 from __future__ import annotations
 

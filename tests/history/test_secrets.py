@@ -1,4 +1,4 @@
-"""Hashes of passwords are nowhere in what is shown, in whatever way the log got them."""
+"""Password hashes never appear in the output, whatever row they come from."""
 
 from __future__ import annotations
 

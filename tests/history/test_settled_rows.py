@@ -1,4 +1,4 @@
-"""Slab by slab, the fast way gives what the tracker gives transaction by transaction."""
+"""Slab by slab, the fast path equals the tracker transaction by transaction."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ def _a_few_blocks_per_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(directory: Path, steps: list[str]) -> str:
-    """A log a server could have written: verdicts name transactions that wait."""
+    """A log that a server could have written: verdicts name pending transactions."""
     waiting: list[int] = []
     with Log(directory) as log:
         for step in steps:
@@ -83,7 +83,7 @@ def test_verdict_after_a_gap_does_not_settle_transactions_before_it(tmp_path: Pa
 def test_verdict_after_damage_does_not_settle_transactions_before_it(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.insert(512, 1, flags=SYNC_FLAGS)
-        log.insert(513, 2)  # waits for nothing
+        log.insert(513, 2)  # is settled at once
         start = log.writer.size
         log.rollback(1)
         end = log.writer.size

@@ -1,6 +1,6 @@
-"""Peers that lie: masters to our replicas, replicas to our masters, files to whoever reads them.
+"""Malicious peers: masters against our replicas, replicas against our masters, files against their readers.
 
-A lie is one row of a table (`master_lies.py`, `join_lies.py`, `replica_lies.py`): how it is told, and what its victim
-must say about it. `liar.py` has the good manners around a lie, `stage.py` the victim, the honest replica that follows
-it, and what must be true afterwards: the reason can be read, the node serves, and nothing of the lie was kept.
+A lie is one row of a table (`master_lies.py`, `join_lies.py`, `replica_lies.py`): its bytes, and the expected error of
+its victim. `liar.py` has the valid protocol steps around a lie; `stage.py` has the victim, its honest replica, and the
+final checks: the reason is readable, the node serves, and no part of the lie was stored.
 """

@@ -1,4 +1,4 @@
-"""What a master can give to whoever asks it for all its data: a node without any, `follow`, an archive."""
+"""Lies of a master to a receiver of all its data: a node without data, `follow`, an archive."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Said = bytes | Callable[[Talk], bytes]
 
 @dataclass(frozen=True)
 class JoinLie:
-    """`said` follows the answer to JOIN or FETCH_SNAPSHOT, or is that answer. `reason` is what any victim must say.
+    """`said` follows the answer to JOIN or FETCH_SNAPSHOT, or is that answer. `reason` is the error of every victim.
 
-    `by_who_applies`: only victims that apply the rows can notice; an archive keeps them as they are.
+    `by_who_applies`: only victims that apply rows can notice; an archive stores them unchanged.
     """
 
     name: str
@@ -34,7 +34,7 @@ class JoinLie:
     is_answer: bool = False
     by_who_applies: bool = False
     of_join: bool = False
-    """About what only JOIN has: a final stage, and a registration."""
+    """Lies in the parts that only JOIN has: the final stage and the registration."""
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")

@@ -1,6 +1,6 @@
-"""A master on loopback that keeps to the protocol as long as a lie lets it.
+"""A master on loopback that follows the protocol except for a lie.
 
-`Liar` listens; each connection is a `Talk`, whose methods are the polite steps that lead to where a lie is told.
+`Liar` listens; each connection is a `Talk`, whose methods are the valid steps before a lie.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIAR: Final = UUID("66666666-6666-4666-8666-666666666666")
 LIAR_ID: Final = 3
 NOBODY: Final = UUID("99999999-9999-4999-8999-999999999999")
 MARK: Final = "a lie"
-"""Every row that must not be kept has it."""
+"""Contained in every row that must not be stored."""
 
 SPACE_ID, SYNCHRONOUS_ID = 600, 601
 
@@ -45,7 +45,7 @@ Tell = Callable[["Talk"], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Role:
-    """Whom a liar says it is, and what it says it has."""
+    """The identity and the position that a liar claims."""
 
     dialect: Dialect
     replicaset_uuid: UUID
@@ -74,7 +74,7 @@ class Talk:
         await self.writer.drain()
 
     async def hear(self) -> Row:
-        """The next request of the victim; ConnectionError when it hangs up."""
+        """Return the next request of the victim; raise ConnectionError if it disconnects."""
         while not self._packets:
             data = await self._reader.read(1 << 16)
             if not data:
@@ -84,12 +84,12 @@ class Talk:
         return decode_row(self._packets.pop(0))
 
     async def be_left(self) -> None:
-        """Answers nothing more, and returns when the victim has hung up."""
+        """Stop answering, and return when the victim has disconnected."""
         with suppress(ConnectionError):
             while True:
                 await self.hear()
 
-    # --- polite steps ---
+    # --- valid steps ---
 
     def greeting(self, **other: Any) -> bytes:
         fields: dict[str, Any] = {
@@ -107,7 +107,7 @@ class Talk:
         )
 
     async def polite_until(self, wanted: RequestType) -> Row:
-        """Greets and answers until the victim asks for what is wanted, which is not answered."""
+        """Greet and answer until the victim sends the wanted request, which is not answered."""
         await self.say(self.greeting())
         while (request := await self.hear()).type != wanted:
             await self.say(self.polite_answer(request.type))
@@ -126,7 +126,7 @@ class Talk:
                 return ok({})
 
     async def subscribed(self, **other: Any) -> None:
-        """Is followed: the answer to SUBSCRIBE has been sent, and a heartbeat."""
+        """Answer SUBSCRIBE, and send a heartbeat."""
         await self.polite_until(RequestType.SUBSCRIBE)
         await self.say(self.subscription(**other), encode_heartbeat(Heartbeat(LIAR_ID, 1.5)))
 
@@ -140,12 +140,12 @@ class Talk:
         return encode_subscribe_reply(SubscribeReply(**fields), is_2_6=role.is_2_6)
 
     async def joining(self, wanted: RequestType) -> None:
-        """Has been asked for data, and has said yes."""
+        """Accept a request for data."""
         await self.polite_until(wanted)
         await self.say(encode_vclock_reply(self.role.vclock))
 
     def snapshot(self, victim: UUID) -> bytes:
-        """The data of a new replica set, in which the victim has id 2."""
+        """Send the data of a new replica set, in which the victim has id 2."""
         members = [(2, str(victim))]
         rows = [*bootstrap_rows(self.role.dialect, self.role.uuid, self.role.replicaset_uuid, None)]
         rows += [(CLUSTER_ID, pack(member)) for member in members]
@@ -180,14 +180,14 @@ def row(
 
 
 class Liar:
-    """Listens on loopback, and tells whoever comes what `tell` tells."""
+    """Listens on loopback, and runs `tell` on each connection."""
 
     def __init__(self, role: Role, tell: Tell) -> None:
         self._role = role
         self._tell = tell
         self._talks: dict[asyncio.Task[None], None] = {}
         self.is_done = False
-        """Whether a lie has been told to its end."""
+        """Set when a lie has been sent completely."""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)

@@ -13,9 +13,9 @@ BOTH: Final = ("2.6", "2.11")
 
 @dataclass(frozen=True)
 class Lie:
-    """`tell` says it, on a connection that has just been opened; `reason` is a pattern of what its victim must say.
+    """`tell` sends it on a new connection; `reason` is a pattern of the victim's error.
 
-    A lie without a reason is one that nobody need notice: it changes nothing, and the connection goes on.
+    A lie without a reason may go unnoticed: it changes nothing, and the connection continues.
     """
 
     name: str
@@ -23,19 +23,19 @@ class Lie:
     reason: str = ""
     dialects: tuple[str, ...] = BOTH
     is_known: bool = True
-    """The victim has heard who it talks to, so that `info()` can show what it says; else its log does."""
+    """The victim knows its peer, so `info()` can show the error; otherwise the log does."""
 
     victim_leads: bool = False
-    """Lies about synchronous transactions are told to whoever owns their queue."""
+    """Lies about synchronous transactions are sent to the owner of their queue."""
     ends_tenure: bool = False
-    """It names a newer term, and whoever says that ends the tenure of a leader, until it is promoted again."""
+    """It contains a newer term, which ends the leadership of any leader until its next promotion."""
 
     def __str__(self) -> str:
         return self.name.replace(" ", "-")
 
 
 def after_subscribe(*packets: bytes, **reply: object) -> Callable[[Talk], Awaitable[None]]:
-    """A lie in these packets, told by a master that is followed; `reply` are fields of its answer to SUBSCRIBE."""
+    """A lie in these packets of a followed master; `reply` has fields of its answer to SUBSCRIBE."""
 
     async def tell(talk: Talk) -> None:
         await talk.subscribed(**reply)

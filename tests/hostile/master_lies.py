@@ -1,4 +1,4 @@
-"""What a master can say to a node that follows it, or is about to, and must not be believed."""
+"""Lies of a master to a node that follows it, or is about to."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ Step = Callable[[Talk], Awaitable[None]]
 
 
 def change(type: int, space_id: int, **parts: Any) -> bytes:
-    """Row 5 of the liar, with these parts of a body."""
+    """Return row 5 of the liar, with these parts of a body."""
     body = {Key.SPACE_ID.value: space_id} | {Key[name].value: value for name, value in parts.items()}
     return row(5, type=type, body=pack(body))
 
 
 def raft(**told: Any) -> bytes:
-    """A state of elections, between two transactions."""
+    """An election state between two transactions."""
     keys = {"term": 0, "vote": 1, "state": 2, "vclock": 3}
     header = Row(RAFT, replica_id=LIAR_ID, flags=Flag.COMMIT.value)
     return frame(encode_header(header) + pack({keys[name]: value for name, value in told.items()}))
@@ -76,7 +76,7 @@ def synchronous(lsn: int) -> bytes:
 
 
 def greeted(*answers: bytes | Callable[[Talk], bytes], until: RequestType = RequestType.VOTE) -> Step:
-    """Polite up to a request, which gets these answers."""
+    """Valid up to a request, which gets these answers."""
 
     async def tell(talk: Talk) -> None:
         await talk.polite_until(until)
@@ -113,7 +113,7 @@ async def fall_silent(talk: Talk) -> None:
 
 
 async def dribble(talk: Talk) -> None:
-    """A slow-loris: the answer to SUBSCRIBE one byte at a time, and then a packet that is never whole."""
+    """A slow-loris: the answer to SUBSCRIBE one byte at a time, and then a packet that never ends."""
     await talk.polite_until(RequestType.SUBSCRIBE)
     for byte in talk.subscription() + b"\xc1":
         await talk.say(bytes((byte,)))
@@ -291,7 +291,7 @@ def to_a_leader(name: str, reason: str, *packets: bytes, ends_tenure: bool = Fal
 
 SPLIT = "Split-Brain discovered: "
 NEW_TERM: Final = 2**40
-"""One that the victim has not heard of: each such lie raises it."""
+"""A term unknown to the victim: each such lie raises it."""
 
 TO_A_LEADER: Final = (
     to_a_leader("row behind our back", f"{SPLIT}got an async transaction from an old term", row(5)),

@@ -1,4 +1,4 @@
-"""What a replica can say to a node that it follows, or wants to, and must not be believed."""
+"""Lies of a replica to a node that it follows, or wants to follow."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ Said = bytes | Callable[[Stage], bytes]
 
 @dataclass(frozen=True)
 class ReplicaLie:
-    """`said` goes out packet by packet, after a login.
+    """`said` is sent packet by packet, after a login.
 
-    `answer` is a pattern of the error that comes back, `shown` one of what `info()` says then; without either, nobody
-    need notice. The connection is closed where it was followed, or asked to be.
+    `answer` is a pattern of the returned error, `shown` one of `info()` afterwards; without either, the lie may go
+    unnoticed. The connection is closed if it was, or was to become, a subscription.
     """
 
     name: str

@@ -29,7 +29,7 @@ T = TypeVar("T")
 USER, PASSWORD = "first", "not-to-be-shown"
 SECONDS: Final = 60
 TIMEOUT: Final = 0.2
-"""`replication_timeout`: four times that without a word is too long."""
+"""`replication_timeout`: a peer is lost after four times that."""
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -48,13 +48,13 @@ class Stage:
 
     @property
     def role(self) -> Role:
-        """Of a liar that has what the victim has."""
+        """Return the vclock of a liar that has all rows of the victim."""
         info = self.victim.info()
         return Role(self.victim.box.dialect, UUID(info["cluster"]["uuid"]), VClock(info["vclock"]))
 
     @property
     def upstream(self) -> dict[str, Any]:
-        """What `info()` of the victim shows of the liar."""
+        """Return what `info()` of the victim shows about the liar."""
         found: dict[str, Any] = self.victim.info()["replication"][LIAR_ID].get("upstream", {})
         return found
 
@@ -64,11 +64,11 @@ class Stage:
         return found
 
     def picture(self) -> tuple[dict[int, int], State]:
-        """All that a lie could change; local rows are about terms, which anybody may raise."""
+        """Everything that a lie could change; local rows contain terms, which any member may raise."""
         return _common(self.victim), state(self.victim.box)
 
     async def assert_serves(self) -> None:
-        """A client reads what it writes, and the honest replica gets it."""
+        """Check that a client reads its writes, and that the honest replica receives them."""
         connection = await Connection.open(production(), parse_uri(f"{USER}:{PASSWORD}@{self.victim.address}"))
         try:
             space = {Key.SPACE_ID.value: SPACE_ID}
@@ -82,7 +82,7 @@ class Stage:
         assert state(self.honest.box) == state(self.victim.box)
 
     def assert_nothing_kept(self) -> None:
-        """Neither the logs of the two nor their data have a row with the mark of a lie."""
+        """Check that neither logs nor data of the two contain a row with the mark of a lie."""
         for node in (self.victim, self.honest):
             tuples = [raw for space in node.box.spaces.values() for raw in _tuples(space)]
             assert not any(MARK.encode() in raw for raw in tuples)
@@ -107,7 +107,7 @@ def _payloads(path: Path) -> Iterator[bytes]:
 
 
 class Stages:
-    """Stages on a loop of their own, made when they are asked for and used again: lies leave nothing behind."""
+    """Stages on a loop of their own, created on demand and reused: lies leave no traces."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,4 +1,4 @@
-"""Files that lie: whoever reads them says what is wrong and where, within bounded memory, and takes none of it."""
+"""Forged files: their readers report the error and its place, in bounded memory, and accept no row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.hostile.liar import MARK, SPACE_ID, Liar, Role, Talk, row, tuple_body
 from tests.xlog.files import framed
 
 MEMORY_MAX: Final = BLOCK_SIZE_MAX + (128 << 20)
-"""A block that does not say how large it is is unpacked up to the bound; a part of the file is read at a time."""
+"""A block without a content size is decompressed up to the bound; the file is read in parts."""
 
 
 def replace(lsn: int) -> bytes:
@@ -47,10 +47,10 @@ BLOCKS: Final = {
     "row of type 99": (framed(Row(99, 1, lsn=9, tsn=9, body=tuple_body(9)).encode()), r"unexpected row of type 99"),
     "going back": (framed(replace(1)), r"LSN|backwards|damaged"),
 }
-"""What stands behind the true rows of a log, and what is said about it."""
+"""The bytes after the valid rows of a log, and the expected error."""
 
 OF_ROWS: Final = ("row of type 99", "going back")
-"""Who does not apply rows sees nothing wrong about these, but that its server does not have them."""
+"""A reader that does not apply rows notices only that its server lacks them."""
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def little_memory() -> Iterator[None]:
 
 
 def put_behind(directory: Path, block: bytes) -> Path:
-    """A log that goes on with a lie, and more that is true behind it."""
+    """A log with a lie, followed by more valid rows."""
     path = max(directory.glob("*.xlog"))
     path.write_bytes(path.read_bytes().removesuffix(EOF_MAGIC) + block + framed(TRUE) + EOF_MAGIC)
     return path

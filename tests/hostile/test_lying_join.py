@@ -1,4 +1,4 @@
-"""A master lies to who has nothing yet and asks it for everything: each says why, and is left with nothing."""
+"""A master lies to receivers without data: each reports the reason, and stores nothing."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ SECRET: Final = "never-to-be-said"
 DIALECTS: Final = {"2.6": Dialect.V2_6, "2.11": Dialect.V2_11}
 REPLICASET: Final = UUID("55555555-5555-4555-8555-555555555555")
 TIMEOUT: Final = 1.25
-"""`replication_timeout`: a liar is not silent, and must not seem to be on a busy machine."""
+"""`replication_timeout`: a liar is not silent, and must not seem so on a busy machine."""
 
 SECONDS: Final = 60
 CONNECT_SECONDS: Final = 10
-"""So long a node without data asks again where it is told no."""
+"""Retry interval of a rejected node without data."""
 
 JOIN, FETCH = RequestType.JOIN, RequestType.FETCH_SNAPSHOT
 
@@ -39,7 +39,7 @@ dialects = pytest.mark.parametrize("dialect", DIALECTS)
 
 
 def lies(*, fetches: bool = False, applies: bool = True) -> pytest.MarkDecorator:
-    """Those that a victim is told, and can notice."""
+    """The lies that reach a victim and that it can notice."""
     told = [
         lie
         for lie in LIES
@@ -113,7 +113,7 @@ ENOUGH_ROWS: Final = 200
 
 
 async def endless_snapshot(talk: Talk, asked: RequestType, is_long: asyncio.Event) -> None:
-    """Rows of new spaces without end."""
+    """Endless rows of new spaces."""
     await talk.joining(asked)
     await talk.say(talk.snapshot(VICTIM))
     for number in range(512, 2**31):

@@ -1,4 +1,4 @@
-"""A master lies to a node that follows it: the node says so, goes on, and keeps nothing of it."""
+"""A master lies to a node that follows it: the node reports it, continues, and stores nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def be_lied_to(lie: Lie, dialect: str, stages: Stages, caplog: pytest.LogC
 def test_a_ballot_with_more_of_our_rows_makes_us_read_only_until_we_leave_its_master(
     dialect: str, stages: Stages
 ) -> None:
-    """It may be true: whoever has lost rows must not write others in their place. Somebody has to decide."""
+    """It may be true: a member that has lost rows must not write others in their place. An operator must decide."""
     stages.run(hear_of_lost_rows(dialect, stages))
 
 
@@ -87,7 +87,7 @@ async def hear_of_lost_rows(dialect: str, stages: Stages) -> None:
 
 
 async def be_told(lie: Lie, scene: Stage, liar: Liar, caplog: pytest.LogCaptureFixture) -> None:
-    """Returns when the victim has said what it must say."""
+    """Return when the victim has reported the expected error."""
     if not lie.reason:
         await until(lambda: scene.upstream.get("status") in ("sync", "follow") and liar.is_done)
         await asyncio.sleep(0.02)

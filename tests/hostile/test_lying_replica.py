@@ -1,4 +1,4 @@
-"""A replica lies to its master: it is told so and left, and nobody else notices."""
+"""A replica lies to its master: it gets an error and is disconnected, and no other client is affected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
 
 
 class LyingReplica:
-    """A connection that has logged in; keeps what it is answered."""
+    """An authenticated connection; keeps the answers."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.heard: list[Response] = []

@@ -1,6 +1,6 @@
-"""A master lies to `follow` and to an archive, which had believed its snapshot: each says why, and keeps nothing of it.
+"""A master lies to `follow` and to an archive after a valid snapshot: each reports the reason, and stores nothing.
 
-These have less to compare a lie with than a node has, so the lies are those that no master ever says.
+These know less than a node to compare with, so these lies are invalid for any master.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.hostile.stage import TIMEOUT, until
 
 SECRET: Final = "never-to-be-said"
 OF_NODES: Final = ("row of our own", "known row of our own", "deep nesting")
-"""Who is anonymous has no rows of its own; who has not the space does not look into its tuples."""
+"""An anonymous replica has no rows of its own; without the space it does not decode tuples."""
 
 DIALECTS: Final = {"2.6": Dialect.V2_6, "2.11": Dialect.V2_11}
 LIES: Final = [
@@ -46,7 +46,7 @@ def liar(lie: Lie, dialect: str) -> Liar:
 
 
 def has_mark(directory: Path) -> bool:
-    """Whether a log in it has a row with the mark of a lie."""
+    """Return True if a log in it has a row with the mark of a lie."""
     for path in directory.glob("*.xlog"):
         with LogFile.open(production().disk, str(path)) as log:
             if any(MARK.encode() in slab.payload for slab in log.slabs()):

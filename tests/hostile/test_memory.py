@@ -1,4 +1,4 @@
-"""A served node whose master never comes to an end: what it keeps of that is bounded, and its clients are answered."""
+"""A served node with endless input from its master: its memory is bounded, and its clients are answered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.served_node import ServedNode
 CLUSTER: Final = 320
 SECONDS: Final = 60
 GROWTH_MAX: Final = 3 * TRANSACTION_SIZE_MAX
-"""A buffer that grows is there twice for a moment."""
+"""A growing buffer exists twice for a moment."""
 
 
 async def transaction_without_end(talk: Talk) -> None:
@@ -34,7 +34,7 @@ async def transaction_without_end(talk: Talk) -> None:
 
 
 async def packet_without_end(talk: Talk) -> None:
-    """Of the largest size that is accepted, and its last byte never comes."""
+    """Of the largest accepted size; its last byte never arrives."""
     await talk.subscribed()
     size = TRANSACTION_SIZE_MAX - 100
     await talk.say(b"\xce" + size.to_bytes(4, "big"))
@@ -50,7 +50,7 @@ LIES: Final = {
 
 
 class Client:
-    """Asks a served node, and sees how large it becomes."""
+    """Query a served node, and measure its size."""
 
     def __init__(self, node: ServedNode, connection: Connection) -> None:
         self._node = node

@@ -1,4 +1,4 @@
-"""What the request scanner finds, held against the plain decoder: for its tests and for fuzzing."""
+"""Compares the request scanner with the plain decoder: for its tests and for fuzzing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LANES = tuple(
 
 
 class Found(NamedTuple):
-    """The table of some connections' bytes, and where each of their scans stopped."""
+    """The table of some connections' bytes, and the end of each scan."""
 
     data: bytes
     cells: Cells
@@ -48,7 +48,7 @@ def scanned(buffers: list[bytes], *, size_max: int = 1 << 20, room: int = 1000) 
 
 
 def check(found: Found) -> None:
-    """Packets are those that `split` finds, and a simple one is what the decoder says."""
+    """Packets equal those of `split`, and simple ones those of the decoder."""
     for number, (start, end, at, size_max, status) in enumerate(found.spans.tolist()):
         rows = np.flatnonzero(found.cells[scan.SPAN] == number).tolist()
         packets = [found.packet(row) for row in rows]
@@ -59,7 +59,7 @@ def check(found: Found) -> None:
 
 
 def cut(data: bytes, size_max: int) -> tuple[list[bytes], int, bool]:
-    """By the plain rules: the packets, where they end, and whether something that is none follows."""
+    """Return, by the plain rules, the packets, their ends, and whether an invalid one follows."""
     packets: list[bytes] = []
     end = 0
     try:
@@ -77,7 +77,7 @@ def check_simple(found: Found, row: int) -> None:
     assert (code >> scan.TYPE_SHIFT, code & scan.SPACE_ID_MAX) == (type, space_id)
     key, tuple_ = found.part(row, scan.KEY_AT, scan.KEY_END), found.part(row, scan.TUPLE_AT, scan.TUPLE_END)
     if request.error is not None:
-        # Whether key and tuple are what they must be is looked at later, and one by one if not.
+        # Key and tuple are checked later, one by one if invalid.
         assert not any(is_taken(found, row, lane) for lane in LANES if lane is not None)
         return
     assert (request.type, request.sync) == (type, int(found.cells[scan.SYNC, row]) % 2**64)
@@ -88,7 +88,7 @@ def check_simple(found: Found, row: int) -> None:
 
 
 def check_nothing_else(request: Request) -> None:
-    """What a simple request may say besides has no effect."""
+    """Further keys of a simple request have no effect."""
     assert [request.uint(key) for key in (Key.INDEX_ID, Key.OFFSET, Key.ITERATOR)] == [0, 0, 0]
     assert request.type != RequestType.SELECT or request.uint(Key.LIMIT) > 0
     known = {Key.SPACE_ID, Key.INDEX_ID, Key.OFFSET, Key.ITERATOR, Key.LIMIT, Key.KEY, Key.TUPLE}
@@ -97,7 +97,7 @@ def check_nothing_else(request: Request) -> None:
 
 
 def is_taken(found: Found, row: int, lane: bulk.Lane) -> bool:
-    """Whether the kernels would execute the request in a space of this lane."""
+    """Return True if the kernels would execute the request in a space of this lane."""
     of_key = found.cells[scan.TYPE, row] in (RequestType.SELECT, RequestType.DELETE)
     first, last = (scan.KEY_AT, scan.KEY_END) if of_key else (scan.TUPLE_AT, scan.TUPLE_END)
     keys = bulk.request_keys if of_key else bulk.tuple_keys

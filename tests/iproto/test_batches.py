@@ -1,4 +1,4 @@
-"""Rows and replies built in bulk are, byte for byte, those that are built one by one."""
+"""Rows and replies encoded in bulk equal, byte for byte, those encoded one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MessagePack to Python and back, and everything that must be refused."""
+"""MessagePack to Python and back, and all malformed input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packets against recorded conversations, cut anywhere, and damaged."""
+"""Packets of recorded conversations, split anywhere, and damaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIRE = VECTORS / "wire"
 
 
 def recorded(name: str) -> bytes:
-    """What a real server sent after its greeting."""
+    """The bytes of a real server after its greeting."""
     return (WIRE / f"{name}.s2c.bin").read_bytes()[128:]
 
 

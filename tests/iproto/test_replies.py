@@ -65,7 +65,7 @@ def test_every_reply_is_read_by_the_client(wide: bool) -> None:
 
 
 def record(error: errors.TarantoolError) -> ErrorRecord:
-    """What a client is told of the error."""
+    """Return the error as decoded by a client."""
     received = read(encode_error(1, 9, error)).error()
     assert (received.code, received.message) == (error.code, error.message)
     assert received.stack is not None

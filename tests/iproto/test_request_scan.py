@@ -1,4 +1,4 @@
-"""The request scanner: the packets that `split` finds, and of the simple ones what the decoder says."""
+"""The request scanner: packets equal those of `split`, and simple ones those of the decoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def request(type: int, sync: int = 1, **body: Any) -> bytes:
 
 
 def statement(type: int, sync: int, space_id: int, values: tuple[Any, ...]) -> bytes:
-    """As clients send it."""
+    """In the form of real clients."""
     if type == SELECT:
         more = {"INDEX_ID": 0, "LIMIT": 1, "OFFSET": 0, "ITERATOR": 0}
         return request(type, sync, SPACE_ID=space_id, **more, KEY=values)
@@ -76,7 +76,7 @@ def odd_requests(draw: st.DrawFn) -> bytes:
 
 
 def framed(payload: bytes, width: int) -> bytes:
-    """With its length in one of the forms that may be."""
+    """With its length in one of the valid forms."""
     forms = unsigned(len(payload))
     return forms[width % len(forms)] + payload
 
@@ -180,7 +180,7 @@ def test_scan_stops_at_a_full_table() -> None:
     ],
 )
 def test_requests_beyond_the_scanner_are_not_simple(packet: bytes) -> None:
-    """Nor does it disturb its neighbours."""
+    """Its neighbours are unaffected, too."""
     good = statement(REPLACE, 9, 512, (1,))
     found = scanned([good + packet + good])
     assert (found.cells[scan.CODE] >= 0).tolist() == [True, False, True]

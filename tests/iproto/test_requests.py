@@ -1,4 +1,4 @@
-"""Requests as the real server reads them: what is taken, and which error each broken packet is answered by."""
+"""Requests as the real server reads them: valid ones, and the error for each malformed one."""
 
 from __future__ import annotations
 

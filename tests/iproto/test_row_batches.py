@@ -1,4 +1,4 @@
-"""Rows laid out in bulk are, byte for byte, those laid out one by one; packets in bulk are the rows that they hold."""
+"""Rows encoded in bulk equal, byte for byte, those encoded one by one; packets decoded in bulk have the same rows."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_no_byte_is_written_after_the_end_of_a_small_output() -> None:
 
 
 class Scanner:
-    """The kernel, with the state that a connection keeps."""
+    """The kernel, with the state of a connection."""
 
     def __init__(self, *, packet_size_max: int = 1000, transaction_size_max: int = 10_000) -> None:
         self.cells: Cells = np.empty((scan.LINES, 64), np.int64)
@@ -189,7 +189,7 @@ def test_scan_resumes_after_a_full_table() -> None:
 
 
 def relayed(kept: list[Row], flags: int, sync: int) -> list[bytes]:
-    """What is left of one transaction, by the plain encoder."""
+    """Return the rest of one transaction, by the plain encoder."""
     packets = []
     for row in kept:
         is_local = row.group_id == 1

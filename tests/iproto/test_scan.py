@@ -1,4 +1,4 @@
-"""The row scanner: equal to the plain row decoder, exact about where it stopped."""
+"""The row scanner: equal to the plain row decoder, and exact about its end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def plain(data: bytes) -> Row:
 
 
 def pairs_of(body: bytes) -> dict[int, tuple[int, int]]:
-    """Where each value of a body map starts and ends, found with nothing but the reference decoder's sizes."""
+    """Return start and end of each value of a body map, computed with the reference decoder only."""
     unpacker = reference.Unpacker(raw=True, strict_map_key=False, ext_hook=lambda code, data: None)
     unpacker.feed(body)
     found = {}

@@ -1,4 +1,4 @@
-"""Directories for the judges to disagree about: sound ones, and ones that are broken on purpose.
+"""Test directories for the judges: valid ones, and deliberately broken ones.
 
 Each case is the rows of a log after a snapshot with spaces 512 (synchronous) and 513. Instance 1 wrote them and is
 registered; 2 and 3 are other members.
@@ -36,9 +36,9 @@ _KINDS = {
 
 
 class Case(NamedTuple):
-    """`refusal` is a part of what servers say who do not start; None if they start.
+    """`refusal` is a part of the error of servers that do not start; None if they start.
 
-    `is_defined` is False if real servers do what their compiler makes of it.
+    `is_defined` is False if the result depends on the compiler of the real server.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""Files of Tarantool read without our own code: names, text headers, blocks, rows (docs/spec/files.md).
+"""Reads files of Tarantool without our own code: names, text headers, blocks, rows (docs/spec/files.md).
 
-Raises `Unreadable` where a real server of 2.11 or 3.8 stops; a torn tail is where a file ends.
+Raises `Unreadable` where a real server of 2.11 or 3.8 stops; a file ends at a torn tail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"(\d{20})\.(snap|xlog)")
 
 
 Directory = Path | Mapping[str, bytes]
-"""A directory, or what one has: contents by names."""
+"""A directory, or its contents by file name."""
 
 
 class Unreadable(Exception):
@@ -56,7 +56,7 @@ class LogFile:
     signature: int
     kind: str
     content: bytes | None = None
-    """What is in it, if it is in memory only."""
+    """Its contents, if it is in memory only."""
 
     @cached_property
     def _data(self) -> bytes:
@@ -100,7 +100,7 @@ class LogFile:
             yield from _rows(payload, self.path.name)
 
     def _block(self, at: int) -> tuple[bytes, int] | None:
-        """The rows of the block at `at`, and where it ends; None at the end, or where the tail is torn."""
+        """Return the rows of the block at `at` and its end; None at the end of the file or at a torn tail."""
         data = self._data
         marker = data[at : at + 4]
         if marker == EOF_MARKER or len(marker) < 4:
@@ -156,7 +156,7 @@ def parse_vclock(text: str) -> dict[int, int]:
 
 
 def list_files(directory: Directory) -> tuple[list[LogFile], list[LogFile]]:
-    """Snapshots and logs, in the order of their signatures; raises where names, headers and UUIDs do not agree."""
+    """Return snapshots and logs in the order of their signatures; raise if names, headers and UUIDs disagree."""
     found: dict[str, list[LogFile]] = {"snap": [], "xlog": []}
     paths = directory.iterdir() if isinstance(directory, Path) else map(Path, directory)
     for path in sorted(paths):

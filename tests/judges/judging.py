@@ -1,4 +1,4 @@
-"""Judges at work: every directory that a test leaves behind must be one that servers start from, with the same rows.
+"""Judges the directories of tests: servers must start from each of them, with the same rows.
 
 Directories of 2.6 are booted by a real 2.6. Those of newer dialects are read by `recovery.py`, and booted by the real
 servers that FLOWSTONE_TARANTOOL names, which must say the same.
@@ -18,7 +18,7 @@ from tests.judges.real_server import booted
 from tests.judges.recovery import ROLLBACK, Verdict, recovered
 
 FLAGS_SINCE = (2, 8, 1)
-"""Before, rows do not say that they are synchronous, and only a server of that time knows what to make of them."""
+"""Earlier rows lack the synchronous flag, and only a server of that version can interpret them."""
 
 _SPACE_ID, _TUPLE, _SPACE, _FLAGS = 0x10, 0x21, 280, 5
 """Keys of a row's body, the id of `_space`, and the field of its tuples that has a space's flags."""
@@ -27,13 +27,13 @@ Rows = dict[int, frozenset[Any]]
 
 
 class Refused(AssertionError):
-    """A server does not start from a directory, or starts with other rows than another."""
+    """A server does not start from a directory, or starts with other rows than another server."""
 
 
 def judge(directory: Path) -> Verdict:
     """Return what servers recover from `directory`, which is not changed; raises Refused if one does not.
 
-    Without rows where nobody can tell: of 2.6, if no server of that time is there, or none can recover the directory.
+    Returns no rows if undecidable: for 2.6, if there is no server of that version, or none can recover the directory.
     """
     try:
         snapshots, logs = list_files(directory)
@@ -73,7 +73,8 @@ def judge_all(directories: Mapping[str, Path], *, same: bool = True) -> dict[str
 
 
 def refusal_of(directory: Path) -> str | None:
-    """Return why servers do not start from `directory`, by the judge alone; None if they do, or if it cannot tell.
+    """Return the reason why servers do not start from `directory`, by the judge alone; None if they do, or if
+    undecidable.
 
     It cannot where there is nothing yet, and of files of 2.6.
     """

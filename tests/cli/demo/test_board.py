@@ -1,4 +1,4 @@
-"""The demo's figures: what a line and a table say of nodes, shop and lake."""
+"""The figures of the demo: a line and a table about nodes, shop and lake."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_elsewhere_a_line_now_and_then() -> None:
 
 
 class Busy:
-    """Node `b` is started, answers once, and then is too busy for it until it is dead."""
+    """Node `b` is started, answers once, and is then too busy to answer until it is killed."""
 
     def __init__(self) -> None:
         self.b = SimpleNamespace(name="b", is_running=True)

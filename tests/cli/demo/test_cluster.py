@@ -1,4 +1,4 @@
-"""The replica set of the demo: it elects, survives its leader, and takes back one that was killed."""
+"""The replica set of the demo: it elects a leader, survives its loss, and accepts a killed member back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def orders_in(cluster: Cluster) -> set[int]:
 
 
 async def sold(shop: Shop, count: int) -> None:
-    """Until so many orders more are answered."""
+    """Wait until that many more orders are answered."""
     wanted = len(shop.orders) + count
     async with asyncio.timeout(60):
         while len(shop.orders) < wanted:  # noqa: ASYNC110

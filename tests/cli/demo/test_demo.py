@@ -1,4 +1,4 @@
-"""`flowstone demo --tour` runs to its end, shows commands that work, and cleans up."""
+"""`flowstone demo --tour` runs to its end, shows working commands, and cleans up."""
 
 from __future__ import annotations
 

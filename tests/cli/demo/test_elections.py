@@ -1,4 +1,4 @@
-"""The demo's elections: a leader is elected, goes, and its successor has everything that was answered."""
+"""The demo's elections: a leader is elected and lost, and its successor has every acknowledged order."""
 
 from __future__ import annotations
 

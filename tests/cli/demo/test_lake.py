@@ -1,4 +1,4 @@
-"""The demo's story at a small scale: told to its verified end, and left by Ctrl-C with nothing behind."""
+"""The demo's story at a small scale: run to its verified end, and interrupted by Ctrl-C without leftovers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_interrupted_demo_leaves_no_files(tmp_path: Path, number: signal.Signals
 
 
 def wait_for_java(directory: Path) -> None:
-    """Until the mirror has started Spark, which then has to be ended, too."""
+    """Wait until the mirror has started Spark, which must then be stopped, too."""
     deadline = time.monotonic() + SECONDS
     while not any("java" in line for line in processes_of(directory)):
         assert time.monotonic() < deadline

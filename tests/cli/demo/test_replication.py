@@ -1,4 +1,4 @@
-"""The demo's replica set: it is born, each member writes, one comes back, a follower sees changes."""
+"""The demo's replica set: it is bootstrapped, each member writes, one returns, a follower sees changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's workload, on one node: what a sale does, and what the shop remembers of it."""
+"""The demo's workload on one node: the effects of a sale, and the shop's memory of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shop's log is what it says: whole, in order, with one sale kept and one withdrawn."""
+"""The shop's log is complete and in order, with one sale kept and one cancelled."""
 
 from __future__ import annotations
 

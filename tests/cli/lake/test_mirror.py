@@ -1,4 +1,4 @@
-"""The command mirror: what it takes, what it refuses before Spark starts, and what it shows."""
+"""The mirror command: its options, its errors before Spark starts, and its output."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_progress_lines_are_printed_periodically_and_at_the_end(capsys: pytest.C
     def tell(changes: int, rate: float) -> None:
         teller.tell(MirrorProgress({UUID: {1: changes}}, changes, rate, 0.0, 0, {}))
 
-    for second in range(60):  # of which it is busy for 25 seconds, then at rest
+    for second in range(60):  # busy for 25 of them, then idle
         now = 100.0 + second
         tell(min(second, 25), 1.0 if second < 35 else 0.0)
     assert [line.rpartition(", ")[2] for line in capsys.readouterr().err.splitlines()] == [
@@ -154,7 +154,7 @@ def test_signals_stop_a_mirror_in_good_order(capfd: pytest.CaptureFixture[str]) 
         signal.raise_signal(signal.SIGTERM)
         assert stopped == [1]
         assert "stopping after the current batch; repeat the signal to stop immediately\n" in capfd.readouterr().err
-        with pytest.raises(KeyboardInterrupt):  # who cannot wait may say it again
+        with pytest.raises(KeyboardInterrupt):  # an impatient user may repeat it
             signal.raise_signal(signal.SIGTERM)
         assert capfd.readouterr().err == ""
     assert signal.getsignal(signal.SIGTERM) is before

@@ -1,4 +1,4 @@
-"""The command restore without Spark: what is refused before it starts."""
+"""The restore command without Spark: errors before its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line on a terminal says what is done and how far it is; nowhere else anything."""
+"""On a terminal, one line shows progress; elsewhere there is no output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command verify without Spark: what is refused before it starts, and how a report looks."""
+"""The verify command without Spark: errors before its start, and the form of a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command limestone cat: every entry with its place, filters, rows, JSON lines."""
+"""The limestone cat command: every entry with its place, filters, rows, JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands around Limestone: help, exit codes of tglogutil, one line for what is wrong."""
+"""The Limestone commands: help, exit codes of tglogutil, one-line errors."""
 
 from __future__ import annotations
 

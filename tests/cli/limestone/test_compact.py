@@ -1,4 +1,4 @@
-"""The command limestone compact: what it asks, says and leaves behind."""
+"""The limestone compact command: its confirmation, output and leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command limestone inspect: the real tool's lines and exit codes, a table, JSON."""
+"""The limestone inspect command: lines and exit codes of the real tool, a table, JSON."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_epoch_file_without_records_is_unrepairable(flowstone: Command, tmp_p
 
 @pytest.mark.parametrize("tool", ["inspect", "repair", "compact"])
 def test_a_directory_whose_data_is_aside_is_left_alone(flowstone: Command, tmp_path: Path, tool: str) -> None:
-    """A master was sending a replica everything anew; what is in its place is not what it holds."""
+    """A master was reseeding a replica; the directory in place is not the replica's data."""
     directory = damage.write(tmp_path / "data", b"")
     replica_seeding.put_aside(production().disk, str(directory))
     shown = flowstone("limestone", tool, directory, *(["--force"] if tool == "compact" else []))

@@ -1,4 +1,4 @@
-"""What the commands on Limestone directories share: names of entry types as the recorded listings have them, paths."""
+"""Shared by the commands on Limestone directories: names of entry types as in the recorded listings, paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command limestone repair: the real tool's statuses and exit codes, dry runs, backups, epoch files."""
+"""The limestone repair command: statuses and exit codes of the real tool, dry runs, backups, epoch files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_dry_run_lists_the_repairs_and_changes_nothing(flowstone: Command, tmp_p
 
 
 def test_a_torn_epoch_file_is_repaired(flowstone: Command, tmp_path: Path) -> None:
-    """tglogutil cannot: it exits with 64."""
+    """tglogutil cannot do this: it exits with 64."""
     directory = damage.write(tmp_path / "data", b"")
     (directory / names.EPOCH).write_bytes(epoch_file.record(5) + b"\x04\x01")
     assert flowstone("limestone", "inspect", directory).code == 1

@@ -1,4 +1,4 @@
-"""`flowstone limestone replica`: a process that masters can reach, and that a signal ends well."""
+"""`flowstone limestone replica`: a process that masters can reach, and that exits with 0 on a signal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "flowstone.cli", "limestone", "replica"]
 
 
 class Running:
-    """The process, and what it has told."""
+    """The process and its output."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -40,7 +40,7 @@ class Running:
         return event
 
     def stop(self, number: signal.Signals) -> list[dict[str, Any]]:
-        """What it told at last; it must end well."""
+        """Return its last output; it must exit with 0."""
         self.process.send_signal(number)
         assert self.process.stdout is not None
         rest = [json.loads(line) for line in self.process.stdout]

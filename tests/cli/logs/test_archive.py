@@ -1,4 +1,4 @@
-"""`flowstone archive`: exit codes, what it says, and how it ends."""
+"""`flowstone archive`: exit codes, output, and termination."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_an_archive_is_asked_by_http_and_logs_json(server: RealServer, tmp_path:
 
 
 def reached(url: str) -> int:
-    """The status of the answer; 0 where there is none."""
+    """Return the status of the answer; 0 if there is none."""
     try:
         with urllib.request.urlopen(url, timeout=30) as answer:
             return int(answer.status)

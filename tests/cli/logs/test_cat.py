@@ -1,4 +1,4 @@
-"""`flowstone cat`: every option, every format, and every way to be told that something is wrong."""
+"""`flowstone cat`: every option, every format, and every error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG = "00000000000000000000.xlog"
 
 @pytest.fixture
 def lsns(flowstone: Command) -> Any:
-    """LSNs of replica 1's rows that a selection leaves."""
+    """Return the LSNs of replica 1's rows after a selection."""
 
     def command(*arguments: str | Path) -> list[int]:
         shown = flowstone("cat", "--format=json", *arguments)
@@ -249,7 +249,7 @@ def test_a_failed_output_leaves_no_file(flowstone: Command, shop: Path, tmp_path
 
 @pytest.fixture
 def damaged(shop: Path, tmp_path: Path) -> Path:
-    """The second log with a byte wrong in the middle."""
+    """The second log with a wrong byte in the middle."""
     copy = tmp_path / "shop"
     shutil.copytree(shop, copy)
     log = copy / "00000000000000000011.xlog"
@@ -397,7 +397,7 @@ def test_a_file_that_may_not_be_read_is_named(
     shutil.copy(shop / LOG, log)
     log.chmod(0)
     if os.access(log, os.R_OK):
-        # Root reads everything, so the refusal is played.
+        # Root can read everything, so the error is simulated.
         def refuse(_: object, path: str) -> NoReturn:
             raise PermissionError(errno.EACCES, "Permission denied", path)
 

@@ -1,4 +1,4 @@
-"""`flowstone cat` and `play` on files of the real Tarantool 2.6, held against `tarantoolctl` and the server itself."""
+"""`flowstone cat` and `play` on files of the real Tarantool 2.6, compared with `tarantoolctl` and the server itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEMA = "\n".join(
 
 
 def reference(line: bytes) -> Any:
-    """A line of tarantoolctl, whose numbers that JSON does not have are made into our words for them."""
+    """Return a line of tarantoolctl with its numbers outside of JSON replaced by our words for them."""
     words = {b"nan": b'"NaN"', b"-nan": b'"NaN"', b"inf": b'"Infinity"', b"-inf": b'"-Infinity"'}
     row = json.loads(NUMBER.sub(lambda found: words[found[0]], line).decode("utf-8", "surrogateescape"))
     names = {40: "CONFIRM", 41: "ROLLBACK"}
@@ -47,7 +47,7 @@ def ours(line: bytes) -> Any:
     row = json.loads(line)
     row.get("BODY", {}).pop("space", None)
     if row.get("BODY", {}).get("space_id") == 516:
-        # Bytes: base64 with us, whatever they happen to be with tarantoolctl.
+        # Bytes: base64 in our output, arbitrary in that of tarantoolctl.
         row["BODY"]["tuple"][1] = base64.b64decode(row["BODY"]["tuple"][1]).decode("utf-8", "surrogateescape")
     return row
 
@@ -158,7 +158,7 @@ def test_server_after_play_has_the_same_data(
     with tarantool.serve(tmp_path, setup=SCHEMA) as server:
         played = flowstone("play", server.uri, *SPACES, *logs)
     assert (played.code, played.complaints) == (0, ["note: 1 row skipped (all spaces): rolled back"])
-    # Local rows, which have no replica id, are counted apart.
+    # Local rows, which have no replica id, are counted separately.
     assert played.text.endswith("resume each replica with --replica 0 --from 2, --replica 1 --from 61\n")
     printed = tarantool.run("box.cfg{log='again.log'}" + DUMP, tmp_path)
     assert printed == (real_log / "data.txt").read_text()

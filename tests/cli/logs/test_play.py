@@ -1,4 +1,4 @@
-"""`flowstone play` into the real server: filters, refusals, resuming, and who one is there."""
+"""`flowstone play` into the real server: filters, errors, resuming, and users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.real_tarantool import Server
 pytestmark = pytest.mark.real
 
 BYTES_PER_SECOND = 200_000
-"""So few that what is interrupted is far from its end, however late the interrupt comes."""
+"""So slow that an interrupted replay is far from its end, however late the interrupt arrives."""
 
 SETUP = """
 local t = box.schema.space.create('t', {id=512})

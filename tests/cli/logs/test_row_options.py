@@ -1,4 +1,4 @@
-"""Options that `cat` and `play` share: moments in time, and spaces by number or name."""
+"""Options shared by `cat` and `play`: times, and spaces by number or name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flowstone.cli.logs.row_options import SPELLINGS, make_selection, parse_time
         ("2024-05-01 12:00:00Z", 1714564800.0),
         ("2024-05-01T14:00:00+02:00", 1714564800.0),
         ("2024-05-01T12:00:00.5Z", 1714564800.5),
-        # tt drops the zeros in front of a fraction.
+        # tt drops leading zeros of a fraction.
         ("2024-05-01T12:00:00.0187Z", 1714564800.0187),
         ("2024-05-01T12:00:00.000000001Z", 1714564800.0),
     ],

@@ -1,5 +1,5 @@
-"""Reading the configuration again: what the process itself takes from it, and what has to wait for the next start.
-And being stopped while HTTP is started.
+"""Reloading the configuration: the options that the process itself applies, and those that need a restart.
+Also a stop while HTTP is starting.
 
 Other signals are tested on real processes in test_serve.py, HTTP in test_node_web.py, the log in test_log.py.
 """
@@ -22,7 +22,7 @@ def test_process_stopped_while_its_dashboard_waits_for_a_peer_does_not_start(ser
         peer.settimeout(SECONDS)
         address = f"127.0.0.1:{peer.getsockname()[1]}"
         served = serve("--http-listen=127.0.0.1:0", "--dashboard", f"--replication={address}")
-        asked, _ = peer.accept()  # by the dashboard, which comes first; it is never answered
+        asked, _ = peer.accept()  # by the dashboard, which starts first; it is never answered
         with asked:
             assert served.end() == 0
     assert not any("connecting" in line for line in served.lines)

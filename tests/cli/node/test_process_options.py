@@ -1,4 +1,4 @@
-"""What a process serves by HTTP: which options there are, what goes together, and what is never shown."""
+"""HTTP options of a process: names, conflicts, and secrets."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ NOT_WHILE_IT_RUNS = "Can't set option 'wal_mode' dynamically (ER_RELOAD_CFG, 58)
 
 
 class Served:
-    """A process of `flowstone serve`, with what it has said so far; with `is_fresh` in an interpreter of its own."""
+    """A process of `flowstone serve` and its output so far; with `is_fresh` in an interpreter of its own."""
 
     def __init__(self, directory: Path, *options: str, is_fresh: bool = False, **variables: str) -> None:
         self.port = real_tarantool.free_port()
@@ -49,7 +49,7 @@ class Served:
         return self._log.read_text().splitlines()
 
     def wait_for(self, text: str, *, after: int = 0) -> str:
-        """The line that ends in `text`, behind so many others."""
+        """Return the line that ends in `text`, after `count` others."""
         deadline = time.monotonic() + SECONDS
         while True:
             found = [line for line in self.lines[after:] if line.endswith(text)]
@@ -72,7 +72,7 @@ Serve = Callable[..., Served]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts processes in a directory of the test's own; those that are left are ended."""
+    """Starts processes in the test's own directory; running ones are terminated at the end."""
     started: list[Served] = []
 
     def start(*options: str, is_fresh: bool = False, **variables: str) -> Served:
@@ -247,7 +247,7 @@ def test_signal_stops_a_start_that_waits_for_peers(serve: Serve, number: signal.
     waiting.wait_for(f"listening on 127.0.0.1:{waiting.port}")
     assert_stops_at_once(waiting, number)
     again = serve()
-    again.wait_for("ready")  # nobody holds the directory
+    again.wait_for("ready")  # the directory is unlocked
     assert again.end() == 0
 
 
@@ -261,7 +261,7 @@ def test_a_signal_stops_a_start_with_a_wrong_password(serve: Serve) -> None:
 
 
 def assert_stops_at_once(served: Served, number: signal.Signals) -> None:
-    """Well before the 30 s for which peers are waited for."""
+    """Well before the 30 s timeout for peers."""
     begun = time.monotonic()
     assert served.end(number) == 0
     assert time.monotonic() - begun < 10

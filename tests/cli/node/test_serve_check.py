@@ -1,4 +1,4 @@
-"""`flowstone serve --check`: what it shows, what it complains of, and that it leaves everything as it is."""
+"""`flowstone serve --check`: its output, its problems, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.places import ROOT
 
 
 def state(directory: Path) -> list[tuple[str, int, float]]:
-    """All that is below a directory, with its size and time."""
+    """Return everything below a directory, with size and time."""
     found = [(str(path), path.stat()) for path in sorted(directory.rglob("*"))]
     return [(path, seen.st_size, seen.st_mtime_ns) for path, seen in found]
 
@@ -78,7 +78,7 @@ def test_data_is_looked_at_and_left_alone(flowstone: Command, tmp_path: Path) ->
 
 
 def test_a_running_node_is_no_problem_nor_are_its_addresses(flowstone: Command, tmp_path: Path) -> None:
-    """Before a reload that is how it is."""
+    """This is the state before a reload."""
 
     async def with_node() -> tuple[int, str, list[str]]:
         async with Node(tmp_path / "data", listen="127.0.0.1:0") as node:
@@ -92,7 +92,7 @@ def test_a_running_node_is_no_problem_nor_are_its_addresses(flowstone: Command, 
 
 
 def test_options_that_need_a_restart_are_listed_only_for_a_running_node(flowstone: Command, tmp_path: Path) -> None:
-    """Every option that a reload refuses is named, also where the file no longer has it."""
+    """Every option that a reload rejects is named, even if the file no longer has it."""
 
     async def with_node() -> str:
         async with Node(tmp_path / "data") as node:

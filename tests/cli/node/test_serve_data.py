@@ -1,4 +1,4 @@
-"""What does not go with the directories of a node: `serve` ends as `serve --check` says, on real processes."""
+"""Options that conflict with the directories of a node: `serve` fails as `serve --check` says, on real processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ANOTHER = "11111111-1111-4111-8111-111111111111"
     ],
 )
 def test_permanent_errors_have_exit_code_2(serve: Serve, tmp_path: Path, option: str, complaint: str) -> None:
-    """systemd starts it again after any other failure."""
+    """systemd restarts it after any other failure."""
     (tmp_path / "file").touch()
     make_data(tmp_path / "data", dialect="2.6")
     is_new = option.startswith(("--user", "--read-only"))
@@ -48,7 +48,7 @@ def test_options_that_match_the_data_are_accepted(tmp_path: Path) -> None:
     files = place.files()
     assert files is not None
     assert list(place.missing()) == []
-    place.check(files, ("guest", "x"))  # who is not made
+    place.check(files, ("guest", "x"))  # is not created
     own = files.snapshots[-1].meta.instance_uuid
     DataPlace(configure({"work_dir": str(tmp_path), "instance_uuid": own.upper()})).check(files, None)
 

@@ -1,4 +1,4 @@
-"""Where options come from: which place weighs more, and what a mistake is answered with."""
+"""Sources of options: their precedence, and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_invalid_toml_is_rejected(tmp_path: Path) -> None:
 
 
 def test_unknown_variables_are_reported_without_an_error() -> None:
-    """A cluster may put variables of this name into every process, as Kubernetes does for a service."""
+    """A cluster may set variables of this name in every process, as Kubernetes does for a service."""
     settings = read({}, {"FLOWSTONE_SERVICE_HOST": "10.0.0.1", "FLOWSTONE_KERNEL_CACHE": "/tmp", "HOME": "/tmp"})
     assert (settings.options, settings.strangers) == ({}, ("FLOWSTONE_SERVICE_HOST",))
 

@@ -1,4 +1,4 @@
-"""`flowstone dashboard`: what it prints, whom it lets in, and how it ends."""
+"""`flowstone dashboard`: its output, its authentication, and its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMAND = (sys.executable, "-m", "flowstone.cli", "dashboard")
 
 @contextmanager
 def running(*arguments: str, is_fresh: bool = False, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the address that it prints; with `is_fresh` it has an interpreter of its own."""
+    """The command and the address that it prints; with `is_fresh` in an interpreter of its own."""
     pipe = subprocess.PIPE
     command = COMMAND if is_fresh else (*warm("flowstone.cli"), "dashboard")
     process = subprocess.Popen(
@@ -52,7 +52,7 @@ def state_at(page: str, **headers: str) -> dict[str, Any]:
 
 
 def answered(page: str) -> dict[str, Any]:
-    """The state, as soon as the first server has told of itself; it may be too slow for the first look."""
+    """Return the state once the first server has reported; it may be too slow for the first poll."""
 
     def look() -> dict[str, Any] | None:
         state = state_at(page)
@@ -115,7 +115,7 @@ def test_advice_on_another_name_can_be_followed() -> None:
         with refused.value as answer:
             assert answer.code == 421
             advice = answer.read().decode()
-    # The one option for names is of another command, and the advice says so.
+    # The only option for names belongs to another command, and the advice says so.
     assert TOKEN_VARIABLE in advice
     assert "add the name to http_hosts of flowstone serve" in advice
     assert "http_hosts" in PROCESS_OPTIONS

@@ -1,4 +1,4 @@
-"""`flowstone expel`: a member leaves, by the hand of whoever can write, after it was told what that means."""
+"""`flowstone expel`: removes a member through a writable member, after a confirmation that lists the effects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.real_tarantool import free_port
 def test_dead_member_is_expelled_at_the_leader_and_reachable_one_only_by_force(
     nodes: Cluster, flowstone: Command
 ) -> None:
-    mesh = Mesh(nodes, ("ours",) * 3, direct=True, replication_timeout=1.5)  # nobody else is to be taken for dead
+    mesh = Mesh(nodes, ("ours",) * 3, direct=True, replication_timeout=1.5)  # no other member may be considered dead
     mesh.set_modes("candidate", "voter", "voter")
     leader, other, dead = mesh.members
     assert mesh.wait_leader() is leader
@@ -171,7 +171,7 @@ OLD, NEW = (f"{number:08x}-0000-4000-8000-000000000000" for number in (1, 2))
 
 
 class Hesitating(Terminal):
-    """Somebody who is asked, and says yes after something has happened."""
+    """A user who confirms after something has happened."""
 
     def __init__(self, meanwhile: Callable[[], None]) -> None:
         super().__init__("y\n")
@@ -183,7 +183,7 @@ class Hesitating(Terminal):
 
 
 def rows(member: Member) -> dict[int, str]:
-    """Ids and UUIDs of `_cluster`, without the member's own."""
+    """Return ids and UUIDs in `_cluster`, without the member's own."""
     found = [unpack(raw)[:2] for raw in member.tuples(CLUSTER_ID)]
     return {number: uuid for number, uuid in found if uuid != member.uuid}
 

@@ -1,4 +1,4 @@
-"""`flowstone explain` tells people and programs what is wrong, and its exit code says whether anything is."""
+"""`flowstone explain` reports problems to people and programs, and in its exit code."""
 
 from __future__ import annotations
 

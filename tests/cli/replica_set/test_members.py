@@ -1,4 +1,4 @@
-"""What commands about live members share: addresses, and the question before something has an effect."""
+"""Shared by commands about live members: addresses, and the confirmation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowstone promote` and `demote`: leaders by hand, and servers that know of no such thing."""
+"""`flowstone promote` and `demote`: manual leaders, and servers without promotion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.real_tarantool import free_port
 def test_member_leads_after_promote_and_not_after_demote(
     nodes: Cluster, flowstone: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # However busy the machine is, nobody is taken for dead, and no election is held twice.
+    # However busy the machine is, no member is considered dead, and no election is repeated.
     mesh = Mesh(nodes, ("ours",) * 2, direct=True, replication_timeout=5, election_timeout=60)
     mesh.set_modes("manual")
     one, two = mesh.members
@@ -37,7 +37,7 @@ def test_member_leads_after_promote_and_not_after_demote(
     assert (shown["id"], shown["leader"], shown["queue_owner"]) == (two.id, two.id, two.id)
     assert (shown["is_changed"], shown["is_leader"], shown["term"]) == (True, True, election(two)["term"])
     assert mesh.wait_leader() is two
-    mesh.wait_same(two)  # else the question says what the other one lacks
+    mesh.wait_same(two)  # otherwise the question lists the rows that the other one lacks
 
     monkeypatch.setattr(sys, "stdin", Terminal("no\n"))
     refused = flowstone("promote", one.address)
@@ -52,7 +52,7 @@ def test_member_leads_after_promote_and_not_after_demote(
 
 
 class _Elected:
-    """A member that was elected, and takes the queue over only then."""
+    """An elected member that then claims the queue."""
 
     def __init__(self, *queues: dict[str, int]) -> None:
         self._queues = iter(queues)

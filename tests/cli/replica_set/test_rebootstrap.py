@@ -1,4 +1,4 @@
-"""`flowstone rebootstrap`: a stopped member joins anew as the one it was, and nothing is lost that only it had."""
+"""`flowstone rebootstrap`: a stopped member rejoins with its identity, and no row without another copy is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ box.session.su('admin', function()
     box.schema.user.grant('looker', 'execute', 'universe')
 end)
 """
-"""A user who may ask everything, and may not follow the log."""
+"""A user with the right to query everything, but not to read the log."""
 
 
 def data(directory: Path) -> list[str]:
@@ -42,7 +42,7 @@ def test_members_rejoin_with_their_ids_once_their_rows_are_found_elsewhere(
         replica.wait_writable()
         write(replica, 10 * replica.id)
         master.catch_up(replica)
-        replica.catch_up(master)  # its position is that at which it is stopped
+        replica.catch_up(master)  # the position at which it is stopped
         number, uuid, position = replica.id, replica.uuid, replica.vclock()
 
         running = flowstone("rebootstrap", "--yes", replica.directory, master.address)
@@ -101,7 +101,7 @@ def test_rows_without_another_copy_are_listed_and_deleted_only_by_force(cluster:
 def test_rows_with_conflicting_lsns_are_listed_and_deleted_only_by_force(
     cluster: Cluster, flowstone: Command, kind: str
 ) -> None:
-    """By the vclocks, the other has all of them."""
+    """By the vclocks, the other member has all of them."""
     master, replica = pair(cluster, kind, "ours")
     lose_rows(cluster, master, replica, 3, [100])
     number = master.vclock()[1]

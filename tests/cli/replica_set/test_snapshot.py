@@ -1,4 +1,4 @@
-"""`flowstone snapshot`: real servers and nodes write one, and one that cannot does not stop the others."""
+"""`flowstone snapshot`: real servers and nodes write one, and a failing one does not stop the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flowstone status` against real servers and nodes: tables, JSON, live, and the exit code that scripts trust."""
+"""`flowstone status` on real servers and nodes: tables, JSON, live output, and the exit code for scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMAND = (sys.executable, "-m", "flowstone.cli", "status")
 
 @fits("2.6")
 def test_a_replica_set_of_real_servers_and_a_node(cluster: Cluster, flowstone: Command) -> None:
-    patient: dict[str, Any] = {"replication_timeout": 2}  # nobody is to be taken for dead while the machine is busy
+    patient: dict[str, Any] = {"replication_timeout": 2}  # no member may be considered dead while the machine is busy
     master = cluster.real("master", **patient)
     node = cluster.ours("node", replication=[master.uri], **patient)
     replica = cluster.real("replica", replication=[master.uri], read_only=True, **patient)
@@ -56,7 +56,7 @@ def _vclock(member: Member) -> list[str]:
 
 @not_for_stand_ins
 def test_nodes_with_elections_as_json_and_live(nodes: Cluster, flowstone: Command) -> None:
-    mesh = Mesh(nodes, ("ours",) * 3, direct=True, replication_timeout=1.5)  # nobody is to be taken for dead
+    mesh = Mesh(nodes, ("ours",) * 3, direct=True, replication_timeout=1.5)  # no member may be considered dead
     mesh.set_modes("candidate")
     leader = mesh.wait_leader()
     mesh.wait_same(leader)
@@ -84,7 +84,7 @@ def test_nodes_with_elections_as_json_and_live(nodes: Cluster, flowstone: Comman
 
 @not_for_stand_ins
 def test_a_leader_that_died_with_the_quorum_leads_no_more(nodes: Cluster, flowstone: Command) -> None:
-    """The last one names it for ever: it cannot begin a new term."""
+    """The last one names it for ever: it cannot start a new term."""
     mesh = Mesh(nodes, ("ours",) * 2, direct=True)
     mesh.set_modes("candidate")
     leader = mesh.wait_leader()
@@ -121,19 +121,19 @@ def _check_json_lines(member: Member) -> None:
 
 
 def _check_screen(member: Member) -> None:
-    """On a terminal the tables stay in their place, and Ctrl-C ends it."""
+    """On a terminal the tables are updated in place, and Ctrl-C ends the command."""
     assert member.address.encode() in _watched(member.address)
 
 
 def _watched(address: str, *, lines: int = 25) -> bytes:
-    """What a terminal gets before it is drawn again."""
+    """Return the output to a terminal between two updates."""
     screen, terminal = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": str(lines)}
     command = [*COMMAND, "--watch", "--interval=0.1", address]
     with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
         os.close(terminal)
         with open(screen, "rb", buffering=0) as shown:
-            seen = _read_until(shown, b"\x1b[1A")  # up, to draw again over what was there
+            seen = _read_until(shown, b"\x1b[1A")  # cursor up, to overwrite the previous output
             process.send_signal(signal.SIGINT)
             _read_until(shown, None)
         assert process.wait(30) == 0

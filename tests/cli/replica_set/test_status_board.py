@@ -1,4 +1,4 @@
-"""The tables of `flowstone status`: everything there, nothing cut off, and no code of a server's in them."""
+"""The tables of `flowstone status`: complete, not truncated, and safe from control codes sent by a server."""
 
 from __future__ import annotations
 
