@@ -1,4 +1,4 @@
-"""Object code on disk: found again by another process, made anew for changed sources, never trusted when damaged."""
+"""Object code on disk: shared between processes, rebuilt for changed sources, never trusted when damaged."""
 
 import os
 import re
@@ -29,7 +29,7 @@ print("numba" if "numba" in sys.modules else "no compiler")
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Our sources with two kernels added, one of which calls the other, and no cache."""
+    """Our sources with two more kernels, one of which calls the other, and no cache."""
     package = tmp_path / "flowstone"
     shutil.copytree(Path(flowstone.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     head = "from flowstone.kernels import kernel\n\n"
@@ -114,7 +114,7 @@ def test_corrupted_cache_file_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_removing_old_code_is_no_reason_to_save_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A directory with a file's name stands for whatever cannot be removed."""
+    """A directory with the file's name simulates a file that cannot be removed."""
     monkeypatch.setattr(cache, "_places", lambda: iter((tmp_path / "first", tmp_path / "second")))
     code = cache.ObjectCode(b"code", "symbol", "q")
     cache.save(ask, (("i",),), code)

@@ -1,4 +1,4 @@
-"""Kernels as machine code: what goes in comes out, whatever kind it is, and the same as in plain Python."""
+"""Kernels as machine code: every kind of value round-trips, and results equal those of plain Python."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

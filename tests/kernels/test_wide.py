@@ -1,4 +1,4 @@
-"""The two bodies of each wide move mean the same; the plain one refuses what lies outside."""
+"""The two bodies of each wide move are equivalent; the plain one rejects out-of-bounds moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merges, histories, rewrites and positions of tables, as deltalake and Parquet show them."""
+"""Merges, histories, rewrites and positions of tables, read back with deltalake and Parquet."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def reopened(table: EmbeddedTable) -> EmbeddedTable:
 
 
 def rows_of(table: EmbeddedTable, version: int | None = None) -> list[dict[str, Any]]:
-    """What a reader of Delta sees, in the order of keys."""
+    """Return the rows as a reader of Delta sees them, in key order."""
     return DeltaTable(table.path, version=version).to_pyarrow_table().sort_by("_key").to_pylist()
 
 
@@ -99,7 +99,7 @@ def test_random_merges_equal_a_dict_at_every_version(tmp_path: Path, seed: int) 
     model: dict[bytes, bytes] = {}
     versions: dict[int, dict[bytes, bytes]] = {}
     for turn in range(2, 7 if ON_SPARK else 14):
-        # Sometimes all over the place, sometimes next to each other, sometimes behind all others.
+        # Sometimes anywhere, sometimes adjacent, sometimes after all others.
         span = chance.choice([range(2000), range(300, 340), range(2000 + 100 * turn, 2100 + 100 * turn)])
         changes = {number: chance.choice([order(number, str(turn)), None]) for number in chance.sample(span, 40)}
         if turn % 5 == 0:
@@ -246,7 +246,7 @@ def test_a_new_primary_key_gives_rows_new_keys(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.merge(folded({number: order(number, f"{99 - number:02}") for number in range(100)}), ORDERS, at(2), UUID)
     by_name = space(*((each.name, each.type) for each in ORDERS.fields), key=1)
-    # The change in the same transaction still has the key of before.
+    # The change in the same transaction still has the old key.
     table.merge(folded({5: None, 100: order(100, "aa")}), by_name, at(3), UUID)
     rows = rows_of(table)
     assert [row["name"] for row in rows] == [f"{number:02}" for number in range(100) if number != 94] + ["aa"]
@@ -374,7 +374,7 @@ def test_vacuum_removes_unreferenced_files_and_orphans(tmp_path: Path) -> None:
     removed = table.vacuum(0)
     assert orphan.entry.path in removed
     assert [path.name for path in directory.glob("*.parquet")] == table.files()
-    # The log's checkpoint has all that is needed, the position too.
+    # The checkpoint of the log contains everything needed, including the position.
     for commit in sorted((directory / "_delta_log").glob("0*.json"))[:-1]:
         commit.unlink()
     assert (tuples_in(reopened(table)), reopened(table).positions) == ({key_of(1): order(1, "5")}, {UUID: at(5)})

@@ -1,4 +1,4 @@
-"""Masks of fields: what they make of tuples, and what they refuse."""
+"""Masks of fields: their results, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which file has a share in which changes, and how states of a history end."""
+"""Assignment of changes to files, and the end of states in a history."""
 
 from __future__ import annotations
 

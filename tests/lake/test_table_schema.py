@@ -1,4 +1,4 @@
-"""Columns of tables: their names, their values, and what a table notes about itself."""
+"""Columns of tables: names, values, and the table's own note."""
 
 from __future__ import annotations
 

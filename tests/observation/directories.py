@@ -1,4 +1,4 @@
-"""Directories of logs that a real server of 2.6 or a node has left, with several logs and snapshots in each."""
+"""Directories of logs written by a real server of 2.6 or a node, with several logs and snapshots in each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ os.exit()
 
 
 def leave(kind: str, directory: Path) -> Path:
-    """What a server of this kind leaves: LOGS logs of ROWS rows each, and a snapshot between each two."""
+    """Return the files of a server of this kind: LOGS logs of ROWS rows each, and a snapshot between each two."""
     if kind == "real":
         real_tarantool.run(REAL, directory)
     else:

@@ -1,7 +1,7 @@
-"""What reports promise (docs/reference/findings.md), as a judge: no trouble without a finding, and no false alarm.
+"""Judges the promises of reports (docs/reference/findings.md): no problem without a finding, and no false alarm.
 
-Every registered member reaches the leader's vclock within PROMISE_SECONDS, or a finding says why not. Where every
-member runs, follows, and has everything, nothing is found.
+Every registered member reaches the leader's vclock within PROMISE_SECONDS, or a finding gives the reason. If every
+member runs, follows and has all rows, there is no finding.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from flowstone.outside import production
 PROMISE_SECONDS: Final = 30.0
 ANSWER_SECONDS: Final = 2.0
 LOOKS: Final = 3
-"""So many looks in a row must miss a finding: members answer one after the other, and one look may fall in between."""
+"""A finding must be missing in this many consecutive polls: members answer one by one, and one poll may fall
+in between.
+"""
 
 OF_FOLLOWERS: Final = frozenset(
     {
-        # The link on which the rows of `member` come has failed.
+        # The link for the rows of `member` has failed.
         Kind.SPLIT_BRAIN,
         Kind.DUPLICATE_KEY,
         Kind.LOG_GAP,
@@ -41,7 +43,7 @@ OF_FOLLOWERS: Final = frozenset(
         Kind.SCHEMA_MISMATCH,
         Kind.FOREIGN_QUEUE,
         Kind.REPLICATION_STOPPED,
-        # There is no such link, or rows come too slowly.
+        # There is no such link, or rows arrive too slowly.
         Kind.NOT_FOLLOWING,
         Kind.BEHIND,
         # `member` does not run, cannot be queried, or has not caught up since its start.
@@ -52,7 +54,7 @@ OF_FOLLOWERS: Final = frozenset(
         # `member` cannot write rows to its log.
         Kind.DISK_FULL,
         Kind.LOG_FAILING,
-        # `member` has not heard of the newer owner of the queue.
+        # `member` does not know the new owner of the queue.
         Kind.TWO_OWNERS,
     }
 )
@@ -60,7 +62,7 @@ OF_FOLLOWERS: Final = frozenset(
 
 IF_STOPPED: Final = frozenset({Kind.DISK_FULL, Kind.LOG_FAILING})
 """Of these, only severity `stopped` explains anything: a nearly full disk takes all rows, and so does one whose free
-space cannot be determined. All nodes under chaos have small disks, and so a warning all the time."""
+space cannot be determined. All nodes under chaos have small disks, and therefore a permanent warning."""
 
 OF_PAIRS: Final = frozenset({Kind.SPLIT_BRAIN, Kind.UNREACHABLE, Kind.TWO_OWNERS, Kind.LOST_ROWS})
 """One finding for two members that do not follow each other: it explains `Finding.peer`, too, if that one does not
@@ -68,17 +70,17 @@ follow `Finding.member` either. Rows that `peer` has lost are rows that it lacks
 
 NEVER: Final = frozenset(
     {
-        # Votes do not come, or logs are kept and times are wrong: all of that leaves the way of rows alone.
+        # Missing votes, retained logs and wrong clocks do not affect the transfer of rows.
         Kind.NOT_FOLLOWED,
         Kind.RETENTION,
         Kind.CLOCK_SKEW,
-        # Nobody commits or writes: rows that are in the leader's log are sent to its followers all the same.
+        # There are no commits or writes: rows in the leader's log are still sent to its followers.
         Kind.QUORUM_LOST,
         Kind.QUEUE_WAITS,
         Kind.QUEUE_ABANDONED,
         Kind.NO_LEADER,
         Kind.READ_ONLY,
-        # In files, which are not looked at here.
+        # In files, which are not checked here.
         Kind.DAMAGED_LOG,
         Kind.TORN_LOG,
         Kind.NO_SNAPSHOT,
@@ -116,7 +118,7 @@ def _follows(replica_set: ReplicaSet, member: Member, finding: Finding) -> bool:
 
 
 def target_of(replica_set: ReplicaSet) -> VClock:
-    """The position that every member has to reach: the leader's, or the furthest of any."""
+    """Return the position that every member has to reach: the leader's, or the largest of all."""
     leader = next((one for one in replica_set.members if one.is_leader and one.report is not None), None)
     return leader.vclock if leader is not None else replica_set.vclock
 
@@ -193,7 +195,7 @@ def _seen_by_each(replica_set: ReplicaSet) -> list[Finding]:
 def _is_unheard(replica_set: ReplicaSet, finding: Finding) -> bool:
     """Return True if `peer` of the finding votes, is not loading, and has no link to `member`, which is registered.
 
-    Where only one member answers, nobody knows whether `member` votes; if all answer, it must.
+    If only one member answers, it is unknown whether `member` votes; if all answer, it must.
     """
     heard = replica_set.member(finding.peer) if finding.peer is not None else None
     member = replica_set.member(finding.member)
@@ -216,7 +218,7 @@ class _Due:
 
 
 class Promise:
-    """Judges one look after the other; `broken` says what was promised and not kept, each once.
+    """Judges one poll after the other; `broken` lists broken promises, each once.
 
     `explained` counts how often a finding was needed: a member lagged for longer than `seconds`. Without any, nothing
     was tested.
@@ -236,7 +238,7 @@ class Promise:
         now: float,
         ready: Mapping[str, bool] | None = None,
     ) -> None:
-        """Judge one look; `ready` has the answers of `/health/ready` by address, if nodes were asked."""
+        """Judge one poll; `ready` has the answers of `/health/ready` by address, if nodes were queried."""
         alarms = [alarm for one in sets for alarm in false_alarms(one, findings)]
         alarms += [alarm for one in sets for alarm in false_readiness(one, findings, ready or {})]
         self._alarms = {alarm: self._alarms.get(alarm, 0) + 1 for alarm in alarms}
@@ -248,14 +250,14 @@ class Promise:
                     self._judge(one, member, target, findings, now)
 
     def is_pending(self) -> bool:
-        """Whether a later look may find something broken."""
+        """Return True if a later poll may find a broken promise."""
         return bool(self._alarms) or any(due.unexplained for due in self._due.values())
 
     def _judge(
         self, replica_set: ReplicaSet, member: Member, target: VClock, findings: Sequence[Finding], now: float
     ) -> None:
         due = self._due.get(member.uuid)
-        # A leader that came back without rows, or a new one that never had them, is no position to reach.
+        # A leader that lost rows, or a new one that never had them, is not a reference position.
         if due is None or not missing_rows(due.target, member.vclock) or missing_rows(due.target, target):
             due = self._due[member.uuid] = _Due(target, now)
         missing = missing_rows(due.target, member.vclock)
@@ -275,7 +277,7 @@ class Promise:
 
 
 async def watch(addresses: Sequence[str], promise: Promise, is_over: Callable[[], bool], pause: float = 1.0) -> None:
-    """Look at the servers until `is_over`, at least once, and let `promise` judge."""
+    """Poll the servers until `is_over`, at least once, and let `promise` judge."""
     survey = Survey(production(), [parse_uri(address) for address in addresses], timeout=ANSWER_SECONDS)
     try:
         while True:
@@ -289,7 +291,7 @@ async def watch(addresses: Sequence[str], promise: Promise, is_over: Callable[[]
 
 
 def broken_promises(addresses: Sequence[str], *, seconds: float = PROMISE_SECONDS, pause: float = 0.2) -> list[str]:
-    """Look as long as something is unexplained: where all is well, or explained, once."""
+    """Poll while something is unexplained: once if everything is healthy, or explained."""
     promise = Promise(seconds=seconds)
 
     def is_over() -> bool:

@@ -1,7 +1,7 @@
 """Random replica sets as their servers would report them: any topology, any servers away, and lag that has lasted.
 
-`answers` draws what a survey gets. It draws only what servers can report: each restriction says why in a comment. Rows
-that a member lacks have been missing for LONG seconds: that is what the promise of reports is about.
+`answers` draws the answers to a survey. It draws only what servers can report: each restriction says why in a comment.
+Rows that a member lacks have been missing for LONG seconds: that is what the promise of reports is about.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ T = TypeVar("T")
 LONG: Final = 60.0
 EXPELLED: Final = 8
 ANONYMOUS: Final = 9
-"""Numbers of the servers that are not members. The expelled one reports its old id, the anonymous replica the id 0."""
+"""Numbers of the servers that are not members.
+
+The expelled server reports its old id, the anonymous replica the id 0.
+"""
 
 REFUSED: Final = "connection refused"
 LOADING: Final = "Instance bootstrap hasn't finished yet"
@@ -30,10 +33,10 @@ SILENT: Final = "no answer within 3 s"
 
 ANSWERS: Final = frozenset({"running", "orphan", "loading"})
 TROUBLED: Final = ("orphan", "loading", REFUSED, LOADING, DENIED, SILENT)
-"""What a server says that does not run: the status of its report, or the reason why there is none."""
+"""The answer for a stopped server: the status of its report, or the reason why there is none."""
 
 FOLLOWED: Final = frozenset({"running", "orphan", DENIED, SILENT})
-"""States in which a server may have followers. One that does not run, or is loading, has had none for long."""
+"""States in which a server may have followers. A stopped or loading one has had none for long."""
 
 WORKING: Final = ("follow", "sync")
 CONNECTING: Final = ("connect", "connected", "auth", "ready")
@@ -50,13 +53,15 @@ BROKEN: Final = (
 
 
 class Choices:
-    """Makes the choices of one set from a seed: a draw from Hypothesis for each would take ten times as long."""
+    """Makes the choices of one set from a seed: drawing each from Hypothesis would take ten times as long."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._random = Random(seed)
         self._fault_in = self.of((2, 4, 8))
-        """In some sets, nearly everything works: members whose only trouble is that of another member are rare else."""
+        """In some sets nearly everything works: otherwise members whose only problem is that of another member
+        would be rare.
+        """
 
     def __repr__(self) -> str:
         return f"Choices({self._seed})"
@@ -81,7 +86,7 @@ class Server:
     shown_at: str | None
     """The address at which others follow it, as they report it: its own, that of a proxy, or none."""
     is_given: bool
-    """True if its own address was given to `explain`."""
+    """True if its own address was passed to `explain`."""
 
     @property
     def is_member(self) -> bool:
@@ -113,7 +118,7 @@ def answers() -> st.SearchStrategy[list[Report | Unreachable]]:
 def answers_in_transit(*, is_whole: bool) -> st.SearchStrategy[list[Report]]:
     """Draw the answers of members that all run and get the rows of all others through links that work.
 
-    Unless the set is whole, rows are missing: they are in transit, as in any set that is written to.
+    Unless the set is healthy, rows are missing: they are in transit, as in any set under writes.
     """
     return _choices().map(lambda choices: _in_transit(choices, is_whole))
 
@@ -132,7 +137,7 @@ def _answers(choices: Choices) -> list[Report | Unreachable]:
         # link does, the member may have written the rows between its answer and that of the follower.
         servers[number].vclock[number] = max(one.vclock[number] for one in servers.values())
     if EXPELLED in servers:
-        # It lacks the row that expelled it, which member 1 wrote; with this row it would know, and stop.
+        # It lacks the row of its expulsion, written by member 1; with this row it would know, and stop.
         servers[1].vclock[1] = max(servers[1].vclock[1], 1)
         servers[EXPELLED].vclock[1] = 0
     ways = {
@@ -155,7 +160,7 @@ def _answers(choices: Choices) -> list[Report | Unreachable]:
 
 
 def _places(one: Server, *, is_told: bool) -> list[str]:
-    """Return where a server is queried: where it was given, and, as a survey does, at every address that is told."""
+    """Return the addresses at which a server is queried: the given one and, as in a survey, every reported one."""
     given = [address(one.number)] if one.is_given else []
     return list(dict.fromkeys(given + ([one.shown_at] if is_told and one.shown_at is not None else [])))
 
@@ -171,7 +176,7 @@ def _server(choices: Choices, number: int, members: Sequence[int]) -> Server:
 
 
 def _way(choices: Choices, follower: Server, master: Server) -> Way | None:
-    # An anonymous replica refuses followers, and a server that is loading has no upstreams yet.
+    # An anonymous replica rejects followers, and a loading server has no upstreams yet.
     if follower is master or master.number == ANONYMOUS or follower.state in (LOADING, "loading"):
         return None
     if choices.one_in(3):

@@ -1,4 +1,4 @@
-"""Reports of made-up servers, in the words of `box.info`, for tests of what is concluded from them."""
+"""Reports of made-up servers, in the form of `box.info`, for tests of findings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SET = "5e700000-0000-4000-8000-000000000000"
 
 
 def uuid(number: int) -> str:
-    """Of the instance with this id."""
+    """Return the UUID of the instance with this id."""
     return f"{number:08x}-0000-4000-8000-000000000000"
 
 
@@ -36,7 +36,7 @@ def report(
     upstreams_configured: Any = None,
     **info: Any,
 ) -> Report:
-    """Of the instance with this id; `peers` gives `upstream` and `downstream` by id."""
+    """Return a report of the instance with this id; `peers` gives `upstream` and `downstream` by id."""
     rows = {
         other: {"id": other, "uuid": uuid(other), "lsn": vclock.get(other, 0)} | sides
         for other, sides in (peers or {}).items()
@@ -57,7 +57,7 @@ def report(
 
 
 def pair(first: dict[int, int], second: dict[int, int], told: dict[str, Any]) -> list[Report]:
-    """Instance 2 follows instance 1 and tells this of it."""
+    """Instance 2 follows instance 1 and reports this link."""
     return [
         report(1, first, {2: {"downstream": downstream(second)}}),
         report(2, second, {1: {"upstream": upstream(1) | told}}, ro=True),

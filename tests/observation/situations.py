@@ -1,6 +1,6 @@
-"""Replica sets in trouble, made for real: processes of Flowstone and of real Tarantool servers, and what is said of it.
+"""Replica sets with real problems: processes of Flowstone and of real Tarantool servers, and their findings.
 
-`explained` is what `flowstone explain` would find of the members; each maker leaves a set in one situation.
+`explained` returns the findings of `flowstone explain` about the members; each maker leaves a set in one situation.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HALF_SEEN: Final = (
     ": and at least ",
     "which it does not report to us",
 )
-"""What a finding says where a server was too slow for so long a look: the next one shows all of it."""
+"""Text of a finding about a server that was too slow for a full query: the next poll is complete."""
 
 Seen = Callable[[ReplicaSet], ReplicaSet]
 
@@ -39,9 +39,9 @@ def as_it_is(replica_set: ReplicaSet) -> ReplicaSet:
 
 
 def explained(*members: Member | str, seen_as: Seen = as_it_is, seconds: float = SECONDS) -> tuple[Finding, ...]:
-    """By members, asked as guests, or by URIs; `seen_as` changes what they said before it is looked into.
+    """By members, queried as guests, or by URIs; `seen_as` changes their reports before the investigation.
 
-    A member that is only slow, on a busy machine, is waited for, so many `seconds`: it is not what is wrong.
+    Wait for a member that is only slow, on a busy machine, up to `seconds`: slowness is not the problem.
     """
     uris = [parse_uri(one if isinstance(one, str) else one.address) for one in members]
 
@@ -57,7 +57,7 @@ def explained(*members: Member | str, seen_as: Seen = as_it_is, seconds: float =
 
 
 def found(kind: Kind, *members: Member | str, seen_as: Seen = as_it_is) -> Finding:
-    """The finding of this kind, when it comes, with all there is to it; it takes a moment until trouble shows."""
+    """Wait for the finding of this kind, complete; a problem takes a moment to show."""
     last: tuple[Finding, ...] = ()
 
     def look() -> Finding | None:
@@ -79,7 +79,7 @@ def is_seen_whole(finding: Finding) -> bool:
 
 
 def assert_well(*members: Member | str) -> None:
-    """Nothing is found, at the latest when all have come to rest."""
+    """Wait until there are no findings."""
     last: tuple[Finding, ...] = ()
 
     def look() -> bool:
@@ -94,13 +94,13 @@ def assert_well(*members: Member | str) -> None:
 
 
 def make(cluster: Cluster, kind: str, name: str, **options: object) -> Member:
-    """A member of a kind, `real` or `ours`."""
+    """Return a member of a kind, `real` or `ours`."""
     member: Member = getattr(cluster, kind)(name, **options)
     return member
 
 
 def pair(cluster: Cluster, master_kind: str, replica_kind: str, **options: object) -> tuple[Member, Member]:
-    """A master with a space, and who follows it."""
+    """A master with a space, and its followers."""
     master = make(cluster, master_kind, "master", **options)
     ledger.define(master)
     replica = make(cluster, replica_kind, "replica", replication=[master.uri])
@@ -114,7 +114,7 @@ def write(member: Member, numbers: Sequence[int]) -> None:
 
 
 def write_rows(member: Member, space: int, rows: Sequence[tuple[object, ...]]) -> None:
-    """Replace these, in their order, many of them under way at once."""
+    """Replace these in order, with many requests in flight."""
     requests = [Request(RequestType.REPLACE, {Key.SPACE_ID: space, Key.TUPLE: row}) for row in rows]
     for answer in member.client.pipeline(requests):
         if answer.is_error:
@@ -122,8 +122,9 @@ def write_rows(member: Member, space: int, rows: Sequence[tuple[object, ...]]) -
 
 
 def lose_rows(cluster: Cluster, master: Member, replica: Member, written: int, kept: Sequence[int] = ()) -> None:
-    """So many rows of the master, which the replica has; the master comes back without them, from an old backup, and
-    writes the rows `kept`. The replica stands still meanwhile, as if it could not reach it."""
+    """Write that many rows on the master and its replica; the master restarts without them, from an old
+    backup, and writes the rows `kept`. The replica is paused meanwhile, as if it could not connect.
+    """
     master.stop()
     saved = cluster.directory / "saved"
     shutil.copytree(master.directory, saved)
@@ -143,7 +144,7 @@ def lose_rows(cluster: Cluster, master: Member, replica: Member, written: int, k
 
 
 def wait_acknowledged(master: Member, follower: Member) -> None:
-    """Until the master has been told that the follower has everything: that is later than the follower has it."""
+    """Wait until the master knows that the follower has everything."""
     number, vclock = follower.id, master.vclock()
 
     def is_known() -> bool:
@@ -154,7 +155,7 @@ def wait_acknowledged(master: Member, follower: Member) -> None:
 
 
 def status_is(member: Member, of: int, *statuses: str) -> None:
-    """Until the upstream is in one of these states."""
+    """Wait until the upstream is in one of these states."""
     eventually(f"{member} is {statuses}", partial(_is_in, member, of, statuses))
 
 

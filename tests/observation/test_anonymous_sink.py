@@ -1,4 +1,4 @@
-"""Who only looks at a log takes no snapshot and joins nobody, and begins with the definitions that a server tells."""
+"""A tail takes no snapshot and does not join; it starts with the definitions returned by a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a replica set is concluded from what its members report; nothing wrong, nothing found."""
+"""Problems of a replica set are inferred from reports of its members; a healthy set has no findings."""
 
 from __future__ import annotations
 

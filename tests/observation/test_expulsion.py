@@ -1,4 +1,4 @@
-"""What it means to expel a member: who does it, what is lost, whether a quorum is left."""
+"""Expelling a member: the executing member, the lost rows, and the remaining quorum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def planned(wanted: str, *answers: Report | Unreachable, asked: int = 1) -> Expu
 
 
 def led(number: int, vclock: dict[int, int] | None = None, **more: Any) -> Report:
-    """A member of three that the second leads."""
+    """A member of three, led by the second."""
     election = {"state": "leader" if number == 2 else "follower", "term": 5, "leader": 2, "vote": 2}
     cfg = {"election_mode": "candidate", "replication_synchro_quorum": "N / 2 + 1"}
     peers = {other: {"upstream": upstream(other)} for other in (1, 2, 3) if other != number}
@@ -98,7 +98,7 @@ def test_quorum_is_that_of_the_remaining_members() -> None:
 
 
 def test_quorum_is_that_of_the_writer() -> None:
-    """It is lowered there, and nowhere else, by who follows the advice of a lost quorum."""
+    """It is lowered only there, by an operator who follows the advice for a lost quorum."""
     peers: dict[int, dict[str, Any]] = {other: {} for other in (3, 4, 5)}
     usual, lowered = ({"replication_synchro_quorum": quorum} for quorum in ("N / 2 + 1", 2))
     answers = (report(1, {2: 9}, peers, ro=True, cfg=usual), report(2, {2: 9}, peers, cfg=lowered))

@@ -1,4 +1,4 @@
-"""What makes a replica set one to look after, and what does not."""
+"""Conditions under which a replica set needs attention."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_health_names_a_lagging_member_with_seconds_and_rows() -> None:
 
 
 def test_explain_and_status_agree_on_lag_and_list_each_follower_once() -> None:
-    """One that is slow is so towards everybody."""
+    """A slow one is slow for all clients."""
     for lag, count in ((4.0, 0), (7.0, 1)):
         slow = {1: 10, 2: 5}
         masters = [

@@ -1,4 +1,4 @@
-"""Every situation that is explained, made for real with nodes and servers of 2.6, and what is found of it."""
+"""Every explained situation, created with nodes and servers of 2.6, and its findings."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_duplicate_key_shows_the_incoming_row_and_the_existing_tuple(
 def test_a_row_that_was_written_since_the_follower_was_asked_is_in_nobodys_way(
     cluster: Cluster, master_kind: str, replica_kind: str
 ) -> None:
-    """A server that has just taken a row shows the tuple before it counts the row."""
+    """A server that has just applied a row shows the tuple before it counts the row."""
     master, replica = pair(cluster, master_kind, replica_kind)
     replica.wait_writable()
     replica.client.insert(LEDGER, 7, 1, "mine")
@@ -113,7 +113,7 @@ def test_a_row_that_was_written_since_the_follower_was_asked_is_in_nobodys_way(
 
 
 def test_the_advice_on_a_duplicate_key_in_a_mesh_leaves_everybody_with_the_right_tuple(nodes: Cluster) -> None:
-    """By one key and by another one, among members that get each other's deletes."""
+    """Through two unique keys, among members that receive each other's deletes."""
     mesh = Mesh(nodes, ("ours", "ours", "ours"))
     one, two, three = mesh.members
     one.call("box.space.plain:create_index", "text", {"parts": [2, "string"]})
@@ -122,7 +122,7 @@ def test_the_advice_on_a_duplicate_key_in_a_mesh_leaves_everybody_with_the_right
         mesh.isolate(one)
         for member, fields in zip((one, two), tuples, strict=True):
             write_new(member, *fields)
-        three.catch_up(two)  # so that it, too, has the tuple of two when that of one comes
+        three.catch_up(two)  # so that it has the tuple of two when that of one arrives
         mesh.rejoin(one)
         for follower, upstream in ((one, two), (two, one), (three, one)):
             status_is(follower, upstream.id, "stopped")
@@ -195,7 +195,7 @@ def test_split_brain_shows_both_histories_and_the_fork(nodes: Cluster) -> None:
     both = owner.vclock()
     mesh.isolate(owner)
     promote(other)
-    other.configure(replication_synchro_timeout=60)  # what it writes now may take its time
+    other.configure(replication_synchro_timeout=60)  # its next write may take time
     write_synchronous(owner, 1, "of the old owner")
     write_synchronous(other, 2, "of the new owner")
     finding = found(Kind.TWO_OWNERS, owner, other)
@@ -213,7 +213,7 @@ def test_split_brain_shows_both_histories_and_the_fork(nodes: Cluster) -> None:
     assert "replica 1 owns the queue since term" in told
     assert "replica 2 owns the queue since term" in told
     assert finding.why.count("two members have settled") == 1
-    # What it advises leaves them well.
+    # The advice makes them healthy.
     uuid = owner.uuid
     owner.stop()
     assert run(["rebootstrap", "--yes", "--force", str(owner.directory), other.address]) == 0
@@ -261,7 +261,7 @@ def test_a_missing_right_is_named_with_the_grant(cluster: Cluster, master_kind: 
 
 
 def revoke(master: Member) -> None:
-    """Takes the role from who replicates."""
+    """Revoke the role from the replicating user."""
     for raw in master.tuples(PRIVILEGES):
         _, grantee, kind, number, *_ = unpack(raw)
         if (kind, number) == ("role", REPLICATION_ROLE):
@@ -340,12 +340,12 @@ def test_full_disk_is_reported_with_the_members_that_it_stops(
     write(master, range(1000))
     replica.catch_up(master)
     assert disk.fill()
-    for number in range(80):  # a real server has a megabyte of its log in store, and packs what can be packed
+    for number in range(80):  # a real server buffers a megabyte of its log, and compresses the rest
         master.client.replace(LEDGER, number, 2, secrets.token_hex(25_000))
     finding = found(Kind.DISK_FULL, master, replica)
     assert (finding.severity, finding.member) == (Severity.STOPPED, replica.uuid)
     assert "free space" in finding.advice
-    if replica_kind == "ours":  # a real server says nothing at all
+    if replica_kind == "ours":  # a real server sends nothing at all
         told = "\n".join(finding.evidence)
         assert "cannot write at byte" in told
         assert "No space left" in told or "File too large" in told
@@ -410,7 +410,7 @@ def test_slow_member_is_reported_once_for_all_its_upstreams(nodes: Cluster) -> N
 def test_logs_kept_for_a_dead_member_are_a_warning_with_the_member_to_expel(cluster: Cluster, kind: str) -> None:
     master, replica = pair(cluster, kind, "ours" if kind == "real" else "real")
     number = replica.id
-    wait_acknowledged(master, replica)  # what it has not heard of, it keeps
+    wait_acknowledged(master, replica)  # rows that it has not received are kept
     replica.stop()
     master.snapshot()
     write(master, range(50))
@@ -526,7 +526,7 @@ def replica_uuid(member: Member, number: int) -> str:
 
 
 def test_hanging_leader_is_one_finding(nodes: Cluster) -> None:
-    """Who followed it says only that it hears nothing, and tries again by itself."""
+    """Its former followers report only a timeout, and retry by themselves."""
     mesh = Mesh(nodes, ("ours",) * 3, direct=True)
     mesh.set_modes("candidate")
     leader = mesh.wait_leader()
@@ -615,7 +615,7 @@ def test_two_synchronous_writers_of_2_6_are_distinguished(cluster: Cluster) -> N
     mesh.configure(ours, replication_synchro_quorum=NEVER)
     Pending(ours, 2, "of ours")
     eventually("it is written", lambda: ours.vclock().get(2, 0) > both.get(2, 0))
-    mesh.wire(ours, real).mend()  # one way: the other, whose queue is empty, would take the row of ours
+    mesh.wire(ours, real).mend()  # one way: the other one, with an empty queue, would accept our row
     finding = found(Kind.FOREIGN_QUEUE, real, ours)
     assert finding.severity is Severity.STOPPED
     told = "\n".join(finding.evidence)
@@ -661,7 +661,7 @@ def test_stalled_queue_with_a_quorum_is_reported_as_lag(nodes: Cluster) -> None:
 
 
 class _Late(SystemClock):
-    """A clock that is slow; not so much that a real server would not start (`replication_sync_lag`)."""
+    """A slow clock; less than the limit at which a real server does not start (`replication_sync_lag`)."""
 
     @staticmethod
     def wall() -> float:
@@ -672,7 +672,7 @@ TIME = "has a timestamp 6."
 
 
 def test_clock_skew_is_distinguished_from_lag(tmp_path: Path) -> None:
-    """A node lives in this process, where its clock can be another one; a real server follows it."""
+    """A node in this process, whose clock can be replaced; a real server follows it."""
 
     async def look() -> Finding:
         late = dataclasses.replace(production(), clock=_Late())
@@ -689,9 +689,9 @@ def test_clock_skew_is_distinguished_from_lag(tmp_path: Path) -> None:
                 deadline = time.monotonic() + SECONDS
                 findings: tuple[Finding, ...] = ()
                 while time.monotonic() < deadline:
-                    # A heartbeat that came late carries an older time, and a link that was lost comes back.
+                    # A late heartbeat carries an older time, and a lost link returns.
                     findings = explain(await survey.look())
-                    # The node follows nobody and may lack a row of the server, which is found, too.
+                    # The node has no upstreams and may lack a row of the server, which is found, too.
                     if told := [finding for finding in findings if TIME in finding.why]:
                         return told[0]
                     await asyncio.sleep(0.05)
@@ -742,7 +742,7 @@ def test_a_server_of_another_set_at_a_masters_address_is_named_with_both_sets(cl
 
 @BOTH_WAYS
 def test_starting_master_is_not_an_error(cluster: Cluster, master_kind: str, replica_kind: str) -> None:
-    """It listens already, and waits for somebody who is in its `replication` and not there."""
+    """It already listens, and waits for a missing member of its `replication`."""
     master, replica = pair(cluster, master_kind, replica_kind)
     master.stop()
     nobody = f"replicator:secret@127.0.0.1:{free_port()}"
@@ -753,7 +753,7 @@ def test_starting_master_is_not_an_error(cluster: Cluster, master_kind: str, rep
 
 
 def test_a_schema_that_is_too_new_for_a_member_is_a_mismatch_of_versions(cluster: Cluster) -> None:
-    """What `box.schema.upgrade()` of a newer release writes, before all members are of that release."""
+    """The rows that `box.schema.upgrade()` of a newer release writes before all members run that release."""
     master, replica = pair(cluster, "ours", "real")
     master.client.insert(SPACE, *VSPACE_SEQUENCE)
     master.client.insert(INDEX, VSPACE_SEQUENCE[0], 0, "primary", "tree", {"unique": True}, [[0, "unsigned"]])

@@ -1,4 +1,4 @@
-"""How a transaction of the tail is shown: named, cut, and without secrets."""
+"""The form of a transaction in the tail: with names, truncated, and without secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory of a real server or of a node is seen as it lies there."""
+"""Reads the directory of a real server or of a node as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's report of itself is what asking it over the network gives."""
+"""A node's report of itself equals the one queried over the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of one place, in all the ways they are told."""
+"""All spellings of the addresses of one place."""
 
 from __future__ import annotations
 

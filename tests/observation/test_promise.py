@@ -1,4 +1,4 @@
-"""The judge of reports: it tells blind spots and false alarms, and nothing else."""
+"""The judge of reports: it reports blind spots and false alarms, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.observation.reports import address, downstream, report, upstream, uui
 
 
 def lonely(lsn: int) -> list[Report]:
-    """Two that follow each other, and a third that follows nobody."""
+    """Two that follow each other, and a third without upstreams."""
     one = report(1, {1: 1000}, {2: {"upstream": upstream(2), "downstream": downstream({1: 1000})}, 3: {}})
     two = report(2, {1: 1000}, {1: {"upstream": upstream(1), "downstream": downstream({1: 1000})}, 3: {}}, ro=True)
     return [one, two, report(3, {1: lsn}, {1: {}, 2: {}}, ro=True)]
 
 
 def looked(*answers: Report | Unreachable, seconds: float, without: Kind | None = None) -> list[str]:
-    """What is broken after looks for so long; `without` is a kind of finding that is blind."""
+    """Return the broken promises after polls for that long; `without` is a kind of finding to suppress."""
     promise = Promise()
     sets = replica_sets(answers)
     findings = tuple(finding for finding in explain(sets) if finding.kind is not without)
@@ -62,7 +62,7 @@ def test_lags_that_only_a_finding_explains_are_counted() -> None:
 
 
 def test_full_disk_explains_a_lag_and_a_nearly_full_one_does_not() -> None:
-    """Every node of a chaos run has less than `FREE_BYTES_MIN`, and so a warning all the time."""
+    """Every node of a chaos run has less than `FREE_BYTES_MIN`, and therefore a permanent warning."""
     small = ReportedDisk(wal_free_bytes=FREE_BYTES_MIN - 1, memtx_free_bytes=FREE_BYTES_MIN - 1)
     answers = [msgspec.structs.replace(one, disk=small) for one in lonely(600)]
     blind = looked(*answers, seconds=3 * PROMISE_SECONDS, without=Kind.NOT_FOLLOWING)

@@ -1,4 +1,4 @@
-"""Real servers and nodes are asked about themselves; what keeps them from answering is an answer, too."""
+"""Real servers and nodes are queried; a failure to answer is an answer, too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def asking(member: Member, *, login: str = "") -> Asking:
 
 
 def asking_at(uri: str) -> Asking:
-    """With patience: what a busy machine is slow to answer is an answer, too."""
+    """With a long timeout: a slow answer on a busy machine is an answer, too."""
     return Asking(production(), parse_uri(uri), timeout=SECONDS)
 
 

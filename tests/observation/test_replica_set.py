@@ -1,4 +1,4 @@
-"""Reports put together: members, who did not answer, links, and lag that is not a lie."""
+"""Reports of a set combined: members, missing answers, links, and true lag."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_leader_is_that_of_the_newest_term() -> None:
     one = only(elected(1, 1, 2), elected(2, 2, 3), elected(3, 2, 3))
     assert (one.term, one.leader, one.failover) == (3, 2, "election")
     assert [member.is_leader for member in one.members] == [False, True, False]
-    assert one.master == "multi"  # the first has not heard yet that it leads no more
+    assert one.master == "multi"  # the first one does not know yet that it has lost the leadership
 
 
 def test_new_term_without_a_leader_has_none() -> None:
@@ -229,7 +229,7 @@ def test_missing_rows_are_counted_by_component(ahead: dict[int, int], behind: di
 
 
 def test_leader_without_followers_no_longer_leads() -> None:
-    """Who has no quorum begins no new term, and names it for ever."""
+    """Without a quorum, it starts no new term, and keeps naming the old leader."""
     election = {"state": "follower", "term": 3, "leader": 1, "vote": 1}
     for status, leader in (("follow", 1), ("disconnected", 0)):
         one = only(silent(1), report(2, {1: 5}, {1: {"upstream": upstream(1, status)}}, election=election))

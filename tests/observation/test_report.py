@@ -1,4 +1,4 @@
-"""`box.info` of several versions, and of servers that answer anything at all, in the one shape that reports have."""
+"""`box.info` of several versions, and arbitrary answers, in the one form of reports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INFO_2_6: dict[str, Any] = {
     "memory": (),
     "pid": 10488,
 }
-"""As a real server answered, where its tables count from 1."""
+"""As answered by a real server, whose tables count from 1."""
 
 INFO_3: dict[str, Any] = {
     "version": "3.8.0-0-gabc",
@@ -220,7 +220,7 @@ values = st.recursive(
 
 
 def _damaged(table: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """`table` with other values at some of its keys, at any depth."""
+    """Return `table` with other values at some of its keys, at any depth."""
     keep = {key: st.just(value) if not isinstance(value, dict) else _damaged(value) for key, value in table.items()}
     return st.fixed_dictionaries({key: st.one_of(values, kept) for key, kept in keep.items()})
 

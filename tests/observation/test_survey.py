@@ -1,4 +1,4 @@
-"""Whole replica sets are found from one of their members: of nodes in a simulation, and of real servers."""
+"""Whole replica sets are discovered from one member: nodes in a simulation, and real servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Shown = list[tuple[int, str, str]]
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 GREETS = str(decode_greeting(greeting()).uuid)
-"""Who every server of `fake_server` says to be at first."""
+"""The initial identity of every server of `fake_server`."""
 
 THOUSANDS = {uuid(number): f"db{number}:3301" for number in range(10, 2000)}
 
@@ -40,7 +40,7 @@ def shown(one: ReplicaSet) -> Shown:
 
 
 def ways(one: ReplicaSet) -> list[tuple[str, int | None]]:
-    """How the members follow each other, and how many rows they lack."""
+    """Return the links between members, and how many rows they lack."""
     return [(link.status, link.lag_lsn) for link in one.links]
 
 
@@ -61,7 +61,7 @@ def place(sim: Simulation, name: str) -> str:
 
 
 def leads(sim: Simulation, *names: str) -> str | None:
-    """Who can be written to, as soon as all of `names` know that it leads."""
+    """Return the writable member once all of `names` know that it leads."""
     infos = {name: sim.node(name).info() for name in names}
     leader = next((name for name, info in infos.items() if not info["ro"]), None)
     number = infos[leader]["id"] if leader is not None else 0
@@ -147,7 +147,7 @@ async def test_survey_does_not_mistake_another_server_at_the_address_for_the_mem
 
 @simulated(seeds=range(2))
 async def test_members_lost_together_keep_their_identity_in_the_next_poll(sim: Simulation) -> None:
-    """Only these two know who they are: no other member follows them."""
+    """Only these two know each other: no other member follows them."""
     await sim.start("a")
     for name in ("b", "c"):
         await sim.start(name, replication=[sim.uri("a")], bootstrap_strategy="legacy")
@@ -199,11 +199,11 @@ async def test_survey_ends_when_given_and_found_servers_hang_together(sim: Simul
     assert took < 1.5 * ASK_SECONDS
 
 
-# --- members that say anything ---
+# --- malicious members ---
 
 
 def _telling(peers: dict[str, str], seen: list[int], own: str = uuid(1), replicaset: str = uuid(9)) -> Talk:
-    """A server that says that it follows the instances with these UUIDs at these addresses, and greets as `GREETS`."""
+    """A server that claims to follow the instances with these UUIDs at these addresses, and greets as `GREETS`."""
     rows = {
         number: {"id": number, "uuid": of, "upstream": {"status": "follow", "peer": address}}
         for number, (of, address) in enumerate(peers.items(), 2)
@@ -241,7 +241,7 @@ async def test_credentials_are_not_sent_to_an_unexpected_server() -> None:
 
 
 class _FewServers(SystemNetwork):
-    """Reaches these, and remembers which others were tried."""
+    """Connects to these, and records attempts to connect to others."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses = addresses
@@ -283,7 +283,7 @@ async def test_number_of_members_connected_from_a_foreign_set_is_limited() -> No
 
 
 async def seen_from(*members: Member, when: Callable[[ReplicaSet], bool]) -> ReplicaSet:
-    """The set as these show it at the first look at which `when` holds; else as it was at last."""
+    """Return the set at the first poll at which `when` holds; otherwise the last one."""
     survey = Survey(production(), [parse_uri(member.address) for member in members], timeout=SECONDS)
     deadline = time.monotonic() + SECONDS
     try:
@@ -324,5 +324,5 @@ async def test_a_stopped_link_between_real_servers_is_seen_with_its_message(clus
 
 
 def _has_come_to_rest(one: ReplicaSet) -> bool:
-    """Both sides know that it has stopped, and longer ago than its last row took to come."""
+    """Both sides know that it has stopped, for longer than the delay of its last row."""
     return all((link.status, link.downstream) == ("stopped", "stopped") and link.lag == link.idle for link in one.links)

@@ -1,4 +1,4 @@
-"""The live tail of real servers of 2.6 and of nodes: what is written, with its names, and what becomes of it."""
+"""The live tail of real servers of 2.6 and of nodes: rows, names, and outcomes of transactions."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ async def following(tail: LiveTail) -> None:
 
 
 def lines(tail: LiveTail) -> list[tuple[str, str | None, str]]:
-    """Type, space and data of all rows that are kept."""
+    """Return type, space and data of all recorded rows."""
     return [(row.type, row.space, row.data) for transaction in tail.sink.ring for row in transaction.rows]
 
 
 def of(tail: LiveTail, data: str) -> LiveTransaction | None:
-    """The transaction with a row that shows this."""
+    """Return the transaction with a row that shows this."""
     return next((each for each in tail.sink.ring if any(row.data == data for row in each.rows)), None)
 
 
@@ -74,14 +74,14 @@ async def evaluate(connection: Connection, expression: str) -> None:
 
 
 async def heartbeats_are_answered(uri: Uri) -> None:
-    """Three acknowledgements of the only anonymous replica have come in since."""
+    """Three acknowledgements of the only anonymous replica have arrived since."""
     asking, acks, idle = Asking(production(), uri, timeout=SECONDS), 0, 0.0
     deadline = time.monotonic() + SECONDS
     while acks < 3:
         assert time.monotonic() < deadline, f"{acks} heartbeats answered within {SECONDS:g} s"
         report = await asking.ask()
         assert isinstance(report, Report)
-        for downstream in (peer.downstream for peer in report.anonymous):  # none while it comes back after a pause
+        for downstream in (peer.downstream for peer in report.anonymous):  # none during the retry interval
             assert downstream is not None
             assert downstream.idle is not None
             acks, idle = acks + (downstream.idle < idle), downstream.idle
@@ -139,7 +139,7 @@ async def test_a_password_is_not_shown(tmp_path: Path) -> None:
 
 
 async def test_a_synchronous_transaction_of_2_6_waits_until_its_verdict(tarantool: object, tmp_path: Path) -> None:
-    """And the tail's own acknowledgements do not make the quorum, although 2.6 counts those of anonymous replicas."""
+    """The tail's own acknowledgements do not make the quorum, although 2.6 counts those of anonymous replicas."""
     quorum = "replication_synchro_quorum = 2, replication_synchro_timeout = 1000, replication_timeout = 0.5"
     with real_tarantool.serve(tmp_path, setup=ORDERS, cfg=quorum) as server:
         async with await Connection.open(production(), parse_uri(server.uri)) as client, tailing(server.uri) as tail:
@@ -216,7 +216,7 @@ async def test_tail_without_a_reachable_member_raises_nothing(tmp_path: Path) ->
 
 
 async def test_tail_shows_transactions_that_were_pending_at_its_start(tmp_path: Path) -> None:
-    """Who opens a dashboard does so because something is stuck already."""
+    """A user opens a dashboard because something is already stuck."""
     upstream = Upstream(tmp_path / "upstream", dialect="2.11", replication_synchro_timeout=1000.0)
     await upstream.start()
     try:

@@ -1,4 +1,4 @@
-"""What a tail makes of rows: all are counted, few are decoded, and what waits is followed to its verdict."""
+"""The rows in a tail: all are counted, few are decoded, and pending ones are followed to their verdict."""
 
 from __future__ import annotations
 

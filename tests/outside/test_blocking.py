@@ -1,4 +1,4 @@
-"""Worker threads: results in order, little in flight, exceptions in their turn, nothing left running."""
+"""Worker threads: results in order, a limited number in flight, exceptions in order, no leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clocks: one that never goes back, one that people read, and sleeping by the first."""
+"""The clocks: a monotonic one, a wall clock, and sleeping by the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk: whole reads, whole appends, exclusive names, locks across processes, errors that name a file."""
+"""The disk: complete reads and appends, exclusive names, locks between processes, errors that name a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop in a thread: results and errors come back, interruptions go in, nothing is left running."""
+"""The loop in a thread: results and errors are returned, interrupts are forwarded, no leftovers."""
 
 from __future__ import annotations
 

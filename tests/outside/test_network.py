@@ -81,7 +81,7 @@ async def test_socket_options_are_set_as_asked(monkeypatch: pytest.MonkeyPatch) 
     async with tcp_server() as port:
         stream = await SystemNetwork().connect("127.0.0.1", port, timeout=10, options=options)
         assert opened[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 0
-        # Linux doubles what it is asked for, for its own records.
+        # Linux doubles the requested size, for its own bookkeeping.
         assert 40_000 <= opened[0].getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 80_000
         assert 50_000 <= opened[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 100_000
         await stream.close()
@@ -147,7 +147,7 @@ async def test_connection_timeout_names_the_address(monkeypatch: pytest.MonkeyPa
 
 
 class Recorder:
-    """A server's side of one connection, written down; answers in upper case."""
+    """The recorded server side of one connection; answers in upper case."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -315,7 +315,7 @@ async def test_listener_with_a_ca_accepts_only_signed_clients(certificate: Tls) 
         assert await stream.read(100) == b"PING"
         await stream.close()
         stranger = await SystemNetwork().connect("127.0.0.1", port, timeout=10, tls=Tls())
-        with contextlib.suppress(ssl.SSLError):  # whether the alert is seen before the end depends on the moment
+        with contextlib.suppress(ssl.SSLError):  # whether the alert is seen before the end depends on timing
             assert await stranger.read(1) == b""
         await stranger.close()
         assert all("closed" in recorder.events for recorder in server.accepted)

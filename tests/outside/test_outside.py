@@ -1,4 +1,4 @@
-"""The object that everybody is handed."""
+"""The object that all components receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Randomness: the shapes that callers rely on."""
+"""Random values: the distributions that callers rely on."""
 
 from __future__ import annotations
 

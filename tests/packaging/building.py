@@ -1,4 +1,4 @@
-"""Builds wheels and source distributions with hatchling, which is a tool of ours: no network, no new environment."""
+"""Builds wheels and source distributions with hatchling: no network, no new environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.places import ROOT
 
 
 def copied(to: Path, source: Path = ROOT) -> Path:
-    """What is packed, and what says so, in a directory of its own: nothing that changes meanwhile is seen there."""
+    """A copy of the packaged files in a separate directory, unaffected by concurrent changes."""
     to.mkdir(parents=True)
     targets = tomllib.loads((source / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
     left_out = [Path(line).name for line in (source / ".gitignore").read_text().split()]
@@ -35,7 +35,10 @@ def built(
     environment: Mapping[str, str] | None = None,
     umask: int = 0o022,
 ) -> Path:
-    """What hatchling makes of `directory`, put into `out`. Of the environment it sees what is given and little else."""
+    """Run hatchling on `directory`; put the result into `out`.
+
+    It sees little more of the environment than the given variables.
+    """
     inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", out],

@@ -1,4 +1,4 @@
-"""The wheel, built once for all that look at it."""
+"""The wheel, built once for all tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.packaging.building import built, copied
 
 @pytest.fixture(scope="package")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of all that is packed, as it is now."""
+    """A copy of all packaged files in their present state."""
     return copied(tmp_path_factory.mktemp("tree") / "flowstone")
 
 

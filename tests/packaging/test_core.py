@@ -1,7 +1,7 @@
-"""`pip install flowstone` with no extra: what it brings, and that all but Spark and the web works with it.
+"""`pip install flowstone` without extras: its dependencies, and that all but Spark and the web works.
 
-The wheel is installed into an environment of its own, beside links to the installed copies of the libraries that it
-asks for, and no others.
+The wheel is installed into a separate environment, with links to the installed copies of its required libraries, and no
+others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ show(typer.main.get_command(app))
 
 
 def asked_for(name: str, extra: str = "") -> Iterator[str]:
-    """The distributions that `name` asks for on this machine, and those that these ask for."""
+    """Return the distributions that `name` requires on this machine, transitively."""
     for line in importlib.metadata.requires(name) or ():
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):

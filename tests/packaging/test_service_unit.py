@@ -1,4 +1,4 @@
-"""The systemd unit and the example of a configuration: the real command takes what they say."""
+"""The systemd unit and the example configuration: the real command accepts them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PORT, HTTP_PORT = 3301, 8080
 
 
 def commands(kind: str) -> list[str]:
-    """The command lines of the unit for one instance."""
+    """Return the command lines of the unit for one instance."""
     lines = re.findall(rf"^{kind}=(.*)$", UNIT.read_text(), re.MULTILINE)
     return [line.replace("%i", INSTANCE) for line in lines]
 
@@ -36,7 +36,7 @@ def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]
 
 
 def copied_example(directory: Path) -> Path:
-    """The example, with addresses that nobody has here: whether they are free is looked at, too."""
+    """The example, with addresses that are unused here: the check includes that they are free."""
     text = (PACKAGING / "node.toml").read_text()
     for port in (PORT, HTTP_PORT):
         assert f'127.0.0.1:{port}"' in text
@@ -83,7 +83,7 @@ def test_settings_of_the_unit_are_options() -> None:
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """Where there is no systemd, every line has to look like one of a unit."""
+    """Without systemd, check that every line has the form of a unit."""
     text = UNIT.read_text()
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"\[(Unit|Service|Install)\]|[A-Z]\w+=.*", line) for line in lines)

@@ -1,4 +1,4 @@
-"""The wheel: the same bytes wherever and whenever it is built, and all of the package in it."""
+"""The wheel: reproducible anywhere and at any time, and complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPOCH = {"SOURCE_DATE_EPOCH": str(LATER)}
 
 
 def made_unlike(directory: Path) -> None:
-    """Gives a tree everything that may differ between two machines: times, modes, and what programs left there."""
+    """Change everything in a tree that may differ between two machines: times, modes, and leftovers of programs."""
     left = directory / "src" / "flowstone" / "__pycache__" / "left.cpython-311.pyc"
     left.parent.mkdir()
     left.write_bytes(b"over")

@@ -1,4 +1,4 @@
-"""A replica without an event loop: plain calls from any thread, while another one applies what comes."""
+"""A replica without an event loop: plain calls from any thread while another one applies rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Server:
         self._thread.run(self.upstream.start())
 
     def write(self, statement: Callable[[flowstone.Space], Any]) -> dict[int, int]:
-        """The position behind it."""
+        """Return the position after it."""
 
         async def write() -> dict[int, int]:
             await statement(self.upstream.fruit)
@@ -103,7 +103,7 @@ def test_wait_for_an_unreached_position_times_out(server: Server) -> None:
 
 
 def test_reads_see_whole_transactions_while_others_are_applied(server: Server) -> None:
-    """Each transaction moves both tuples: who reads them at once never sees one of them moved alone."""
+    """Each transaction moves both tuples: an atomic read never sees only one of them moved."""
     count = 200
     server.write(lambda fruit: fruit.insert((1, "0")))
     server.write(lambda fruit: fruit.insert((2, "0")))

@@ -1,4 +1,4 @@
-"""`flowstone.follow` as a program calls it, in both its forms."""
+"""Both forms of `flowstone.follow` in a program."""
 
 from __future__ import annotations
 

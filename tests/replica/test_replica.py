@@ -1,4 +1,4 @@
-"""A replica inside a program: what it shows of its upstream, and what becomes of it when that goes away."""
+"""A replica inside a program: the upstream's data, and the loss of the upstream."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Make = Callable[..., Replica]
 
 @pytest_asyncio.fixture
 async def replica_of(upstream: Upstream) -> AsyncIterator[Make]:
-    """Makes replicas that end with the test."""
+    """Creates replicas that end with the test."""
     made: list[Replica] = []
 
     def make(uri: str = "", **options: Any) -> Replica:
@@ -215,7 +215,7 @@ async def test_new_snapshot_replaces_data_after_the_logs_are_lost(
     monkeypatch: pytest.MonkeyPatch,
     is_seen_before: bool,
 ) -> None:
-    """The ballot shows it, or the upstream says so when it is asked for rows."""
+    """The ballot shows it, or the upstream reports it when it is asked for rows."""
     if not is_seen_before:
         prepare = ReplicaSink.prepare
         monkeypatch.setattr(ReplicaSink, "prepare", lambda follower, ballot: prepare(follower, None))
@@ -224,7 +224,7 @@ async def test_new_snapshot_replaces_data_after_the_logs_are_lost(
     await replica.start()
     replica.on_resync(lambda before, after: resyncs.append((before, after)))
     fruit, before = replica.space("fruit"), replica.vclock
-    # It is away for as long as that takes: an upstream on another port, which it does not know.
+    # It is down for that long: an upstream on another port, unknown to the replica.
     address = upstream.address
     await upstream.stop()
     upstream.address = "127.0.0.1:0"

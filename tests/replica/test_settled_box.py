@@ -1,4 +1,4 @@
-"""What is in a settled box: whole transactions, of chosen spaces, none of which is ever taken back."""
+"""The contents of a settled box: whole transactions, of selected spaces, never rolled back."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def index(space_id: int) -> tuple[Any, ...]:
 
 
 class Upstream:
-    """A log in the making, of one replica; each call is a slab of one transaction."""
+    """Builds a log of one replica; each call is a slab of one transaction."""
 
     def __init__(self, replica_id: int = 1) -> None:
         self.replica_id = replica_id
@@ -136,7 +136,7 @@ def test_each_change_is_delivered_with_the_tuple_before_and_after() -> None:
     box.push(log.slab(replace(ORDERS, 1, "cup")))
     box.push(log.slab(update(ORDERS, 2, ("+", 1, 1)), upsert(ORDERS, (2, 0), ("+", 1, 1)), upsert(ORDERS, (3, 9))))
     box.push(log.slab(delete(ORDERS, 1)))
-    box.push(log.slab(delete(ORDERS, 1)))  # which changes nothing, and is not told
+    box.push(log.slab(delete(ORDERS, 1)))  # changes nothing and is not delivered
     assert told == [
         [("INSERT", "orders", None, (2, 5))],
         [("REPLACE", "orders", (1, "tea"), (1, "cup"))],
@@ -211,7 +211,7 @@ def test_pending_transactions_are_dropped_when_rows_restart() -> None:
 
 
 def test_rows_of_a_former_owner_from_a_lagging_member_change_nothing() -> None:
-    """The address leads to another member now, which sends what came before the PROMOTE that is known here."""
+    """The address now leads to another member, which sends rows from before the known PROMOTE."""
     box, old, new = settled_box(), Upstream(), Upstream(2)
     box.push(old.slab((RequestType.RAFT_PROMOTE, {0x02: 0, 0x03: 0, 0x53: 2})))
     box.push(old.slab(insert(ORDERS, 1), flags=SYNC))
@@ -270,7 +270,7 @@ def test_plain_rows_after_a_pending_transaction_are_pending() -> None:
     assert len(content(box)) == 21
 
 
-# --- chosen spaces ---
+# --- selected spaces ---
 
 
 def test_only_selected_spaces_are_kept_and_delivered() -> None:
@@ -358,7 +358,7 @@ def test_invalid_replica_id_is_rejected() -> None:
 
 
 class _Reader:
-    """What a handle of a space needs of whoever made it."""
+    """The interface that a space handle needs from its creator."""
 
     def __init__(self, box: SettledBox) -> None:
         self.box = box.box

@@ -1,11 +1,11 @@
-"""The scenarios of Tarantool's own replication tests that a node must pass, and the tests that try them here.
+"""The scenarios of Tarantool's own replication tests that a node must pass, and the tests that cover them.
 
 Sections: A bootstrap, B join, C the stream, D anonymous replicas, E orphans, F conflicts, G the collection of logs,
-H synchronous transactions, I elections, J promotion and demotion, K split brain, L files. Many are tried where a real
-server, or the part in question, is tried anyway; the rest is in this directory, the id of the scenario in front of what
-the test says. Known killers are bugs that others have had, by the ticket that tells of them. Every one is tried with
-unmodified nodes; those with real servers that know elections, 2.11 and later, run where such a server is given. H13 is
-tried by halves: synchronous system spaces came with 3.x.
+H synchronous transactions, I elections, J promotion and demotion, K split brain, L files. Many are covered by tests of
+a real server or of the component; the rest is in this directory, with the id of the scenario at the start of the
+docstring. Known killers are bugs of other systems, named by their tickets. Every one is tested with unmodified nodes;
+those with real servers that know elections, 2.11 and later, need such a server. H13 is half covered: synchronous system
+spaces appeared in 3.x.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Final
 
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
-    # Guests may replicate where they have the role.
+    # Guests may replicate if they have the role.
     "A2": ("interop/test_bootstrap.py::test_guests_bootstrap_a_mesh",),
     # Late, empty instances join the one that has data.
     "A3": ("interop/test_bootstrap.py::test_late_empty_members_join_the_bootstrapped_one",),
-    # Who is read-only does not lead.
+    # A read-only member does not lead.
     "A4": ("interop/test_bootstrap.py::test_a_read_only_member_does_not_lead_though_its_uuid_is_smaller",),
     # A voter does not lead; the candidate does.
     "A7": (
@@ -41,9 +41,9 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # A peer that does not greet.
     "A13": ("scenarios/test_bootstrap.py::test_silent_peer_is_dropped_after_four_timeouts_and_retried",),
-    # A peer that refuses ID.
+    # A peer that rejects ID.
     "A14": ("scenarios/test_bootstrap.py::test_a_master_that_refuses_to_identify_itself_is_joined_and_followed",),
-    # A join while others write.
+    # A join during writes.
     "B1": (
         "interop/test_join.py::test_a_replica_that_joins_while_others_write_has_every_row_once",
         "simulation/test_replication.py::test_a_replica_joins_a_master_that_has_data_and_writes",
@@ -59,7 +59,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "node/downstream/test_join_server.py::test_join_fails_with_the_transaction_it_waits_for",
         "node/downstream/test_join_server.py::test_a_confirm_in_the_final_stage_is_a_nop_to_2_6",
     ),
-    # Term and queue come with a join.
+    # Term and queue arrive with a join.
     "B4": (
         "scenarios/test_join.py::test_term_and_queue_arrive_with_a_join_and_persist",
         "scenarios/test_join.py::test_joining_candidate_does_not_disturb_a_leading_node",
@@ -71,9 +71,9 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_join.py::test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
         "scenarios/test_join.py::test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_brain",
     ),
-    # The joiner's own row goes and comes while it joins.
+    # The row of the joining replica is deleted and inserted during its join.
     "B6": ("scenarios/test_join.py::test_replica_removed_during_its_join_becomes_a_member",),
-    # Two joins in one name.
+    # Two joins with the same UUID.
     "B7": ("scenarios/test_join.py::test_second_join_of_a_uuid_is_rejected_during_the_first",),
     # An empty password.
     "B10": ("interop/test_join.py::test_a_user_without_password_replicates",),
@@ -92,9 +92,9 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
             "test_named_real_instance_cannot_join_an_older_schema_and_an_unnamed_one_follows_both_ways"
         ),
     ),
-    # What box.info.replication shows.
+    # The contents of box.info.replication.
     "C1": ("interop/test_stream.py::test_box_info_shows_both_sides_of_a_pair",),
-    # Transactions are applied whole or not at all.
+    # Transactions are applied atomically.
     "C2": (
         (
             "scenarios/test_subscribe.py::"
@@ -115,7 +115,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # Component 0 never shows downstream.
     "C7": ("scenarios/test_subscribe.py::test_component_zero_of_a_master_is_not_taken_for_the_replicas",),
-    # Rows become visible in their order.
+    # Rows become visible in log order.
     "C8": ("interop/test_stream.py::test_dependent_rows_are_visible_in_the_order_of_the_master",),
     # Constant changes instead of heartbeats.
     "C10": ("interop/test_stream.py::test_chain_stays_connected_under_constant_changes",),
@@ -158,7 +158,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_join.py::test_queue_of_an_anonymous_replica_is_that_of_its_master",
         "interop/test_anonymous.py::test_synchronous_queue_of_an_anonymous_node_is_that_of_its_master",
     ),
-    # Addresses that lead nowhere.
+    # Unreachable addresses.
     "E4": (
         "scenarios/test_orphan.py::test_addresses_that_lead_nowhere_make_an_orphan",
         "scenarios/test_orphan.py::test_quorum_of_zero_runs_at_once",
@@ -168,12 +168,12 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
             "test_unreachable_members_in_a_new_configuration_make_an_orphan_and_a_quorum_of_zero_does_not"
         ),
     ),
-    # Rows of one's own that were lost.
+    # Lost rows of the member itself.
     "E6": (
         "scenarios/test_orphan.py::test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back",
         "interop/test_orphan.py::test_a_member_that_lost_its_newest_log_gets_its_own_rows_back",
     ),
-    # Taken keys, stopped at and skipped.
+    # Duplicate keys: replication stops, or skips them.
     "F1": (
         "scenarios/test_conflicts.py::test_a_taken_key_stops_a_replica_for_good",
         "scenarios/test_conflicts.py::test_a_conflict_that_is_skipped_is_a_nop_in_the_log",
@@ -183,14 +183,14 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_conflicts.py::test_of_a_transaction_only_the_conflicting_rows_are_skipped",
         "interop/test_conflicts.py::test_with_skip_conflict_only_the_conflicting_rows_become_nops",
     ),
-    # A write that fails on the replica.
+    # A failing write on the replica.
     "F3": ("node/upstream/test_row_applier.py::test_a_failed_write_takes_everything_in_flight_back_and_tells_all",),
     # Logs that the replica needs are gone.
     "F5": (
         "interop/test_bad_input.py::test_gap_in_the_logs_of_the_master_is_named",
         "interop/test_bad_input.py::test_gap_in_our_logs_is_named_to_a_real_replica",
     ),
-    # Consumers over a restart.
+    # Consumers across a restart.
     "G5": (
         "scenarios/test_log_collection.py::test_real_master_stores_the_position_of_a_node_across_a_restart",
         "scenarios/test_log_collection.py::test_real_master_forgets_a_node_whose_row_is_deleted",
@@ -206,7 +206,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_node_make_no_gap_for_a_returning_replica",
         "interop/test_stream.py::test_local_rows_and_checkpoints_of_a_real_master_make_no_gap_for_a_returning_node",
     ),
-    # One CONFIRM per commit, ROLLBACK after a timeout, and who waits behind.
+    # One CONFIRM per commit, ROLLBACK after a timeout, and later transactions.
     "H1": (
         "scenarios/test_synchronous.py::test_quorum_commits_two_lsns_and_a_timeout_rolls_them_back",
         "scenarios/test_synchronous.py::test_asynchronous_transactions_share_the_outcome_of_earlier_pending_ones",
@@ -215,7 +215,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_synchronous.py::test_transactions_after_a_timeout_are_rolled_back_in_reverse_order",
         "interop/test_synchronous.py::test_asynchronous_transactions_are_pending_after_synchronous_ones",
     ),
-    # Order, quorums that change, members and owners that change.
+    # Order, changing quorums, changing members and owners.
     "H2": (
         "scenarios/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
         "scenarios/test_synchronous.py::test_changed_quorum_applies_to_pending_transactions",
@@ -224,19 +224,19 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_synchronous.py::test_many_writers_commit_in_the_order_of_the_log",
         "interop/test_synchronous.py::test_first_writer_to_an_empty_queue_becomes_its_owner",
     ),
-    # Snapshots have what is confirmed.
+    # Snapshots contain confirmed rows only.
     "H3": (
         "scenarios/test_synchronous.py::test_snapshot_contains_only_confirmed_rows",
         "scenarios/test_synchronous.py::test_a_snapshot_does_not_wait_for_a_verdict_for_ever",
         "interop/test_synchronous.py::test_snapshot_waits_for_the_verdict_on_its_rows",
         "interop/test_synchronous.py::test_snapshot_of_rolled_back_rows_is_not_written",
     ),
-    # An ACK that is repeated.
+    # A repeated ACK.
     "H5": (
         "scenarios/test_synchronous.py::test_repeated_ack_of_a_replica_counts_once",
         "interop/test_synchronous.py::test_a_replica_that_repeats_its_ack_counts_once",
     ),
-    # Whose the queue is.
+    # Ownership of the queue.
     "H9": (
         "scenarios/test_synchronous.py::test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back",
         "simulation/test_elections.py::test_with_elections_off_a_promoted_node_writes_and_the_others_do_not",
@@ -273,7 +273,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_elections.py::test_candidates_of_both_kinds_elect_a_leader_and_replace_a_lost_one",
         "interop/test_elections.py::test_term_and_vote_are_in_the_log_and_survive_a_crash",
     ),
-    # What a dead leader had replicated.
+    # Transactions replicated by a dead leader.
     "I2": (
         "scenarios/test_elections.py::test_next_leader_commits_transactions_replicated_by_the_dead_one",
         "scenarios/test_elections.py::test_candidate_without_rows_of_a_quorum_is_not_elected",
@@ -288,20 +288,20 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_elections.py::test_leader_without_a_quorum_is_fenced_and_the_next_decides_pending_transactions",
         ("interop/test_elections.py::test_unfenced_leader_continues_alone_and_confirms_when_the_others_return"),
     ),
-    # A term that was missed.
+    # A missed term.
     "I6": (
         "scenarios/test_elections.py::test_missed_term_is_sent_with_the_subscription",
         ("interop/test_elections.py::test_election_needs_a_quorum_and_returning_member_learns_the_term"),
     ),
     # Rows that the new leader rolled back.
     "I8": ("scenarios/test_elections.py::test_rolled_back_rows_of_an_old_leader_do_not_return",),
-    # A leader that hangs.
+    # A hanging leader.
     "I9": (
         "scenarios/test_elections.py::test_a_leader_that_hangs_with_open_connections_is_replaced",
         "scenarios/test_elections.py::test_leader_with_a_failing_log_is_replaced",
         "interop/test_elections.py::test_hanging_leader_is_replaced_and_follows_when_it_resumes",
     ),
-    # Promotion by hand.
+    # Manual promotion.
     "J1": (
         "scenarios/test_promotion.py::test_promotion_wins_in_a_new_term_and_the_previous_leader_steps_down",
         "simulation/test_elections.py::test_by_hand_the_leader_is_whoever_was_promoted_last",
@@ -323,7 +323,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "node/synchro/test_promotion.py::test_a_promotion_ends_when_another_wins_its_term_or_begins_the_next",
         "interop/test_promotion.py::test_redundant_promote_and_demote_change_nothing",
     ),
-    # The term comes before the promotion.
+    # The term arrives before the promotion.
     "J6": (
         "scenarios/test_promotion.py::test_term_arrives_before_the_promotion_in_it",
         "scenarios/test_promotion.py::test_members_that_follow_all_agree_on_the_term_before_the_queue_moves",
@@ -347,7 +347,7 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "interop/test_split_brain.py::test_contradicting_histories_stop_replication_and_change_nothing",
         "interop/test_split_brain.py::test_histories_that_only_seem_contradictory_converge",
     ),
-    # Two in one term.
+    # Two promotions in one term.
     "K4": (
         "scenarios/test_split_brain.py::test_two_promotions_in_one_term",
         "scenarios/test_split_brain.py::test_promotion_and_demotion_in_one_term",
@@ -367,14 +367,14 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_split_brain.py::test_old_confirm_in_a_recent_packet",
         "interop/test_split_brain.py::test_old_confirm_of_confirmed_rows_is_harmless",
     ),
-    # A queue that was given back.
+    # A queue that was released.
     "K7": (
         "scenarios/test_split_brain.py::test_a_plain_write_when_the_queue_was_given_back",
         "interop/test_split_brain.py::test_histories_that_only_seem_contradictory_converge",
     ),
     # Schemas without the filter.
     "K8": ("scenarios/test_split_brain.py::test_data_of_an_old_schema_is_not_checked_before_its_upgrade",),
-    # Who wrote it, not who passed it on.
+    # The originator counts, not the relay.
     "K9": (
         "scenarios/test_split_brain.py::test_rows_are_judged_by_their_originator",
         "scenarios/test_split_brain.py::test_rows_of_a_former_owner_keep_their_old_term_through_any_relay",
@@ -403,10 +403,10 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_files.py::test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema",
         "interop/test_join_and_follow.py::test_node_starts_from_files_of_a_real_replica_and_the_replica_from_those_of_the_node",
     ),
-    # Transactions in one another.
+    # Interleaved transactions.
     "L7": ("scenarios/test_files.py::test_interleaved_transactions_are_rejected_and_recovered_with_force",),
 }
-"""Id of a scenario: the tests that try it, below `tests/`."""
+"""Id of a scenario: the tests that cover it, below `tests/`."""
 
 KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
     # Unconfirmed rows are read on replicas, and after a restart.
@@ -416,22 +416,22 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
     ),
     # Values lost from a set in partitions.
     "Tarantool #5441": ("scenarios/test_known_killers.py::test_no_value_of_a_set_is_lost_in_partitions",),
-    # The queue goes to whoever writes next, without anybody having decided that.
+    # The queue passes to the next writer without a decision.
     "Tarantool #6034": (
         "scenarios/test_synchronous.py::test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back",
     ),
     # Wrong totals of a bank.
     "Tarantool #6099": ("scenarios/test_known_killers.py::test_total_is_constant_in_partitions",),
-    # The quorum grows before the member that joins can be part of it.
+    # The quorum grows before a joining member can acknowledge.
     "Tarantool #10087": (
         "scenarios/test_known_killers.py::test_joining_replica_counts_for_the_quorum_once_it_can_acknowledge",
         "scenarios/test_synchronous.py::test_changed_quorum_applies_to_pending_transactions",
     ),
-    # A promotion never ends, since the winner is not heard.
+    # A promotion never ends, because the winner is unreachable.
     "Tarantool #10836": (
         "scenarios/test_known_killers.py::test_a_promotion_ends_though_the_winner_is_known_to_others_only",
     ),
-    # A replica that joins misses rows.
+    # A joining replica misses rows.
     "Tarantool #11028": ("scenarios/test_known_killers.py::test_replica_that_joins_during_snapshots_misses_no_row",),
     # Nine bugs of the queue: order, cascades, snapshots, joins.
     "Tarantool #11180": (
@@ -445,31 +445,31 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
         "scenarios/test_known_killers_queue.py::test_joining_replica_gets_no_verdict_on_rows_that_it_lacks",
         "scenarios/test_known_killers_queue.py::test_known_verdict_is_no_contradiction_for_a_joining_replica",
     ),
-    # A leader waits for a quorum that nobody wants any more.
+    # A leader waits for an outdated quorum.
     "Tarantool #11574": (
         "scenarios/test_known_killers.py::test_waiting_leader_claims_the_queue_after_the_quorum_is_lowered",
     ),
-    # Nobody is elected where a member has elections off.
+    # A member with elections off prevents any election.
     "Tarantool #12018": (
         "scenarios/test_known_killers.py::test_member_with_elections_off_does_not_prevent_an_election",
     ),
-    # A promotion waits for what another has decided.
+    # A promotion waits for rows that another member has already decided.
     "Tarantool #12076": (
         ("scenarios/test_known_killers.py::test_pending_promotion_ends_when_another_member_clears_the_queue"),
         "scenarios/test_promotion.py::test_somebody_else_is_promoted_while_the_queue_is_waited_for",
     ),
-    # A master that lost its newest logs never gets its own rows back.
+    # A master that lost its newest logs never receives its own rows again.
     "Tarantool #12264": (
         "scenarios/test_orphan.py::test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back",
         "interop/test_orphan.py::test_a_member_that_lost_its_newest_log_gets_its_own_rows_back",
     ),
-    # A rollback by timeout and a confirmation of the same rows become one history.
+    # A rollback by timeout and a confirmation of the same rows merge silently.
     "Tarantool #13085": (
         "scenarios/test_known_killers.py::test_ack_during_the_write_of_a_rollback_confirms_nothing",
         "scenarios/test_known_killers.py::test_rollback_that_contradicts_the_next_leader_is_found",
         "scenarios/test_split_brain.py::test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed",
     ),
-    # Votes are not written down.
+    # Votes are not persisted.
     "PySyncObj #84": (
         "scenarios/test_known_killers_journal.py::test_voter_that_loses_power_during_a_vote_votes_once_per_term",
         "simulation/test_elections.py::test_a_restart_keeps_term_and_vote",
@@ -482,16 +482,16 @@ KNOWN_KILLERS: Final[dict[str, tuple[str, ...]]] = {
     "PySyncObj #133": (
         "scenarios/test_known_killers_journal.py::test_members_agree_on_the_membership_after_all_have_restarted",
     ),
-    # The log is not applied until others have answered.
+    # The log is not applied until peers have answered.
     "PySyncObj #139": ("scenarios/test_known_killers_journal.py::test_restarted_node_recovers_its_data_without_peers",),
     # The commit index is newer than the log.
     "PySyncObj #197": (
         "scenarios/test_known_killers_journal.py::test_replica_that_lost_confirmed_rows_receives_them_again",
     ),
-    # Terms begin at zero again when all restart.
+    # Terms restart at zero when all members restart.
     "PySyncObj #202": (
         "scenarios/test_known_killers_journal.py::test_slow_restart_overwrites_nothing",
         "simulation/test_elections.py::test_all_restart_at_once_and_elect_a_leader_in_a_new_term",
     ),
 }
-"""Ticket of a bug that others have had: the tests that try it here, below `tests/`."""
+"""Ticket of a bug in another system: the tests that cover it, below `tests/`."""

@@ -1,4 +1,4 @@
-"""Somebody between two members of a simulated replica set, who hears every packet and may change, hold or drop it.
+"""A proxy between two members of a simulated replica set: it sees every packet and may change, delay or drop it.
 
 async with Middleman(sim, "a") as middle:
     middle.on_answer = lambda packet: None if … else packet
@@ -22,11 +22,11 @@ HERE = "scenario"
 CONNECT_SECONDS = 10.0
 
 Change = Callable[[bytes], bytes | None]
-"""From what was said to what is passed on; None: nothing."""
+"""Maps a received packet to the forwarded one; None drops it."""
 
 
 class Cut(Exception):
-    """Raised by a change: the connection breaks, here and now."""
+    """Raised by a callback: the connection breaks immediately."""
 
 
 def unchanged(said: bytes) -> bytes | None:
@@ -34,16 +34,16 @@ def unchanged(said: bytes) -> bytes | None:
 
 
 class Middleman:
-    """Passes on what comes to `uri` to the node `name`, and back; packets go without their length."""
+    """Relays connections to `uri` to the node `name`, and back; packets are without their length."""
 
     def __init__(self, sim: Simulation, name: str, *, user: str = f"{USER}:{PASSWORD}") -> None:
         self.on_greeting: Change = unchanged
         self.on_request: Change = unchanged
         self.on_answer: Change = unchanged
         self.answer_instead: Callable[[bytes], bytes | None] = lambda request: None
-        """A request that gets an answer from here does not reach the node."""
+        """A request answered here does not reach the node."""
         self.is_open = asyncio.Event()
-        """While it is not set, answers are held back."""
+        """While it is not set, answers are delayed."""
         self.is_open.set()
         self.connections = 0
         self._sim = sim
@@ -71,7 +71,7 @@ class Middleman:
         return f"{HERE}:{self._listener.port}"
 
     def cut(self) -> None:
-        """Ends all connections; new ones are welcome."""
+        """Close all connections; new ones are accepted."""
         for way in self._ways:
             way.break_off()
 
@@ -83,7 +83,7 @@ class Middleman:
 
 
 class _Way:
-    """One connection and its continuation; the `Receiver` of who came."""
+    """One connection and its continuation; the `Receiver` of its client."""
 
     def __init__(self, middle: Middleman, client: Client, sim: Simulation, name: str) -> None:
         self._middle = middle

@@ -1,5 +1,5 @@
-"""Simulated members with a synchronous space and a plain one, and what of the queue can be seen: in `box.info`, in the
-log, in snapshots, and by those who wait for a verdict.
+"""Simulated members with a synchronous space and a plain one, and the visible state of the queue: in `box.info`, in the
+log, in snapshots, and by waiting clients.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from tests.simulation.simulation import Simulation
 
 SYNC, PLAIN = "synchronous", "plain"
 NEVER = 31
-"""A quorum that no set here has."""
+"""A quorum larger than any set here."""
 
 PATIENCE = 1000.0
-"""A `replication_synchro_timeout` that no test waits for."""
+"""A `replication_synchro_timeout` longer than any test."""
 
 
 async def start_members(sim: Simulation, names: Sequence[str] = "ab", *, owner: str = "a", **options: Any) -> None:
-    """All follow all; the first has id 1, and so on. With `owner`, which is for 2.11, the queue is claimed by it."""
+    """All follow each other; the first has id 1, and so on.
+
+    With `owner`, which needs 2.11, that member claims the queue.
+    """
     options = {"replication_synchro_timeout": PATIENCE} | options
     replication = uris(sim, *names)
     for number, name in enumerate(names):
@@ -57,7 +60,7 @@ def queue(sim: Simulation, name: str) -> dict[str, Any]:
 
 
 async def owned_by(sim: Simulation, owner: str, names: Sequence[str] = "ab") -> int:
-    """Once all of these know whose the queue is; the term in which it is so."""
+    """Wait until all of these know the owner of the queue; return its term."""
     number = number_of(sim, owner) if owner else 0
     await sim.until(lambda: all(queue(sim, name)["owner"] == number for name in names))
     (term,) = {queue(sim, name)["term"] for name in names}
@@ -74,7 +77,7 @@ async def demote(sim: Simulation, name: str) -> None:
 
 
 class Pending:
-    """A transaction whose commit is under way."""
+    """A transaction in the middle of its commit."""
 
     def __init__(self, sim: Simulation, name: str, *keys: int, space: str = SYNC) -> None:
         self._sim = sim
@@ -83,7 +86,7 @@ class Pending:
         self._task = asyncio.ensure_future(insert(sim, name, *keys, space=space))
 
     async def seen_by(self, *names: str) -> Pending:
-        """Once it is in the data of all of these, decided or not."""
+        """Wait until it is in the data of all of these, decided or not."""
 
         def is_seen() -> bool:
             return all(key in held(self._sim, name, self._space) for key in self._keys for name in names)
@@ -96,7 +99,7 @@ class Pending:
         return not self._task.done()
 
     async def code(self) -> int:
-        """What its client is told: 0, or the code of the error."""
+        """Return the answer to its client: 0, or the error code."""
         try:
             async with asyncio.timeout(60):
                 await self._task
@@ -106,7 +109,9 @@ class Pending:
 
 
 def told(sim: Simulation, name: str, origin: int, after: int) -> list[str]:
-    """The rows of an originator in the log of a member: "+1 insert", "+2 confirm +1", numbered from `after` on."""
+    """Return the rows of an originator in the log of a member: "+1 insert", "+2 confirm +1", numbered from
+    `after` on.
+    """
     return [_told(row, after) for row in rows_of(sim, name, origin, after)]
 
 
@@ -131,7 +136,7 @@ def last_lsn(sim: Simulation, name: str) -> int:
 
 
 def keys_in_snapshot(sim: Simulation, name: str, space: str = SYNC) -> list[int]:
-    """What the newest snapshot file of a member has."""
+    """Return the contents of a member's newest snapshot file."""
     number = sim.node(name).box.names[space].id
     disk = SimulatedDisk(sim.storage(name), Life("reader"))
     with LogFile.open(disk, files(sim, name, ".snap")[-1]) as snap:

@@ -1,4 +1,4 @@
-"""Members of simulated replica sets: a space to write to, what each has, and files of real servers to start on."""
+"""Members of simulated replica sets: a space for writes, their contents, and files of real servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def uris(sim: Simulation, *names: str) -> list[str]:
 
 
 async def make_space(sim: Simulation, name: str, space: str = SPACE, **options: Any) -> None:
-    """Tuples of a number and anything."""
+    """Tuples of a number and any value."""
 
     async def make() -> None:
         made = await sim.node(name).create_space(space, **options)
@@ -31,7 +31,7 @@ async def make_space(sim: Simulation, name: str, space: str = SPACE, **options: 
 
 
 async def insert(sim: Simulation, name: str, *keys: int, space: str = SPACE) -> None:
-    """One transaction; each tuple says who wrote it."""
+    """Write one transaction; each tuple names its writer."""
 
     async def write() -> None:
         async with sim.node(name).transaction() as transaction:
@@ -42,7 +42,7 @@ async def insert(sim: Simulation, name: str, *keys: int, space: str = SPACE) -> 
 
 
 def held(sim: Simulation, name: str, space: str = SPACE) -> dict[int, str]:
-    """Who wrote what, as far as the node knows."""
+    """Return the writers and their rows, as known to the node."""
     found = sim.node(name).box.names.get(space)
     if found is None or found.primary is None:
         return {}
@@ -67,7 +67,7 @@ def files(sim: Simulation, name: str, suffix: str) -> list[str]:
 
 
 def rows_of(sim: Simulation, name: str, replica_id: int, after: int) -> list[Row]:
-    """Rows of an originator in a member's log."""
+    """Return the rows of an originator in a member's log."""
     disk = SimulatedDisk(sim.storage(name), Life("reader"))
     found = []
     for path in files(sim, name, ".xlog"):
@@ -77,7 +77,7 @@ def rows_of(sim: Simulation, name: str, replica_id: int, after: int) -> list[Row
 
 
 def log_of(sim: Simulation, name: str) -> str:
-    """What a node has logged since the run began, as the trace has it."""
+    """Return the log lines of a node since the start of the run, from the trace."""
     return "\n".join(line for line in sim.trace.lines if name in line)
 
 

@@ -1,4 +1,4 @@
-"""Anonymous replicas: what they may and may not, what they are shown as, and how they become members."""
+"""Anonymous replicas: their rights, their place in reports, and their registration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANONYMOUS: dict[str, Any] = {"replication_anon": True, "read_only": True}
 async def test_an_anonymous_replica_counts_its_own_rows_in_component_zero_and_becomes_a_member(
     sim: Simulation, dialect: str
 ) -> None:
-    """D1: before and after the passage, with all that is shown of it on both sides."""
+    """D1: before and after the registration, with the reports of both sides."""
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
     await make_space(sim, "a", "own", is_local=True)
@@ -37,7 +37,7 @@ async def test_an_anonymous_replica_counts_its_own_rows_in_component_zero_and_be
     assert list(ids(sim, "a").values()) == [1]
     with pytest.raises(errors.Readonly):
         await insert(sim, "b", 1)
-    # Local and temporary spaces may be written to where nothing else may.
+    # Local and temporary spaces are writable even on a read-only instance.
     await insert(sim, "b", 1, 2, space="own")
     await insert(sim, "b", 1, space="passing")
     assert node.info()["vclock"].get(0) == 2
@@ -67,7 +67,9 @@ async def test_an_anonymous_replica_counts_its_own_rows_in_component_zero_and_be
 async def test_rows_missing_at_the_registration_of_an_anonymous_replica_are_not_lost(
     sim: Simulation, dialect: str
 ) -> None:
-    """D2: newer masters begin the rows of a registration where the replica is, 2.6 at its own end: a gap until then."""
+    """D2: newer masters start the rows of a registration at the replica's position, 2.6 at its own end: a gap
+    until then.
+    """
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
     async with Middleman(sim, "a") as middle:

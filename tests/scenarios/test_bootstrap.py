@@ -1,4 +1,4 @@
-"""How a replica set begins, and whom a member connects to before it has data."""
+"""Bootstrap of a replica set, and the connections of a member without data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ DIALECTS = pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 @pytest.mark.parametrize("mode", ["candidate", "manual"])
 @simulated(seeds=range(3))
 async def test_a_voter_is_not_chosen_though_its_uuid_is_smaller(sim: Simulation, mode: str) -> None:
-    """A7: who can be elected begins before who cannot, whenever it comes; it leads then, and becomes writable."""
+    """A7: a member that can be elected bootstraps before others, whenever it starts; it then leads, and
+    becomes writable.
+    """
     peers = uris(sim, "a", "b", "c")
     await asyncio.gather(
         sim.start("a", replication=peers, instance_uuid=SMALL, election_mode="voter"),
@@ -50,7 +52,7 @@ async def test_a_voter_is_not_chosen_though_its_uuid_is_smaller(sim: Simulation,
 
 @simulated()
 async def test_only_the_configured_leader_is_waited_for(sim: Simulation) -> None:
-    """A10: `c` never comes, and nobody misses it."""
+    """A10: `c` never starts, and no member waits for it."""
     await sim.start("a")
     for leader in (sim.machine("a").uuid, "a:3301"):
         name = f"b{len(leader)}"
@@ -68,7 +70,7 @@ async def test_only_the_configured_leader_is_waited_for(sim: Simulation) -> None
 
 @simulated()
 async def test_configured_bootstrap_leader_starts_alone(sim: Simulation) -> None:
-    """A10: the leader itself waits for nobody either, and the others join it although their UUIDs are smaller."""
+    """A10: the leader does not wait for other members either, and they join it although their UUIDs are smaller."""
     options: dict[str, Any] = {
         "replication": uris(sim, "a", "b", "c"),
         "bootstrap_strategy": "config",
@@ -134,7 +136,7 @@ async def test_peer_without_a_uuid_is_retried_until_it_has_one(sim: Simulation, 
 
 @simulated()
 async def test_running_replica_reports_a_peer_without_a_uuid(sim: Simulation) -> None:
-    """A12: and it comes back by itself."""
+    """A12: and it recovers by itself."""
     await sim.start("a")
     async with Middleman(sim, "a") as middle:
         await sim.start("b", replication=[middle.uri])
@@ -177,7 +179,7 @@ async def test_silent_peer_is_dropped_after_four_timeouts_and_retried(sim: Simul
 
 @simulated()
 async def test_a_master_that_refuses_to_identify_itself_is_joined_and_followed(sim: Simulation) -> None:
-    """A14: type 73 is answered with an error, and everything else goes on."""
+    """A14: type 73 is answered with an error, and everything else continues."""
     await sim.start("a")
     await make_space(sim, "a")
     refused: list[int] = []
@@ -202,7 +204,7 @@ async def test_a_master_that_refuses_to_identify_itself_is_joined_and_followed(s
 
 @fits(">=2.11")
 def test_real_candidate_leads_and_becomes_writable_beside_a_node(cluster: Cluster) -> None:
-    """A7: the node, with elections off, has the smaller UUID and joins all the same."""
+    """A7: the node, with elections off, has the smaller UUID and still joins."""
     candidate = cluster.real("candidate", start=False, instance_uuid=LARGE, election_mode="candidate")
     voter = cluster.real("voter", start=False, instance_uuid=MIDDLE, election_mode="voter")
     ours = cluster.ours("ours", start=False, instance_uuid=SMALL, dialect="2.11")

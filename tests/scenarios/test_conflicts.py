@@ -1,4 +1,4 @@
-"""Rows that a replica cannot apply because their keys are taken, with and without `replication_skip_conflict`."""
+"""Rows that a replica cannot apply because of duplicate keys, with and without `replication_skip_conflict`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOUND = "Duplicate key exists in unique index"
 
 
 async def conflict(sim: Simulation, dialect: str, *keys: int) -> int:
-    """Key 1 is written on both, then `keys` by the master in one transaction; where the master was before that."""
+    """Write key 1 on both, then `keys` on the master in one transaction; return the master's earlier position."""
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
     await sim.start("b", replication=uris(sim, "a"))
@@ -29,7 +29,9 @@ async def conflict(sim: Simulation, dialect: str, *keys: int) -> int:
 @DIALECTS
 @simulated()
 async def test_a_taken_key_stops_a_replica_for_good(sim: Simulation, dialect: str) -> None:
-    """F1: its vclock stays, a restart does not help, nothing else of the master arrives, and the reason is shown."""
+    """F1: its vclock does not change, a restart does not help, no further rows of the master are applied, and
+    the reason is shown.
+    """
     before = await conflict(sim, dialect, 1)
     await insert(sim, "a", 2)
     for _ in range(2):
@@ -45,7 +47,7 @@ async def test_a_taken_key_stops_a_replica_for_good(sim: Simulation, dialect: st
 @DIALECTS
 @simulated()
 async def test_a_conflict_that_is_skipped_is_a_nop_in_the_log(sim: Simulation, dialect: str) -> None:
-    """F1: under the master's LSN, so that the vclock goes on; the replica's own row stays, also after a restart."""
+    """F1: under the master's LSN, so that the vclock advances; the replica's own row is kept, also after a restart."""
     before = await conflict(sim, dialect, 1)
     await insert(sim, "a", 2)
     await reconfigure(sim, "b", replication_skip_conflict=True)
@@ -62,7 +64,7 @@ async def test_a_conflict_that_is_skipped_is_a_nop_in_the_log(sim: Simulation, d
 @DIALECTS
 @simulated()
 async def test_of_a_transaction_only_the_conflicting_rows_are_skipped(sim: Simulation, dialect: str) -> None:
-    """F2: the others are applied, in one transaction of the same numbers; whoever follows the replica gets the same."""
+    """F2: the others are applied, in one transaction with the same LSNs; followers of the replica receive the same."""
     before = await conflict(sim, dialect, 5, 1, 6)
     await sim.start("c", replication=uris(sim, "a", "b", "c"), replication_anon=True, read_only=True)
     assert held(sim, "b") == {1: "b"}

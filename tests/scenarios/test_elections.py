@@ -1,4 +1,4 @@
-"""Elections: modes, dead and hanging leaders, fencing, and what becomes of transactions that a leader left waiting."""
+"""Elections: modes, dead and hanging leaders, fencing, and pending transactions of a lost leader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUORUM_TIMEOUT, ROLLED_BACK = 216, 217
 
 
 async def led(sim: Simulation, **options: Any) -> tuple[str, list[str]]:
-    """Three candidates with the two spaces; who leads, and the others."""
+    """Three candidates with the two spaces; return the leader, and the others."""
     options = {"replication_synchro_timeout": PATIENCE} | options
     await start_set(sim, election_mode="candidate", **options)
     leader = await elect(sim)
@@ -51,7 +51,9 @@ async def led(sim: Simulation, **options: Any) -> tuple[str, list[str]]:
 
 @simulated()
 async def test_one_node_in_each_mode(sim: Simulation) -> None:
-    """I1: off it is writable, as a voter it is not, as a candidate it elects itself; term and vote survive restarts."""
+    """I1: writable with elections off, read-only as a voter, elects itself as a candidate; term and vote
+    survive restarts.
+    """
     node = await sim.start("a")
     assert (node.info()["ro"], election(sim, "a")["term"], election(sim, "a")["state"]) == (False, 1, "follower")
     await reconfigure(sim, "a", election_mode="voter")
@@ -85,7 +87,7 @@ async def test_one_node_in_each_mode(sim: Simulation) -> None:
 
 @simulated(seeds=range(2))
 async def test_dead_leader_is_replaced_and_follows_when_it_returns(sim: Simulation) -> None:
-    """I1: in a newer term, with all that it had committed; who is back has its term and vote still."""
+    """I1: in a newer term, with all its committed rows; the returning member still has its term and vote."""
     first, others = await led(sim)
     await insert(sim, first, 1, space=SYNC)
     before = election(sim, first)
@@ -106,7 +108,7 @@ async def test_dead_leader_is_replaced_and_follows_when_it_returns(sim: Simulati
 @pytest.mark.parametrize("quorum", [2, 3, NEVER])
 @simulated(seeds=range(2))
 async def test_candidates_start_before_their_quorum(sim: Simulation, quorum: int) -> None:
-    """I1: whoever begins leads alone until the others have joined it, which must not make it resign."""
+    """I1: the first candidate leads alone until the others have joined, without resigning."""
     first, others = await led(sim, replication_synchro_quorum=quorum)
     assert election(sim, first)["term"] == 2
     sim.isolate(first)
@@ -119,12 +121,12 @@ async def is_elected(sim: Simulation, names: list[str]) -> bool:
     return bool(leaders(sim, names))
 
 
-# --- what a leader leaves behind ---
+# --- pending transactions of a lost leader ---
 
 
 @simulated(seeds=range(3))
 async def test_next_leader_commits_transactions_replicated_by_the_dead_one(sim: Simulation) -> None:
-    """I2: by its PROMOTE, which confirms it; no CONFIRM is written."""
+    """I2: by its PROMOTE, which confirms them; no CONFIRM is written."""
     first, others = await led(sim)
     await reconfigure(sim, first, replication_synchro_quorum=NEVER)
     pending = await Pending(sim, first, 1).seen_by(*others)
@@ -147,7 +149,7 @@ async def test_next_leader_commits_transactions_replicated_by_the_dead_one(sim: 
 
 @simulated(seeds=range(2))
 async def test_candidate_without_rows_of_a_quorum_is_not_elected(sim: Simulation) -> None:
-    """I2: the one that has the transaction leads, whoever asks first."""
+    """I2: the member that has the transaction leads, whichever member requests votes first."""
     first, others = await led(sim)
     await reconfigure(sim, first, replication_synchro_quorum=3)
     informed, ignorant = others
@@ -173,7 +175,9 @@ async def test_candidate_without_rows_of_a_quorum_is_not_elected(sim: Simulation
 @pytest.mark.parametrize("mode", ["soft", "strict"])
 @simulated(seeds=range(2))
 async def test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next(sim: Simulation, mode: str) -> None:
-    """I5: what waits is frozen, though its time is over; its clients are told when the next leader has decided."""
+    """I5: pending transactions are frozen, even past their timeout; clients are answered when the next leader
+    has decided.
+    """
     first, others = await led(sim, election_fencing_mode=mode)
     await reconfigure(sim, first, replication_synchro_quorum=NEVER)
     kept = await Pending(sim, first, 1).seen_by(*others)
@@ -199,7 +203,7 @@ async def test_a_leader_cut_off_resigns_and_its_queue_is_decided_by_the_next(sim
 
 @simulated(seeds=range(2))
 async def test_leader_that_regains_its_quorum_before_an_election_continues(sim: Simulation) -> None:
-    """I5: it is elected anew, and confirms what had waited."""
+    """I5: it is elected again, and confirms its pending transactions."""
     first, others = await led(sim)
     for name in others:
         await reconfigure(sim, name, election_mode="voter")
@@ -218,7 +222,7 @@ async def test_leader_that_regains_its_quorum_before_an_election_continues(sim: 
 
 @simulated(seeds=range(2))
 async def test_unfenced_leader_continues_and_contradictions_are_found(sim: Simulation) -> None:
-    """I5: off, it can write what waits for no quorum; when another leads, that is a split brain."""
+    """I5: with fencing off, it can write asynchronously; when another member leads, that is a split brain."""
     first, others = await led(sim, election_fencing_mode="off")
     sim.isolate(first)
     waiting = await Pending(sim, first, 1).seen_by(first)
@@ -238,7 +242,7 @@ async def test_unfenced_leader_continues_and_contradictions_are_found(sim: Simul
 
 @simulated()
 async def test_missed_term_is_sent_with_the_subscription(sim: Simulation) -> None:
-    """I6: with elections off, though nothing else is there to be told."""
+    """I6: with elections off, although there is no other row to send."""
     await start_members(sim, owner="")
     heard: list[RaftState] = []
 
@@ -270,7 +274,7 @@ async def test_missed_term_is_sent_with_the_subscription(sim: Simulation) -> Non
 
 @simulated(seeds=range(2))
 async def test_rolled_back_rows_of_an_old_leader_do_not_return(sim: Simulation) -> None:
-    """I8: neither when it returns nor when it leads again, fairly elected; who had them has lost them."""
+    """I8: neither when it returns nor when it leads again, fairly elected; members that had them have lost them."""
     first, others = await led(sim, election_fencing_mode="off")
     await insert(sim, first, 1, space=SYNC)
     await converge(sim)
@@ -282,7 +286,7 @@ async def test_rolled_back_rows_of_an_old_leader_do_not_return(sim: Simulation) 
     sim.kill(first)
     with pytest.raises(Crashed):
         await pending.code()
-    # Nobody who knows of it votes: the others that would are imagined.
+    # No member that knows it votes: the other voters are made up.
     await sim.restart(second, replication_synchro_quorum=1, replication_connect_timeout=1)
     assert await elect(sim, [second]) == second
     await sim.restart(witness, election_mode="voter")
@@ -307,7 +311,7 @@ async def test_rolled_back_rows_of_an_old_leader_do_not_return(sim: Simulation) 
 
 @simulated(seeds=range(2))
 async def test_a_leader_that_hangs_with_open_connections_is_replaced(sim: Simulation) -> None:
-    """I9: nothing is closed, and nothing comes; the others know when they have waited long enough."""
+    """I9: connections stay open, and no bytes arrive; the others notice by their timeouts."""
     first, others = await led(sim)
     await insert(sim, first, 1, space=SYNC)
     before = sim.now
@@ -322,7 +326,7 @@ async def test_a_leader_that_hangs_with_open_connections_is_replaced(sim: Simula
 
 @simulated(seeds=range(2))
 async def test_leader_with_a_failing_log_is_replaced(sim: Simulation) -> None:
-    """I9: it sends signs of life all the time, so nobody else would replace it; what it refused is nowhere."""
+    """I9: it sends heartbeats all the time, so no other member would replace it; rejected rows are nowhere."""
     first, others = await led(sim)
     sim.storage(first).broken.add("append")
     with pytest.raises(FlowstoneError):

@@ -1,4 +1,4 @@
-"""Files: their headers and names, what is missing in them, what a crash left, and those of older servers."""
+"""Files: headers and names, gaps, leftovers of a crash, and files of older servers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def running(directory: Path, **options: Any) -> AsyncIterator[Node]:
 
 
 async def make(directory: Path, dialect: str = "2.11", keys: Sequence[int] = ()) -> int:
-    """Data with a space of three files; the number of the space."""
+    """Data with a space of three files; return the id of the space."""
     async with running(directory, dialect=dialect, instance_uuid=INSTANCE, checkpoint_count=10) as node:
         space = await node.create_space(SPACE)
         await space.create_index("pk")
@@ -70,7 +70,7 @@ def header_of(path: Path) -> list[str]:
 
 
 def write_log(directory: Path, vclock: dict[int, int], *blocks: Sequence[Row]) -> None:
-    """A log at that position, with these rows, not ended."""
+    """Write a log at that position, with these rows and without an end marker."""
     meta = Meta(FileType.XLOG, INSTANCE, vclock, version="2.1.2")
     writer = LogWriter.create(SystemDisk(), str(directory), meta)
     for rows in blocks:
@@ -89,7 +89,7 @@ def replace(number: int, key: int, value: int, **header: Any) -> Row:
 
 @DIALECTS
 async def test_files_state_their_instance_start_and_predecessor(tmp_path: Path, dialect: str) -> None:
-    """L1: at the birth, behind rows of our own and local ones, and after a restart."""
+    """L1: at bootstrap, after our own and local rows, and after a restart."""
     async with running(tmp_path, dialect=dialect, instance_uuid=INSTANCE, checkpoint_count=10) as node:
         await node.create_space(SPACE)
         await node.snapshot()
@@ -144,7 +144,7 @@ async def test_a_missing_log_is_a_gap_that_is_named_at_the_start(tmp_path: Path,
 
 @DIALECTS
 async def test_lsns_that_are_missing_inside_a_log_are_passed_over(tmp_path: Path, dialect: str) -> None:
-    """L3: the vclock follows the rows, and the next row of our own comes behind them."""
+    """L3: the vclock follows the rows, and our next row comes after them."""
     number = await make(tmp_path, dialect)
     async with running(tmp_path) as node:
         lsn = node.info()["lsn"]
@@ -167,7 +167,7 @@ async def test_lsns_that_are_missing_inside_a_log_are_passed_over(tmp_path: Path
 
 @DIALECTS
 async def test_logs_without_rows_or_without_an_end_and_leftovers_are_no_obstacle(tmp_path: Path, dialect: str) -> None:
-    """L4: what is unfinished is removed or gone on with, and numbers follow on."""
+    """L4: unfinished files are removed or continued, and LSNs continue."""
     await make(tmp_path, dialect, keys=(1,))
     async with running(tmp_path) as node:
         lsn = node.info()["lsn"]
@@ -189,7 +189,7 @@ async def test_logs_without_rows_or_without_an_end_and_leftovers_are_no_obstacle
 @DIALECTS
 @pytest.mark.parametrize("what", ["no rows", "no bytes"])
 async def test_empty_last_log_is_continued(tmp_path: Path, dialect: str, what: str) -> None:
-    """L4: with a header and nothing behind it, and without even that, as after a full disk."""
+    """L4: with a header and nothing after it, and even without a header, as after a full disk."""
     await make(tmp_path, dialect, keys=(1,))
     async with running(tmp_path) as node:
         lsn = node.info()["lsn"]
@@ -212,7 +212,7 @@ async def test_empty_last_log_is_continued(tmp_path: Path, dialect: str, what: s
 @pytest.mark.parametrize("recorded", ["tarantool-2.6/01-join-subscribe/files/master", "tarantool-2.6/04-mesh/files/a"])
 @simulated()
 async def test_a_node_on_the_files_of_an_older_server_is_a_master_of_that_age(sim: Simulation, recorded: str) -> None:
-    """L6: the schema stays what it is; who joins gets it as it is, and both go on after a restart."""
+    """L6: the schema is unchanged; a joining replica gets it unchanged, and both continue after a restart."""
     move_in(sim, "a", VECTORS / recorded)
     node = await sim.start("a")
     assert node.box.dialect is Dialect.V2_6
@@ -228,7 +228,7 @@ async def test_a_node_on_the_files_of_an_older_server_is_a_master_of_that_age(si
 
 @fits(">=2.11")
 def test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema(cluster: Cluster) -> None:
-    """L6: files of an older series; the node joins before `box.schema.upgrade()` and goes on behind it."""
+    """L6: files of an older series; the node joins before `box.schema.upgrade()` and continues after it."""
     older = (
         "tarantool-2.6/04-mesh/files/a" if cluster.binary.version < (3,) else "tarantool-2.11/07-errors/files/master"
     )
@@ -258,7 +258,7 @@ def test_a_node_follows_a_real_server_over_the_upgrade_of_its_schema(cluster: Cl
 
 
 def mixed(number: int, *, is_whole: bool) -> list[Row]:
-    """Two transactions whose rows take turns; the second has its end, or has not."""
+    """Two interleaved transactions; the second is finished, or not."""
     last = Flag.COMMIT if is_whole else Flag(0)
     rows = []
     for turn in range(3):
@@ -272,7 +272,7 @@ def mixed(number: int, *, is_whole: bool) -> list[Row]:
 async def test_interleaved_transactions_are_rejected_and_recovered_with_force(
     tmp_path: Path, is_whole: bool, writer: int
 ) -> None:
-    """L7: as 2.1.2 to 2.2.0 wrote them; the one that ends last is seen, one that does not end is not."""
+    """L7: as written by 2.1.2 to 2.2.0; the one that ends last is visible, an unfinished one is not."""
     number = await make(tmp_path)
     async with running(tmp_path) as node:
         vclock = node.info()["vclock"]

@@ -1,4 +1,4 @@
-"""Joining: rows that come while a replica joins, state that comes along, and joins that go wrong."""
+"""Joining: rows during a join, state transferred with it, and failing joins."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def fill(sim: Simulation, name: str, count: int, size: int = 10) -> None:
 
 
 def hold_large_tuples(middle: Middleman) -> None:
-    """Holds the snapshot back at the first of them; the master then cannot be through with it."""
+    """Blocks the snapshot at the first of them, so that the master cannot finish it."""
     is_first = True
 
     def change(packet: bytes) -> bytes:
@@ -86,11 +86,11 @@ async def change_cluster(sim: Simulation, name: str, *steps: tuple[Any, ...]) ->
             await client.request(RequestType.REPLACE, pack({Key.SPACE_ID.value: CLUSTER, Key.TUPLE.value: step}))
 
 
-# --- what comes while a replica joins ---
+# --- rows during a join ---
 
 
 def make_synchronous_ledger(member: RealMember, *, is_2_6: bool) -> None:
-    """What is written to it waits for a verdict, which has a row of its own; newer servers need an owner for it."""
+    """Writes to it are pending for a verdict, which has a row of its own; newer servers need an owner for it."""
     create = ["call", "box.schema.space.create", ["ledger", {"id": LEDGER, "is_sync": True}]]
     index = ["call", "box.space.ledger:create_index", ["pk", {"parts": [1, "unsigned", 2, "unsigned"]}]]
     workload.run(member, [create, index])
@@ -99,13 +99,15 @@ def make_synchronous_ledger(member: RealMember, *, is_2_6: bool) -> None:
 
 
 def write_until_ready(master: Member, joining: Member, answered: list[int]) -> None:
-    """Synchronous transactions, each with its verdict, until the other one has joined, in the middle of them."""
+    """Write synchronous transactions, each with its verdict, until the other member has joined in the middle
+    of them.
+    """
 
     def is_ready() -> bool:
         number = (answered[-1] if answered else 0) + 1
         try:
             master.call("interop.transaction", ledger.transaction(number))
-        except (WalIo, SyncQuorumTimeout):  # 2.6.0 loses one now and then to the join that waits for it
+        except (WalIo, SyncQuorumTimeout):  # 2.6.0 sometimes drops one for the join that waits for it
             return joining.check_ready()
         answered.append(number)
         return joining.check_ready()
@@ -116,7 +118,7 @@ def write_until_ready(master: Member, joining: Member, answered: list[int]) -> N
 
 def test_verdicts_on_synchronous_rows_may_arrive_during_a_join(cluster: Cluster) -> None:
     """B3: a node joins a real master that writes synchronously; where members may register each other, as in 2.6, it
-    passes the rows on to a real replica that joins it.
+    relays the rows to a real replica that joins it.
     """
     is_2_6 = cluster.binary.dialect == "2.6"
     master = cluster.real("master", replication_synchro_quorum=1)
@@ -140,7 +142,7 @@ def test_verdicts_on_synchronous_rows_may_arrive_during_a_join(cluster: Cluster)
 async def test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchronously(
     sim: Simulation, dialect: str
 ) -> None:
-    """B3: verdicts stand between the rows of the final stage, and before the row that registers the replica."""
+    """B3: verdicts are between the rows of the final stage, and before the row that registers the replica."""
     await own_queue(sim, dialect, replication_synchro_quorum=1)
     writing = True
 
@@ -165,7 +167,7 @@ async def test_a_replica_joins_the_owner_of_the_queue_while_that_writes_synchron
 @pytest.mark.parametrize("is_confirmed", [True, False], ids=["confirmed", "rolled back"])
 @simulated()
 async def test_a_join_waits_for_the_verdict_of_the_owner(sim: Simulation, dialect: str, is_confirmed: bool) -> None:
-    """B3: and what was rolled back meanwhile is not joined with."""
+    """B3: and rows rolled back during the join are not part of it."""
     await own_queue(sim, dialect, replication_synchro_quorum=NEVER, replication_synchro_timeout=PATIENCE)
     pending = await Pending(sim, "a", 1).seen_by("a")
     joining = asyncio.ensure_future(sim.start("b", replication=uris(sim, "a"), dialect=dialect))
@@ -191,9 +193,9 @@ async def own_queue(sim: Simulation, dialect: str, **options: Any) -> None:
 @DIALECTS
 @simulated(seeds=range(2))
 async def test_replica_removed_during_its_join_becomes_a_member(sim: Simulation, dialect: str) -> None:
-    """B6: rows that register it and remove it again stand in the log between the snapshot and its registration.
+    """B6: rows that register it and remove it again are in the log between the snapshot and its registration.
 
-    Its id is another then: a node does not hand out an id that was used.
+    Its id is then another one: a node does not reuse ids.
     """
     await sim.start("a", dialect=dialect)
     await fill(sim, "a", 200, LARGE)
@@ -213,7 +215,7 @@ async def test_replica_removed_during_its_join_becomes_a_member(sim: Simulation,
 
 @simulated()
 async def test_second_join_of_a_uuid_is_rejected_during_the_first(sim: Simulation) -> None:
-    """B7: the master survives, the first becomes a member, and it is the only one of that name."""
+    """B7: the master survives, the first one becomes a member, and it is the only one with that UUID."""
     await sim.start("a")
     await fill(sim, "a", 200, LARGE)
     async with Middleman(sim, "a") as middle:
@@ -237,7 +239,7 @@ def _is_logged(sim: Simulation, text: str) -> bool:
     return any(text in line for line in sim.trace.lines)
 
 
-# --- what comes along ---
+# --- transferred state ---
 
 
 def queue_and_term(sim: Simulation, name: str) -> tuple[Any, ...]:
@@ -249,10 +251,10 @@ def queue_and_term(sim: Simulation, name: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize("is_anonymous", [False, True], ids=["member", "anonymous"])
 @simulated()
 async def test_term_and_queue_arrive_with_a_join_and_persist(sim: Simulation, is_anonymous: bool) -> None:
-    """B4, B5 and D6: what a real leader of three terms left is handed on by JOIN_META, and written down.
+    """B4, B5 and D6: the state of a real leader after three terms is transferred by JOIN_META, and written to the log.
 
-    A member has to be registered, which its master can do once it is promoted. The joiner, promoted itself, begins the
-    next term, of which its master hears.
+    A member must be registered, which requires that its master is promoted. The joined replica, promoted itself, starts
+    the next term, which its master learns.
     """
     move_in(sim, "a", ELECTION)
     await sim.start("a", replication_synchro_quorum=1)
@@ -302,7 +304,7 @@ async def test_joining_candidate_does_not_disturb_a_leading_node(sim: Simulation
 
 @simulated()
 async def test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_brain(sim: Simulation) -> None:
-    """B5: the terms of its master came along."""
+    """B5: the terms of its master were transferred."""
     await start_members(sim)
     for _ in range(3):
         await demote(sim, "a")
@@ -322,7 +324,7 @@ async def test_a_node_that_joined_a_node_is_promoted_at_once_without_a_split_bra
 @pytest.mark.parametrize("is_claimed", [True, False], ids=["claimed", "given back"])
 @simulated()
 async def test_queue_of_an_anonymous_replica_is_that_of_its_master(sim: Simulation, is_claimed: bool) -> None:
-    """D6: with all terms, so that rows of former owners are told from those of the present one."""
+    """D6: with all terms, so that rows of former owners are distinguished from those of the present one."""
     await start_members(sim)
     for name in "ba":
         await promote(sim, name)
@@ -358,7 +360,7 @@ def test_node_that_joins_a_real_leader_has_its_term_and_does_not_disturb_it(clus
 
 @fits(">=2.11")
 def test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_brain(cluster: Cluster) -> None:
-    """B5: it knows the term from the node, which had it from the real master."""
+    """B5: it knows the term from the node, which got it from the real master."""
     master = cluster.real("master", replication_synchro_quorum=1, instance_uuid=OTHER)
     for _ in range(3):
         master.eval("box.ctl.promote() box.ctl.demote()")
@@ -379,7 +381,7 @@ def test_a_real_replica_that_joined_a_node_is_promoted_at_once_without_a_split_b
     assert_converged(master, ours, fresh)
 
 
-# --- joins that break off ---
+# --- failing joins ---
 
 
 def cut_after(rows_max: int) -> Any:
@@ -401,7 +403,7 @@ def cut_after(rows_max: int) -> Any:
 @DIALECTS
 @simulated()
 async def test_partial_snapshot_is_not_accepted(sim: Simulation, dialect: str, is_anonymous: bool) -> None:
-    """B13: the replica stops for good, leaves no files behind, and starts as if it had never begun."""
+    """B13: the replica stops, leaves no files, and restarts from scratch."""
     await sim.start("a", dialect=dialect)
     await fill(sim, "a", 500)
     options = {"replication_anon": True, "read_only": True} if is_anonymous else {}
@@ -420,7 +422,7 @@ async def test_partial_snapshot_is_not_accepted(sim: Simulation, dialect: str, i
 
 @simulated()
 async def test_member_keeps_its_data_when_a_rejoin_fails(sim: Simulation) -> None:
-    """B13: its logs are gone, the snapshot breaks off in the middle, and the files it came with are untouched."""
+    """B13: its logs are lost, the snapshot breaks off in the middle, and its original files are untouched."""
     await sim.start("a", checkpoint_count=1, wal_cleanup_delay=0)
     await fill(sim, "a", 500)
     await sim.start("b", replication=uris(sim, "a"))
@@ -481,14 +483,14 @@ def test_names_of_real_members_are_kept_by_a_node_and_relayed_to_real_replicas(c
 def test_named_real_instance_cannot_join_an_older_schema_and_an_unnamed_one_follows_both_ways(
     cluster: Cluster,
 ) -> None:
-    """B14: a node of dialect 2.11 is the replica set of 2.x; the compat switch of 3.x is to leave the names out."""
+    """B14: a node of dialect 2.11 is the 2.x replica set; the compat switch of 3.x must omit the names."""
     ours: Member = cluster.ours("ours")
     ledger.define(ours)
     named = cluster.real("named", start=False, replication=[ours.uri], instance_name="n", replicaset_name="r")
     named.launch()
     assert named.exit_code() != 0
     assert "name mismatch" in named.log()
-    ours.client.delete(CLUSTER, 2)  # as whom it was registered before it found out
+    ours.client.delete(CLUSTER, 2)  # the name under which it was registered before
     plain = cluster.real("plain", replication=[ours.uri])
     ours.configure(replication=[plain.uri])
     ours.wait_follow(plain)

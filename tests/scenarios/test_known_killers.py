@@ -1,7 +1,7 @@
 """Tarantool #5229, #5441, #6099, #10087, #11028, #12018, #12076 and #13085: bugs of its replication, tried on nodes.
 
-Each docstring says what went wrong there. #11180 has a file of its own; others are tried by scenarios that were there
-before, as the list of this package says.
+Each docstring states the bug. #11180 has a file of its own; others are covered by earlier scenarios, see the list of
+this package.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUORUM_TIMEOUT = 216
 
 
 async def led(sim: Simulation, names: tuple[str, ...], **options: Any) -> str:
-    """Candidates with a synchronous space; who leads."""
+    """Candidates with a synchronous space; return the leader."""
     await start_set(sim, names, election_mode="candidate", replication_timeout=0.5, **options)
     leader = await elect(sim, names)
     await sim.until(lambda: all_follow_all(sim, names))
@@ -46,7 +46,7 @@ async def led(sim: Simulation, names: tuple[str, ...], **options: Any) -> str:
 
 
 async def part_and_heal(sim: Simulation, names: tuple[str, ...], rounds: int) -> None:
-    """The set falls apart in two, and comes together again."""
+    """Partition the set into two, and heal it."""
     for _ in range(rounds):
         some = sim.random.sample(names, len(names) // 2)
         for one in some:
@@ -59,7 +59,7 @@ async def part_and_heal(sim: Simulation, names: tuple[str, ...], rounds: int) ->
 
 
 async def read(sim: Simulation, name: str, isolation: str, timeout: float = 5) -> list[Any]:
-    """All that a transaction of its own finds in the synchronous space."""
+    """Read the synchronous space in a separate transaction."""
 
     async def transact() -> list[Any]:
         async with sim.node(name).transaction(isolation, timeout=timeout) as transaction:
@@ -68,12 +68,12 @@ async def read(sim: Simulation, name: str, isolation: str, timeout: float = 5) -
     return await sim.on(name, transact())
 
 
-# --- what Jepsen found ---
+# --- bugs found by Jepsen ---
 
 
 @simulated(seeds=range(2))
 async def test_no_value_of_a_set_is_lost_in_partitions(sim: Simulation) -> None:
-    """Tarantool #5441: values that had been acknowledged were missing after partitions, and refused ones were there."""
+    """Tarantool #5441: acknowledged values were missing after partitions, and rejected ones were present."""
     await led(sim, FIVE, replication_synchro_timeout=3)
     added: list[int] = []
     undone: list[int] = []
@@ -165,7 +165,7 @@ async def test_total_is_constant_in_partitions(sim: Simulation) -> None:
 @pytest.mark.parametrize("isolation", ["read-confirmed", "linearizable"])
 @simulated()
 async def test_unconfirmed_rows_are_read_by_no_member_even_after_a_restart(sim: Simulation, isolation: str) -> None:
-    """Tarantool #5229 (and #5610): replicas, and an owner that was restarted, showed what no quorum had yet."""
+    """Tarantool #5229 (and #5610): replicas, and a restarted owner, showed rows without a quorum."""
     await start_members(sim, "abc", wal_mode="fsync", replication_synchro_quorum=2)
     await insert(sim, "a", 1, space=SYNC)
     await converge(sim, "abc")
@@ -173,7 +173,7 @@ async def test_unconfirmed_rows_are_read_by_no_member_even_after_a_restart(sim: 
     pending = await Pending(sim, "a", 2).seen_by("b", "c")
 
     async def keys(name: str) -> list[int]:
-        with suppress(errors.System):  # a linearizable one waits for the verdict, in vain
+        with suppress(errors.System):  # a linearizable one waits for the verdict until its timeout
             return [row[0] for row in await read(sim, name, isolation, timeout=2)]
         return [1]
 
@@ -197,7 +197,7 @@ async def test_unconfirmed_rows_are_read_by_no_member_even_after_a_restart(sim: 
 @pytest.mark.parametrize("is_witness", [False, True], ids=["dead", "heard by the one that is off"])
 @simulated(seeds=range(2))
 async def test_member_with_elections_off_does_not_prevent_an_election(sim: Simulation, is_witness: bool) -> None:
-    """Tarantool #12018: it went on to say that it heard the leader, so nobody stood for election, for ever."""
+    """Tarantool #12018: it kept reporting that it heard the leader, so no member ever started an election."""
     names = ("a", "b", "c", "d")
     peers = uris(sim, *names)
     modes = dict.fromkeys("abc", "candidate") | {"d": "off"}
@@ -219,7 +219,7 @@ async def test_member_with_elections_off_does_not_prevent_an_election(sim: Simul
 
 @simulated(seeds=range(2))
 async def test_pending_promotion_ends_when_another_member_clears_the_queue(sim: Simulation) -> None:
-    """Tarantool #12076: who had won waited for a quorum to have what another had decided meanwhile, for ever."""
+    """Tarantool #12076: the winner waited for ever for a quorum on rows that another member had decided meanwhile."""
     await start_members(sim, "ab", replication_synchro_quorum=3)
     await reconfigure(sim, "b", election_mode="manual")
     pending = await Pending(sim, "a", 1).seen_by("a", "b")
@@ -244,7 +244,7 @@ async def test_pending_promotion_ends_when_another_member_clears_the_queue(sim: 
 
 @simulated()
 async def test_waiting_leader_claims_the_queue_after_the_quorum_is_lowered(sim: Simulation) -> None:
-    """Tarantool #11574: it went on waiting for the quorum that was set when it began, and could not be helped."""
+    """Tarantool #11574: it waited for the quorum set at its start, and could not be helped."""
     await start_members(sim, "ab", replication_synchro_quorum=3)
     pending = await Pending(sim, "a", 1).seen_by("a", "b")
     for name in "ab":
@@ -260,7 +260,7 @@ async def test_waiting_leader_claims_the_queue_after_the_quorum_is_lowered(sim: 
 
 @simulated(seeds=range(2))
 async def test_a_promotion_ends_though_the_winner_is_known_to_others_only(sim: Simulation) -> None:
-    """Tarantool #10836: who stood for election, and did not reach the one that won, waited for a result for ever."""
+    """Tarantool #10836: a candidate that could not reach the winner waited for a result for ever."""
     await start_members(sim, "abc", owner="", election_timeout=2, replication_timeout=0.5)
     for name in "abc":
         await reconfigure(sim, name, election_mode="manual")
@@ -279,7 +279,9 @@ async def test_a_promotion_ends_though_the_winner_is_known_to_others_only(sim: S
 
 @simulated(seeds=range(2))
 async def test_joining_replica_counts_for_the_quorum_once_it_can_acknowledge(sim: Simulation) -> None:
-    """Tarantool #10087: the quorum grew with the row that registers a member, which that one could not acknowledge."""
+    """Tarantool #10087: the quorum grew with the row that registers a member, which that member could not
+    acknowledge.
+    """
     await start_members(sim, "abc")
     sim.kill("c")
     pending = [Pending(sim, "a", key) for key in range(5)]
@@ -303,7 +305,7 @@ async def test_joining_replica_counts_for_the_quorum_once_it_can_acknowledge(sim
 
 @simulated(seeds=range(4))
 async def test_replica_that_joins_during_snapshots_misses_no_row(sim: Simulation) -> None:
-    """Tarantool #11028: rows behind a checkpoint came before it in the log, and so into a position without them."""
+    """Tarantool #11028: rows after a checkpoint were written before it, and so belonged to a position without them."""
     await sim.start("a", wal_mode="fsync")
     await make_space(sim, "a", SYNC)
     sim.machine("a").blocking_seconds = (0.01, 0.1)
@@ -330,13 +332,13 @@ async def test_replica_that_joins_during_snapshots_misses_no_row(sim: Simulation
     assert set(held(sim, "b", SYNC)) == set(written)
 
 
-# --- a timeout that takes back ---
+# --- rollback by timeout ---
 
 
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 @simulated(seeds=range(2))
 async def test_ack_during_the_write_of_a_rollback_confirms_nothing(sim: Simulation, dialect: str) -> None:
-    """Tarantool #13085: it counted, and a CONFIRM followed the ROLLBACK of one row; both histories then merged."""
+    """Tarantool #13085: it counted, and a CONFIRM followed the ROLLBACK of a row; both histories then merged."""
     await start_members(sim, "abc", dialect=dialect, wal_mode="fsync", replication_synchro_quorum=2)
     await insert(sim, "a", 1, space=SYNC)
     await converge(sim, "abc")
@@ -364,7 +366,7 @@ async def test_ack_during_the_write_of_a_rollback_confirms_nothing(sim: Simulati
 
 @simulated(seeds=range(2))
 async def test_rollback_that_contradicts_the_next_leader_is_found(sim: Simulation) -> None:
-    """Tarantool #13085: one that was taken back by the old leader and confirmed by the new was merged in silence."""
+    """Tarantool #13085: a row rolled back by the old leader and confirmed by the new one merged silently."""
     await start_members(sim, "abc", wal_mode="fsync", replication_synchro_quorum=3)
     await insert(sim, "a", 1, space=SYNC)
     await converge(sim, "abc")
@@ -386,7 +388,7 @@ async def test_rollback_that_contradicts_the_next_leader_is_found(sim: Simulatio
 
 
 def message(sim: Simulation, name: str, peer: str) -> str:
-    """Why one does not follow the other."""
+    """Return the reason why one does not follow the other."""
     uuid = sim.machine(peer).uuid
     members = sim.node(name).info()["replication"].values()
     return str(next(member for member in members if member["uuid"] == uuid).get("upstream", {}).get("message", ""))

@@ -1,7 +1,7 @@
-"""PySyncObj #84, #98, #133, #139, #197 and #202: what a Raft loses that does not write down what it has promised.
+"""PySyncObj #84, #98, #133, #139, #197 and #202: data lost by a Raft that does not persist its promises.
 
-It kept terms and votes in memory only, its log unsynced, and its commit index in another file than that. Here all three
-are rows of one log, synced before they count; so these are about all machines losing power at once, at any moment.
+It kept terms and votes in memory only, did not sync its log, and kept its commit index in a separate file. Here all
+three are rows of one log, synced before they count; these tests cut the power of all machines at once, at any moment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.simulation.test_elections import elect, election, leaders
 
 
 async def lead(sim: Simulation, **options: Any) -> str:
-    """Three candidates with a synchronous space; who leads."""
+    """Three candidates with a synchronous space; return the leader."""
     await start_set(sim, election_mode="candidate", wal_mode="fsync", **options)
     leader = await elect(sim)
     await sim.until(lambda: all_follow_all(sim))
@@ -32,7 +32,7 @@ async def lead(sim: Simulation, **options: Any) -> str:
 
 
 async def write(sim: Simulation, keys: range, acknowledged: list[int]) -> None:
-    """To whoever leads, until it does not any more."""
+    """Write to the leader until it loses the leadership."""
     for key in keys:
         if not (found := leaders(sim)):
             return
@@ -45,7 +45,7 @@ async def write(sim: Simulation, keys: range, acknowledged: list[int]) -> None:
 
 
 class Ballots:
-    """Who was heard to vote for whom in which term, by anybody, at any time."""
+    """Return all observed votes: voter, candidate and term, at any member and time."""
 
     def __init__(self, sim: Simulation) -> None:
         self._sim = sim
@@ -58,14 +58,14 @@ class Ballots:
                 instance = self._sim.node(name)._instance
                 raft = instance.elections.raft
                 for voter, vote in raft._votes._votes.items():
-                    if voter != instance.id:  # what it has not shown yet it may take back
+                    if voter != instance.id:  # it may withdraw state that it has not shown yet
                         self.seen.setdefault((raft.volatile_term, voter), set()).add(vote)
 
 
 @pytest.mark.parametrize("mode", ["write", "fsync"])
 @simulated(seeds=range(2))
 async def test_voter_that_loses_power_during_a_vote_votes_once_per_term(sim: Simulation, mode: str) -> None:
-    """PySyncObj #84: a vote was not written down, so who had given it, and was restarted, gave another in that term."""
+    """PySyncObj #84: a vote was not persisted, so a restarted voter voted again in the same term."""
     await start_set(sim, election_mode="candidate", wal_mode=mode, election_timeout=1, replication_timeout=0.3)
     ballots = Ballots(sim)
     for operations in range(1, 5):
@@ -114,7 +114,7 @@ async def test_committed_rows_survive_a_power_loss_of_all_members(sim: Simulatio
 @pytest.mark.parametrize("mode", ["write", "fsync"])
 @simulated(seeds=range(2))
 async def test_replica_that_lost_confirmed_rows_receives_them_again(sim: Simulation, mode: str) -> None:
-    """PySyncObj #197: its commit index was newer than its log after a loss of power, and it waited for ever."""
+    """PySyncObj #197: its commit index was newer than its log after a power loss, and it waited for ever."""
     await start_members(sim, "abc", wal_mode=mode, replication_synchro_quorum=2)
     key = 0
     for operations in range(1, 7):
@@ -130,7 +130,7 @@ async def test_replica_that_lost_confirmed_rows_receives_them_again(sim: Simulat
 
 @simulated()
 async def test_restarted_node_recovers_its_data_without_peers(sim: Simulation) -> None:
-    """PySyncObj #139: the log was applied only once other nodes had said what of it was committed."""
+    """PySyncObj #139: the log was applied only after other nodes had reported its committed part."""
     await start_members(sim, "abc", wal_mode="fsync", replication_synchro_quorum=2)
     for key in range(5):
         await insert(sim, "a", key, space=SYNC)
@@ -141,12 +141,12 @@ async def test_restarted_node_recovers_its_data_without_peers(sim: Simulation) -
     assert held(sim, "b", SYNC) == dict.fromkeys(range(5), "a")
 
 
-# --- terms and members, when all restart ---
+# --- terms and members after a restart of all ---
 
 
 @simulated(seeds=range(2))
 async def test_slow_restart_overwrites_nothing(sim: Simulation) -> None:
-    """PySyncObj #202: terms began at 0 again, so an old log of a high term won against what was committed since."""
+    """PySyncObj #202: terms restarted at 0, so an old log of a high term won against later commits."""
     await lead(sim)
     acknowledged: list[int] = []
     await write(sim, range(10), acknowledged)
@@ -172,7 +172,7 @@ async def test_slow_restart_overwrites_nothing(sim: Simulation) -> None:
 
 @simulated()
 async def test_members_agree_on_the_membership_after_all_have_restarted(sim: Simulation) -> None:
-    """PySyncObj #133: a snapshot from before a member was added was believed, and what stood behind it was not."""
+    """PySyncObj #133: a snapshot from before a member was added was trusted, and the rows after it were ignored."""
     await start_members(sim, "ab", wal_mode="fsync")
     for name in "ab":
         await snapshot(sim, name)

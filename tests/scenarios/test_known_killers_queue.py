@@ -1,8 +1,8 @@
-"""Tarantool #11180: nine bugs of the queue of synchronous transactions in one ticket, each tried on nodes.
+"""Tarantool #11180: nine bugs of the queue of synchronous transactions in one ticket, each tested on nodes.
 
-There, transactions waited for room in the queue or in the log, were visible already, and were forgotten by whoever
-looked only at what had been written. Nobody waits for room here: a full queue refuses. What waits for the log or for a
-verdict must not be forgotten either. Where rows could be applied twice, they add to a counter, which tells.
+There, transactions that waited for room in the queue or in the log were already visible, and code that considered only
+written rows ignored them. Here no transaction waits for room: a full queue rejects it. Transactions pending for the log
+or for a verdict must not be ignored either. Rows that could be applied twice increment a counter, which reveals it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOW = (0.2, 0.3)
 
 
 async def add(sim: Simulation, name: str, space: str = SYNC) -> None:
-    """Adds one to the counter of a space."""
+    """Increment the counter of a space."""
 
     async def write() -> None:
         await sim.node(name).space(space).update(COUNTER, [("+", 1, 1)])
@@ -53,17 +53,17 @@ async def start_counting(sim: Simulation, names: str = "a", **options: Any) -> N
 
 
 def outcomes(results: list[BaseException | None]) -> list[bool]:
-    """Whether each of them was done; what was not must say why."""
+    """Return whether each of them was committed; a failure must have a reason."""
     assert all(result is None or isinstance(result, FlowstoneError) for result in results)
     return [result is None for result in results]
 
 
-# --- who finds the queue full ---
+# --- a full queue ---
 
 
 @simulated(seeds=range(2))
 async def test_writers_that_wait_for_a_full_queue_keep_the_order_of_the_others(sim: Simulation) -> None:
-    """Tarantool #11180: those that waited for room were written in the order in which they happened to wake up."""
+    """Tarantool #11180: transactions that waited for room were written in wake-up order."""
     await start_members(sim, wal_mode="fsync", replication_synchro_queue_max_size=100)
     committed: list[int] = []
 
@@ -89,7 +89,9 @@ async def test_writers_that_wait_for_a_full_queue_keep_the_order_of_the_others(s
 
 @simulated(seeds=range(2))
 async def test_rejected_write_does_not_undo_later_writes(sim: Simulation) -> None:
-    """Tarantool #11180: who gave up waiting for room was undone alone, and newer changes of the same tuple stayed."""
+    """Tarantool #11180: a transaction that stopped waiting for room was undone alone, and newer changes of the
+    same tuple were kept.
+    """
     await start_counting(sim, "ab", replication_synchro_queue_max_size=100)
     sim.machine("a").blocking_seconds = SLOW
 
@@ -111,7 +113,7 @@ async def test_rejected_write_does_not_undo_later_writes(sim: Simulation) -> Non
 @pytest.mark.parametrize("quorum", [1, NEVER], ids=["decided at once", "in the queue"])
 @simulated(seeds=range(3))
 async def test_failed_write_rolls_back_all_newer_ones(sim: Simulation, quorum: int) -> None:
-    """Tarantool #11180: the log took back what it had been given, and not what only waited to be given to it."""
+    """Tarantool #11180: the log rolled back its queued rows, but not those still waiting to be queued."""
     await start_counting(sim, replication_synchro_timeout=5)
     await reconfigure(sim, "a", replication_synchro_quorum=quorum)
     sim.machine("a").blocking_seconds = SLOW
@@ -140,7 +142,9 @@ async def test_failed_write_rolls_back_all_newer_ones(sim: Simulation, quorum: i
 
 @simulated(seeds=range(3))
 async def test_snapshot_states_the_end_of_its_data(sim: Simulation) -> None:
-    """Tarantool #11180: it had what waited for the log, under the position before that; a restart applied it again."""
+    """Tarantool #11180: the snapshot contained rows pending for the log, under the earlier position; a restart
+    applied them again.
+    """
     await start_counting(sim, "ab")
     await reconfigure(sim, "a", replication_synchro_quorum=2)
     sim.machine("a").blocking_seconds = SLOW
@@ -164,7 +168,7 @@ async def test_snapshot_states_the_end_of_its_data(sim: Simulation) -> None:
 
 @simulated(seeds=range(3))
 async def test_joining_replica_gets_rows_pending_for_the_log_once(sim: Simulation) -> None:
-    """Tarantool #11180: the position given to it did not count what its data had and the log had not yet."""
+    """Tarantool #11180: the position sent to it did not include rows in its data that were not in the log yet."""
     await start_counting(sim)
     sim.machine("a").blocking_seconds = SLOW
     writing = [asyncio.ensure_future(add(sim, "a")) for _ in range(3)]
@@ -178,7 +182,7 @@ async def test_joining_replica_gets_rows_pending_for_the_log_once(sim: Simulatio
 
 
 async def join(sim: Simulation) -> None:
-    """Again and again, as an operator does, until the master could write all that it was joined with."""
+    """Retry, as an operator does, until the master could write everything in the join."""
     while True:
         try:
             await sim.start("b", replication=uris(sim, "a", "b"), instance_uuid=JOINER)
@@ -190,7 +194,7 @@ async def join(sim: Simulation) -> None:
 
 @simulated(seeds=range(3))
 async def test_joining_replica_gets_no_row_rejected_by_the_log_during_the_join(sim: Simulation) -> None:
-    """Tarantool #11180, its bug 7: a join waited for the log, and did not hear that the log had failed."""
+    """Tarantool #11180, its bug 7: a join waited for the log, and did not notice that the log had failed."""
     await start_counting(sim, replication_synchro_timeout=PATIENCE)
     sim.machine("a").blocking_seconds = SLOW
     joining = asyncio.ensure_future(join(sim))
@@ -211,7 +215,7 @@ async def test_joining_replica_gets_no_row_rejected_by_the_log_during_the_join(s
 
 @simulated(seeds=range(3))
 async def test_joining_replica_gets_no_row_rolled_back_during_the_join(sim: Simulation) -> None:
-    """Tarantool #11180: what was undone while a join waited was in its data, and stayed there."""
+    """Tarantool #11180: rows undone while a join waited were in its data, and remained there."""
     await start_counting(sim, replication_synchro_timeout=PATIENCE)
     await reconfigure(sim, "a", replication_synchro_quorum=NEVER)
     waiting = [asyncio.ensure_future(add(sim, "a")) for _ in range(3)]
@@ -232,7 +236,9 @@ async def test_joining_replica_gets_no_row_rolled_back_during_the_join(sim: Simu
 @pytest.mark.parametrize("seconds", [0, 0.5])
 @simulated()
 async def test_joining_replica_gets_no_verdict_on_rows_that_it_lacks(sim: Simulation, seconds: float) -> None:
-    """Tarantool #11180: what was confirmed together with newer rows came as a position beyond the joiner's data."""
+    """Tarantool #11180: rows confirmed together with newer ones resulted in a position beyond the joining
+    replica's data.
+    """
     await start_counting(sim)
     await reconfigure(sim, "a", replication_synchro_quorum=NEVER)
     old = [asyncio.ensure_future(add(sim, "a")) for _ in range(3)]
@@ -252,7 +258,7 @@ async def test_joining_replica_gets_no_verdict_on_rows_that_it_lacks(sim: Simula
 
 @simulated(seeds=range(3))
 async def test_known_verdict_is_no_contradiction_for_a_joining_replica(sim: Simulation) -> None:
-    """Tarantool #11180, its bug 9: the CONFIRM behind its position told it what its data had, and stopped it."""
+    """Tarantool #11180, its bug 9: the CONFIRM after its position referred to rows in its data, and stopped it."""
     await start_members(sim, "a", replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("a")
     joining = asyncio.ensure_future(sim.start("b", replication=uris(sim, "a")))

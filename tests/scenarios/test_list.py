@@ -1,4 +1,4 @@
-"""The list of scenarios names tests that exist, and every test here is of a scenario that is listed."""
+"""The list of scenarios names existing tests, and every test here belongs to a listed scenario."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REQUIRED = (
     "A2 A3 A4 A7 A10 A12 A13 A14 B1 B3 B4 B5 B6 B7 B10 B13 B14 C1 C2 C3 C4 C6 C8 C10 C12 C13 C14 D1 D2 D5 D6 E4 F1 F2"
     " G5 G6 H1 H2 H3 H5 H9 H12 H14 I1 I2 I5 I6 I8 J1 J3 J6 K1 K2 K3 K4 K5 K6 K7 K8 K9 L1 L3 L4 L6 L7"
 ).split()
-"""Those that can be driven over the network and by files alone."""
+"""The scenarios that need only the network and files."""
 
 REQUIRED_KILLERS = (
     *(f"Tarantool #{number}" for number in (5441, 6099, 10087, 11028, 11180, 12018, 12076, 13085)),

@@ -1,4 +1,4 @@
-"""Logs that are kept for those who need them, and no longer."""
+"""Logs are kept as long as they are needed, and no longer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from tests.simulation.simulation import Simulation, simulated
 
 
 def consumers(master: RealMember) -> dict[str, dict[int, int]]:
-    """Where each replica is, as `_gc_consumers` has it."""
+    """Return the position of each replica in `_gc_consumers`."""
     rows = master.eval("return box.space._gc_consumers:select()") or ()
     return {row[0]: by_id(row[1]) for row in rows}
 
 
 @fits(">=3.3")
 def test_real_master_stores_the_position_of_a_node_across_a_restart(cluster: Cluster) -> None:
-    """G5: the row of a node follows what it acknowledges, survives the master, and keeps logs for one that is away."""
+    """G5: the row of a node follows its acknowledgements, survives the master, and keeps logs while the node
+    is down.
+    """
     master = cluster.real("master", checkpoint_count=1, wal_cleanup_delay=0)
     ledger.define(master)
     ours = cluster.ours("ours", replication=[master.uri], read_only=True)
@@ -34,7 +36,7 @@ def test_real_master_stores_the_position_of_a_node_across_a_restart(cluster: Clu
     numbers = count(1)
 
     def is_acknowledged() -> bool:
-        # It is written down when a whole log has been read and acknowledged.
+        # It is persisted when a whole log has been read and acknowledged.
         master.call("interop.transaction", ledger.transaction(next(numbers)))
         master.snapshot()
         return consumers(master)[uuid].get(1, 0) > reached
@@ -57,7 +59,7 @@ def test_real_master_stores_the_position_of_a_node_across_a_restart(cluster: Clu
 
 @fits(">=3.3")
 def test_real_master_forgets_a_node_whose_row_is_deleted(cluster: Cluster) -> None:
-    """G5: with the row in `_cluster` goes that in `_gc_consumers`; the node is told so and does not come back."""
+    """G5: with the row in `_cluster`, the one in `_gc_consumers` is deleted; the node is told and does not return."""
     master = cluster.real("master")
     ledger.define(master)
     ours = cluster.ours("ours", replication=[master.uri], read_only=True)
@@ -77,7 +79,9 @@ def _write_and_checkpoint(master: Member, first: int) -> None:
 
 @simulated(seeds=range(2))
 async def test_a_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_are_not_back(sim: Simulation) -> None:
-    """G5: it writes no consumers down; after a start it deletes nothing until all members are back, or for hours."""
+    """G5: it does not persist consumers; after a start it deletes nothing until all members have returned, or
+    for hours.
+    """
     options: dict[str, Any] = {"checkpoint_count": 1, "wal_max_size": 2000}
     await sim.start("a", **options)
     await make_space(sim, "a")
@@ -102,7 +106,7 @@ async def test_a_restarted_node_of_dialect_2_11_keeps_its_logs_for_members_that_
 
 @simulated(seeds=range(2))
 async def test_local_rows_and_checkpoints_of_a_master_make_no_gap(sim: Simulation) -> None:
-    """G6: files are named by all components, a replica knows all but one."""
+    """G6: file names contain all components, and a replica knows all but one."""
     await sim.start("a", wal_max_size=1000)
     await make_space(sim, "a")
     await make_space(sim, "a", "own", is_local=True)

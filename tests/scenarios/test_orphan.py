@@ -1,4 +1,4 @@
-"""Orphans: members that cannot reach enough of their peers, and members that have lost rows of their own."""
+"""Orphans: members that cannot reach enough of their peers, and members that have lost their own rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOWHERE = ("first:secret@nowhere:3301", "first:secret@neverland:3301")
 @pytest.mark.parametrize("quorum", [1, 2, None])
 @simulated()
 async def test_addresses_that_lead_nowhere_make_an_orphan(sim: Simulation, quorum: int | None) -> None:
-    """E4: while the node runs, and when it is started with them; it stays one until they are taken back."""
+    """E4: while the node runs, and when it is started with them; it is an orphan until they are removed."""
     await sim.start("a", dialect="2.6", replication_connect_timeout=1, replication_connect_quorum=quorum)
     await make_space(sim, "a")
     await reconfigure(sim, "a", replication=list(NOWHERE))
@@ -35,7 +35,7 @@ async def test_addresses_that_lead_nowhere_make_an_orphan(sim: Simulation, quoru
 
 @simulated()
 async def test_quorum_of_zero_runs_at_once(sim: Simulation) -> None:
-    """E4: neither a change nor a start waits for those who cannot be reached."""
+    """E4: neither a change nor a start waits for unreachable peers."""
     await sim.start("a", dialect="2.6", replication_connect_timeout=20, replication_connect_quorum=0)
     await make_space(sim, "a")
     before = sim.now
@@ -66,7 +66,7 @@ def log_size(sim: Simulation, name: str) -> int:
 @pytest.mark.parametrize("dialect", ["2.6", "2.11"])
 @simulated(seeds=range(3))
 async def test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back(sim: Simulation, dialect: str) -> None:
-    """E6: it asks for rows of its own, may not be written to until it has them, and goes on behind them."""
+    """E6: it requests its own rows, is read-only until it has them, and continues after them."""
     options: dict[str, Any] = {"dialect": dialect, "replication_connect_timeout": 5}
     await start_set(sim, "ab", **options)
     await make_space(sim, "b")
@@ -87,5 +87,5 @@ async def test_a_member_that_lost_the_end_of_its_log_gets_its_own_rows_back(sim:
 
 
 def test_unresolvable_host_names() -> None:
-    """The addresses above are none of a simulation's."""
+    """The addresses above do not exist in a simulation."""
     assert not set(NOWHERE) & set(uris(Simulation(0), "a", "b"))

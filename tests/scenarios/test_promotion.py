@@ -1,5 +1,5 @@
-"""`box.ctl.promote()` and `box.ctl.demote()`, called by clients: every mode and role, one at a time or in each other's
-way; and the order in which others hear of it.
+"""`box.ctl.promote()` and `box.ctl.demote()`, called by clients: every mode and role, one at a time or concurrently;
+and the order of their effects on others.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ async def set_modes(sim: Simulation, **modes: str) -> None:
         await reconfigure(sim, name, election_mode=mode)
 
 
-# --- by hand ---
+# --- manual calls ---
 
 
 @ELECTING
 @simulated(seeds=range(2))
 async def test_promotion_wins_in_a_new_term_and_the_previous_leader_steps_down(sim: Simulation, mode: str) -> None:
-    """J1: with a living leader, and without one; what was committed is there, and the new leader writes."""
+    """J1: with a living leader, and without one; committed rows are kept, and the new leader writes."""
     await start_members(sim, "abc", owner="", election_timeout=1000)
     await set_modes(sim, a=mode, b=mode, c=mode)
     assert await ask(sim, "a", "promote") == 0
@@ -93,7 +93,7 @@ async def test_promotion_wins_in_a_new_term_and_the_previous_leader_steps_down(s
 
 @simulated()
 async def test_with_elections_off(sim: Simulation) -> None:
-    """J3: a promotion takes the queue, a demotion gives back one's own; what is not needed changes nothing."""
+    """J3: a promotion claims the queue, a demotion releases one's own; redundant calls change nothing."""
     await start_members(sim, "abc", owner="")
     assert await ask(sim, "a", "demote") == 0
     assert shown(sim, "a") == (1, 0, 0)
@@ -112,7 +112,7 @@ async def test_with_elections_off(sim: Simulation) -> None:
 
 @simulated()
 async def test_with_elections_off_an_outdated_queue_of_another_can_be_given_back(sim: Simulation) -> None:
-    """J3: the term has moved on, so its owner decides about nothing any more."""
+    """J3: the term has advanced, so its owner no longer decides."""
     await start_members(sim, "abc")
     await set_modes(sim, c="manual")
     assert await ask(sim, "c", "promote") == SYSTEM, "nobody votes, and time runs out"
@@ -125,7 +125,7 @@ async def test_with_elections_off_an_outdated_queue_of_another_can_be_given_back
 
 @simulated()
 async def test_with_elections_off_nobody_is_demoted_where_another_leads(sim: Simulation) -> None:
-    """J3: 226, as long as the leader is known. A promotion takes the queue from it, and it steps down."""
+    """J3: 226, as long as the leader is known. A promotion claims its queue, and it steps down."""
     await start_members(sim, "abc", owner="")
     await set_modes(sim, a="manual", b="manual")
     assert await ask(sim, "a", "promote") == 0
@@ -139,7 +139,7 @@ async def test_with_elections_off_nobody_is_demoted_where_another_leads(sim: Sim
 
 @simulated()
 async def test_voter_and_anonymous_replica_are_not_promoted_and_do_not_block_a_promotion(sim: Simulation) -> None:
-    """J3: 5 for both; demoting a voter is nothing, and the anonymous one is refused that, too."""
+    """J3: 5 for both; demoting a voter has no effect, and the anonymous one is also rejected."""
     await start_members(sim)
     await sim.start("c", replication=[sim.uri("a")], replication_anon=True, read_only=True)
     for mode in ("off", "voter"):
@@ -152,7 +152,9 @@ async def test_voter_and_anonymous_replica_are_not_promoted_and_do_not_block_a_p
 @ELECTING
 @simulated()
 async def test_leaders_and_followers_of_an_election(sim: Simulation, mode: str) -> None:
-    """J3: promoting a leader and demoting a follower is nothing; a demoted leader resigns and keeps a frozen queue."""
+    """J3: promoting a leader and demoting a follower has no effect; a demoted leader resigns and keeps a
+    frozen queue.
+    """
     await start_members(sim, "abc", owner="")
     await set_modes(sim, a=mode, b="voter", c="voter")
     assert await ask(sim, "a", "demote") == 0
@@ -190,7 +192,7 @@ async def test_promotion_without_a_quorum_of_peers_is_an_error(sim: Simulation, 
 
 @simulated()
 async def test_a_mode_that_changes_ends_a_promotion(sim: Simulation) -> None:
-    """J3: 224 when elections are switched off meanwhile, and when it is to be a voter."""
+    """J3: 224 when elections are switched off during the call, and for a voter."""
     await start_members(sim, "abc", election_timeout=1000)
     for mode in ("off", "voter"):
         await set_modes(sim, c="manual")
@@ -202,12 +204,12 @@ async def test_a_mode_that_changes_ends_a_promotion(sim: Simulation) -> None:
         assert await promoting == ELECTION_DISABLED
 
 
-# --- at the same time ---
+# --- concurrent calls ---
 
 
 @simulated()
 async def test_one_promotion_or_demotion_at_a_time(sim: Simulation) -> None:
-    """J3: 5 for whoever comes second, of the same instance; the first is not disturbed."""
+    """J3: 5 for the second call of the same instance; the first is not disturbed."""
     await start_members(sim, replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b")
     await reconfigure(sim, "b", replication_synchro_quorum=2)
@@ -223,7 +225,7 @@ async def test_one_promotion_or_demotion_at_a_time(sim: Simulation) -> None:
 @pytest.mark.parametrize("what", ["promote", "demote"])
 @simulated()
 async def test_somebody_else_is_promoted_while_the_queue_is_waited_for(sim: Simulation, what: str) -> None:
-    """J3: 223, whether the owner of the queue demotes itself or another one wants to have it."""
+    """J3: 223, whether the owner of the queue demotes itself or another member claims it."""
     await start_members(sim, "abc", replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b", "c")
     await reconfigure(sim, "b", replication_synchro_quorum=2, replication_synchro_timeout=0.1)
@@ -239,7 +241,7 @@ async def test_somebody_else_is_promoted_while_the_queue_is_waited_for(sim: Simu
 
 @simulated()
 async def test_a_newer_term_while_a_promotion_waits_for_its_quorum(sim: Simulation) -> None:
-    """J3: 246 for the first; and when nobody interferes, it is timed out."""
+    """J3: 246 for the first; without interference, it times out."""
     await start_members(sim, "abc", replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b", "c")
     await reconfigure(sim, "b", replication_synchro_timeout=10)
@@ -259,7 +261,7 @@ async def test_a_newer_term_while_a_promotion_waits_for_its_quorum(sim: Simulati
 
 @simulated(seeds=range(5))
 async def test_all_are_promoted_at_once(sim: Simulation) -> None:
-    """J3: at most one per term, those that are not say so, and all agree in the end."""
+    """J3: at most one per term, the others return an error, and all agree in the end."""
     await start_members(sim, "abc", owner="", election_timeout=2)
     await set_modes(sim, a="manual", b="manual", c="manual")
     codes = await asyncio.gather(*(ask(sim, name, "promote") for name in "abc"))
@@ -275,11 +277,11 @@ async def test_all_are_promoted_at_once(sim: Simulation) -> None:
     await converge(sim)
 
 
-# --- what others hear ---
+# --- effects on others ---
 
 
 class Ear:
-    """Terms of RAFT rows and of PROMOTE rows, in the order in which they come."""
+    """Return terms of RAFT rows and of PROMOTE rows, in order of arrival."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, int]] = []
@@ -307,7 +309,7 @@ class Ear:
 @pytest.mark.parametrize("is_told", [True, False], ids=["", "by the promotion alone"])
 @simulated()
 async def test_term_arrives_before_the_promotion_in_it(sim: Simulation, is_told: bool, is_slow: bool) -> None:
-    """J6: from the one that is promoted, from one that passes it on, told or not, and by one that was away."""
+    """J6: from the promoted member, from a relaying one, informed or not, and by one that was down."""
     await start_members(sim, "abc", owner="")
     near, far = Ear(), Ear()
 
@@ -321,7 +323,7 @@ async def test_term_arrives_before_the_promotion_in_it(sim: Simulation, is_told:
             await reconfigure(sim, name, replication=peers)
         await sim.until(lambda: follows(sim, "b", "a") and follows(sim, "c", "b"))
         if is_slow:
-            # A term has to be on disk before it is shown, a PROMOTE just in the log.
+            # A term must be on disk before it is sent, a PROMOTE only in the log.
             for name in "ab":
                 sim.machine(name).blocking_seconds = (0.5, 0.6)
         for number in range(3):

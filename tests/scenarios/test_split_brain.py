@@ -1,4 +1,4 @@
-"""Histories that contradict each other stop replication and change nothing; those that only seem to become one."""
+"""Contradictory histories stop replication and change nothing; those that only seem contradictory converge."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OUT_OF_RANGE = "got a request lsn out of queue range"
 
 
 async def start_pair(sim: Simulation) -> None:
-    """ "a" owns the queue; each alone is a quorum, and "b", to be promoted, gives "a" no time to decide first."""
+    """ "a" owns the queue; each is its own quorum, and the promotion of "b" gives "a" no time to decide first."""
     await start_members(sim, replication_synchro_quorum=1)
     await reconfigure(sim, "b", replication_synchro_timeout=0.1)
     await insert(sim, "a", 0, space=SYNC)
@@ -60,7 +60,7 @@ async def part(sim: Simulation) -> None:
 
 
 def split(sim: Simulation, name: str, of: str) -> str:
-    """What a member has found out about another, if it is that; both histories are told behind it."""
+    """Return the split brain that a member has found; its report contains both histories."""
     found = upstream(sim, name, of)
     message: str = found.get("message", "")
     if found.get("status") != "stopped" or not message.startswith("Split-Brain discovered: "):
@@ -69,7 +69,7 @@ def split(sim: Simulation, name: str, of: str) -> str:
 
 
 async def meet_again(sim: Simulation, **reasons: str) -> None:
-    """Each of the members named finds out, also when it tries again, and nobody's data changes."""
+    """Each of the named members finds it, also on a retry, and no data changes."""
     before = [data(sim, name) for name in "ab"]
     sim.heal()
     for name, reason in reasons.items():
@@ -98,7 +98,7 @@ async def become_one(sim: Simulation) -> None:
 
 
 async def wait_in_both(sim: Simulation) -> Pending:
-    """A transaction of the owner that nobody has decided."""
+    """An undecided transaction of the owner."""
     await reconfigure(sim, "a", replication_synchro_quorum=NEVER)
     return await Pending(sim, "a", 100).seen_by("a", "b")
 
@@ -114,12 +114,12 @@ async def roll_back(sim: Simulation, pending: Pending) -> None:
     await reconfigure(sim, "a", replication_synchro_timeout=PATIENCE, replication_synchro_quorum=1)
 
 
-# --- two owners that each went on alone ---
+# --- two owners that continued alone ---
 
 
 @simulated(seeds=range(2))
 async def test_an_asynchronous_write_in_an_old_term(sim: Simulation) -> None:
-    """K1: the one that was deposed sees nothing wrong with the other, and follows it."""
+    """K1: the deposed member sees no error in the other one, and follows it."""
     await start_pair(sim)
     await part(sim)
     await promote(sim, "b")
@@ -130,7 +130,7 @@ async def test_an_asynchronous_write_in_an_old_term(sim: Simulation) -> None:
 
 @simulated()
 async def test_confirm_in_an_old_term_of_rows_that_the_new_owner_lacks(sim: Simulation) -> None:
-    """K2: what the old owner wrote alone is void to the new one, so its CONFIRM contradicts that."""
+    """K2: rows written by the old owner alone are void to the new one, so its CONFIRM contradicts that."""
     await start_pair(sim)
     await part(sim)
     await promote(sim, "b")
@@ -152,7 +152,7 @@ async def test_confirm_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim: 
 
 @simulated()
 async def test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim: Simulation) -> None:
-    """K3: what is a fact for one is undone for the other."""
+    """K3: one has committed the rows that the other has undone."""
     await start_pair(sim)
     pending = await wait_in_both(sim)
     await part(sim)
@@ -163,7 +163,7 @@ async def test_rollback_in_an_old_term_of_rows_that_the_new_owner_confirmed(sim:
 
 @simulated()
 async def test_rollback_in_an_old_term_of_rows_that_the_new_owner_lacks(sim: Simulation) -> None:
-    """K3: it is nowhere, as it should be."""
+    """K3: they are nowhere, as they should be."""
     await start_pair(sim)
     await part(sim)
     await promote(sim, "b")
@@ -201,7 +201,7 @@ async def test_promotion_and_demotion_in_one_term(sim: Simulation) -> None:
 
 @simulated()
 async def test_promotion_without_confirmed_rows(sim: Simulation) -> None:
-    """K5: its LSN is below what the old owner has confirmed alone."""
+    """K5: its LSN is below the rows that the old owner has confirmed alone."""
     await start_pair(sim)
     await part(sim)
     await insert(sim, "a", 1, space=SYNC)
@@ -211,7 +211,7 @@ async def test_promotion_without_confirmed_rows(sim: Simulation) -> None:
 
 @simulated()
 async def test_promotion_with_rolled_back_rows(sim: Simulation) -> None:
-    """K5: its LSN is above all that the old owner has left, and nothing waits there."""
+    """K5: its LSN is above all rows of the old owner, and none is pending there."""
     await start_pair(sim)
     pending = await wait_in_both(sim)
     await part(sim)
@@ -267,7 +267,7 @@ CRAFTS: dict[str, Callable[[Promote], Promote]] = {
 async def test_promotion_that_cannot_be_written_is_rejected_with_the_reason(
     sim: Simulation, craft: str, is_waiting: bool, reason: str
 ) -> None:
-    """K5: the row is changed on its way; what waits goes on waiting, and nothing of the row is in the log."""
+    """K5: the row is changed on its way; pending transactions stay pending, and the row is not logged."""
     await start_pair(sim)
     if is_waiting:
         pending = await wait_in_both(sim)
@@ -298,12 +298,12 @@ async def test_promotion_that_cannot_be_written_is_rejected_with_the_reason(
         await converge(sim, "ab")
 
 
-# --- what only seems to contradict ---
+# --- seeming contradictions ---
 
 
 @simulated()
 async def test_a_confirmation_from_long_ago(sim: Simulation) -> None:
-    """K6: several owners later, and after restarts from snapshots, it is known that it is true."""
+    """K6: several owners later, and after restarts from snapshots, it is known to be true."""
     await start_members(sim, "abc", replication_synchro_quorum=1)
     for name in "bc":
         await reconfigure(sim, name, replication_synchro_timeout=0.1)
@@ -330,7 +330,7 @@ async def test_a_confirmation_from_long_ago(sim: Simulation) -> None:
 
 @simulated()
 async def test_old_confirm_in_a_recent_packet(sim: Simulation) -> None:
-    """K6: the owner says again what it has said, and about a former owner what is so."""
+    """K6: the owner repeats its verdict, and a true one about a former owner."""
     await start_pair(sim)
     await promote(sim, "b")
     await owned_by(sim, "b")
@@ -357,7 +357,7 @@ async def test_old_confirm_in_a_recent_packet(sim: Simulation) -> None:
 
 @simulated()
 async def test_a_plain_write_when_the_queue_was_given_back(sim: Simulation) -> None:
-    """K7: nobody owns it, so nobody's writes are of an old term."""
+    """K7: the queue has no owner, so no writes are of an old term."""
     await start_members(sim, "abc")
     await demote(sim, "a")
     await owned_by(sim, "", "abc")
@@ -381,7 +381,7 @@ async def set_schema_version(sim: Simulation, name: str, *version: int) -> None:
 
 @simulated()
 async def test_data_of_an_old_schema_is_not_checked_before_its_upgrade(sim: Simulation) -> None:
-    """K8: up to 2.10.1 two owners of one term are no reason to stop; from the upgrade on they are."""
+    """K8: up to 2.10.1 two owners of one term are no reason to stop; after the upgrade they are."""
     await start_members(sim, owner="", replication_synchro_quorum=1)
     await set_schema_version(sim, "a", 2, 10, 1)
     await part(sim)
@@ -402,12 +402,12 @@ async def test_data_of_an_old_schema_is_not_checked_before_its_upgrade(sim: Simu
         assert split(sim, name, peer) == FOREIGN_OWNER
 
 
-# --- who wrote it, not who passed it on ---
+# --- the originator counts, not the relay ---
 
 
 @simulated()
 async def test_rows_are_judged_by_their_originator(sim: Simulation) -> None:
-    """K9: in a chain, the one in the middle owns nothing and passes on what the owner wrote."""
+    """K9: in a chain, the middle member owns nothing and relays the owner's rows."""
     await start_members(sim, "abc", replication_synchro_quorum=2)
     await reconfigure(sim, "c", replication=uris(sim, "b"))
     await reconfigure(sim, "a", replication=uris(sim, "a", "b"))
@@ -427,7 +427,7 @@ async def test_rows_are_judged_by_their_originator(sim: Simulation) -> None:
 
 @simulated()
 async def test_rows_of_a_former_owner_keep_their_old_term_through_any_relay(sim: Simulation) -> None:
-    """K9: and neither he who passes them on nor what he writes himself is to blame."""
+    """K9: neither the relaying member nor its own rows are to blame."""
     await start_members(sim, "abc", replication_synchro_quorum=1)
     await reconfigure(sim, "c", replication_synchro_timeout=0.1)
     await converge(sim)
@@ -442,7 +442,7 @@ async def test_rows_of_a_former_owner_keep_their_old_term_through_any_relay(sim:
     assert held(sim, "c", PLAIN) == {}
 
 
-# --- rows of two owners that come at once ---
+# --- concurrent rows of two owners ---
 
 
 async def slow_down(sim: Simulation, name: str, seconds: float) -> None:
@@ -451,7 +451,7 @@ async def slow_down(sim: Simulation, name: str, seconds: float) -> None:
 
 @simulated(seeds=range(2))
 async def test_rows_of_both_owners_reach_a_slow_node_together(sim: Simulation) -> None:
-    """K10: those of the old one are NOPs there, those of the new one stay, in their order."""
+    """K10: those of the old owner are NOPs there, those of the new one are kept, in order."""
     await start_members(sim, "abc", replication_synchro_quorum=1, wal_mode="fsync")
     await reconfigure(sim, "b", replication_synchro_timeout=0.1)
     await converge(sim)
@@ -477,7 +477,7 @@ async def test_rows_of_both_owners_reach_a_slow_node_together(sim: Simulation) -
 
 @simulated(seeds=range(2))
 async def test_rows_of_the_old_owner_arrive_during_the_write_of_our_promotion(sim: Simulation) -> None:
-    """K10: they wait for it, and are void then."""
+    """K10: they wait for it, and are then void."""
     await start_pair(sim)
     await sim.restart("b", wal_mode="fsync", replication_synchro_timeout=0.1)
     await sim.until(lambda: all_follow_all(sim, "ab"))

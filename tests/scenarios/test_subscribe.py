@@ -1,4 +1,4 @@
-"""The stream: transactions that stay whole, local rows that stay at home, strangers, and how far behind one is."""
+"""The stream: atomic transactions, local rows that are not sent, foreign replica sets, and lag."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPACES = 280
 
 
 async def pair(sim: Simulation, **options: Any) -> tuple[Node, Node]:
-    """A master `a` and a replica `b` that can be written to itself."""
+    """A master `a` and a writable replica `b`."""
     master = await sim.start("a", **options)
     await make_space(sim, "a")
     replica = await sim.start("b", replication=uris(sim, "a"))
@@ -44,7 +44,7 @@ async def pair(sim: Simulation, **options: Any) -> tuple[Node, Node]:
 async def test_conflict_anywhere_in_a_transaction_applies_none_of_it_and_stops_later_ones(
     sim: Simulation, dialect: str, conflict: int
 ) -> None:
-    """C2: of two and three rows; when the replica's row is gone, all go on in their order."""
+    """C2: of two and three rows; when the replica's row is deleted, all are applied in order."""
     await pair(sim, dialect=dialect)
     await insert(sim, "a", 1, 2)
     await sim.until(lambda: held(sim, "b") == {1: "a", 2: "a"})
@@ -66,7 +66,7 @@ async def test_conflict_anywhere_in_a_transaction_applies_none_of_it_and_stops_l
 @DIALECTS
 @simulated()
 async def test_of_local_and_temporary_spaces_only_the_definitions_travel(sim: Simulation, dialect: str) -> None:
-    """C6: with data from before the join and from after it; what a replica writes there is its own."""
+    """C6: with data from before and after the join; rows written on a replica are its own."""
     await sim.start("a", dialect=dialect)
     await make_space(sim, "a")
     await make_space(sim, "a", "own", is_local=True)
@@ -93,7 +93,7 @@ async def test_of_local_and_temporary_spaces_only_the_definitions_travel(sim: Si
 @DIALECTS
 @simulated()
 async def test_space_cannot_change_between_local_and_replicated(sim: Simulation, dialect: str) -> None:
-    """C6: group_id is for life."""
+    """C6: group_id cannot change."""
     await sim.start("a", dialect=dialect)
     for name, options, change in (("own", {"is_local": True}, {}), ("world", {}, {"group_id": 1})):
         await make_space(sim, "a", name, **options)
@@ -108,7 +108,7 @@ async def test_space_cannot_change_between_local_and_replicated(sim: Simulation,
 @DIALECTS
 @simulated()
 async def test_local_rows_of_a_replica_do_not_keep_the_masters_logs(sim: Simulation, dialect: str) -> None:
-    """C6: component 0 of one member says nothing to another."""
+    """C6: component 0 of one member is meaningless to another."""
     await pair(sim, dialect=dialect, checkpoint_count=1, wal_cleanup_delay=0)
     await make_space(sim, "a", "own", is_local=True)
     await converge(sim, "ab")
@@ -128,7 +128,7 @@ async def test_local_rows_of_a_replica_do_not_keep_the_masters_logs(sim: Simulat
 @DIALECTS
 @simulated()
 async def test_component_zero_of_a_master_is_not_taken_for_the_replicas(sim: Simulation, dialect: str) -> None:
-    """C7: also before its first ACK, which comes late."""
+    """C7: even before its first ACK, which is late."""
     await pair(sim, dialect=dialect)
     await make_space(sim, "a", "own", is_local=True)
     for key in range(10):
@@ -156,7 +156,7 @@ async def test_component_zero_of_a_master_is_not_taken_for_the_replicas(sim: Sim
 @pytest.mark.parametrize("theirs", ["2.6", "2.11"])
 @simulated()
 async def test_an_instance_of_another_replica_set_is_stopped_and_an_orphan(sim: Simulation, theirs: str) -> None:
-    """C12: a newer master refuses it, with an older one it finds out itself."""
+    """C12: a newer master rejects it; with an older one it notices by itself."""
     await sim.start("a", dialect=theirs)
     await sim.start("b", dialect="2.6")
     await make_space(sim, "b")
@@ -174,7 +174,7 @@ async def test_an_instance_of_another_replica_set_is_stopped_and_an_orphan(sim: 
 
 @simulated(seeds=range(2))
 async def test_lag_of_the_downstream_is_the_time_a_transaction_took_and_nothing_else_moves_it(sim: Simulation) -> None:
-    """C13: 0 before the first ACK of a transaction, then what the echoed time says; heartbeats do not count."""
+    """C13: 0 before the first ACK of a transaction, then computed from the echoed time; heartbeats do not count."""
     await pair(sim, dialect="2.11", wal_mode="fsync")
     await sim.restart("b", wal_mode="fsync")
     await sim.until(lambda: downstream(sim, "a", "b").get("status") == "follow")
@@ -198,7 +198,7 @@ async def test_lag_of_the_downstream_is_the_time_a_transaction_took_and_nothing_
 
 @simulated()
 async def test_a_replica_hears_from_its_master_while_that_looks_for_its_first_row(sim: Simulation) -> None:
-    """C14: a long way through old logs of rows that it has, on a slow disk; heartbeats come all the same."""
+    """C14: a long scan of old logs with rows that it has, on a slow disk; heartbeats still arrive."""
     await pair(sim, dialect="2.11", wal_max_size=2000)
     await reconfigure(sim, "a", replication_timeout=0.2)
     await sim.stop("b")

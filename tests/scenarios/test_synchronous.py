@@ -1,4 +1,4 @@
-"""Synchronous transactions: quorum and timeout, order, snapshots, who counts, whose the queue is, and a lost owner."""
+"""Synchronous transactions: quorum and timeout, order, snapshots, ownership of the queue, and a lost owner."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def is_still_waiting(sim: Simulation, *pending: Pending, seconds: float = 
 @DIALECTS
 @simulated()
 async def test_quorum_commits_two_lsns_and_a_timeout_rolls_them_back(sim: Simulation, dialect: str) -> None:
-    """H1: quorum 2, then 3. The replica has the same rows, and is as consistent; so is a restart of both."""
+    """H1: quorum 2, then 3. The replica has the same rows, and is as consistent, even after a restart of both."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     before = last_lsn(sim, "a")
     await insert(sim, "a", 1, space=SYNC)
@@ -76,7 +76,7 @@ async def test_quorum_commits_two_lsns_and_a_timeout_rolls_them_back(sim: Simula
 async def test_asynchronous_transactions_share_the_outcome_of_earlier_pending_ones(
     sim: Simulation, dialect: str
 ) -> None:
-    """H1: they need no quorum of their own, and become facts, or are undone, with the synchronous one before them."""
+    """H1: they need no quorum of their own, and are committed or undone with the synchronous one before them."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=3)
     first = Pending(sim, "a", 1)
     behind = await Pending(sim, "a", 1, space=PLAIN).seen_by("b")
@@ -95,7 +95,7 @@ async def test_asynchronous_transactions_share_the_outcome_of_earlier_pending_on
         assert (held(sim, name, SYNC), held(sim, name, PLAIN)) == ({1: "a"}, {1: "a"})
 
 
-# --- order, and quorums that change ---
+# --- order, and changing quorums ---
 
 
 @DIALECTS
@@ -128,7 +128,7 @@ async def test_many_writers_commit_in_the_order_of_the_log(sim: Simulation, dial
 @DIALECTS
 @simulated()
 async def test_changed_quorum_applies_to_pending_transactions(sim: Simulation, dialect: str) -> None:
-    """H2: raised and lowered; a member that joins makes the quorum, and one that is gone does not."""
+    """H2: raised and lowered; a joining member completes the quorum, and a lost one does not."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     sim.cut("a", "b")
     pending = await Pending(sim, "a", 1).seen_by("a")
@@ -159,7 +159,7 @@ async def test_changed_quorum_applies_to_pending_transactions(sim: Simulation, d
 @DIALECTS
 @simulated()
 async def test_empty_queue_moves_to_another_member(sim: Simulation, dialect: str) -> None:
-    """H2: in 2.6 with the first write, later with a promotion; what it has written before stays a fact."""
+    """H2: in 2.6 with the first write, later with a promotion; its earlier writes stay committed."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     for number, name in enumerate("abab"):
         if dialect != "2.6":
@@ -176,7 +176,7 @@ async def test_empty_queue_moves_to_another_member(sim: Simulation, dialect: str
 @pytest.mark.parametrize("is_confirmed", [True, False], ids=["confirmed", "rolled back"])
 @simulated()
 async def test_snapshot_contains_only_confirmed_rows(sim: Simulation, dialect: str, is_confirmed: bool) -> None:
-    """H3: it waits for the verdict, and is not made of what is undone; on the owner as on the replica."""
+    """H3: it waits for the verdict, and excludes undone rows, on the owner and on the replica."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=2)
     await insert(sim, "a", 1, space=SYNC)
     await reconfigure(sim, "a", replication_synchro_quorum=NEVER)
@@ -207,7 +207,7 @@ async def test_snapshot_contains_only_confirmed_rows(sim: Simulation, dialect: s
 @DIALECTS
 @simulated()
 async def test_a_snapshot_does_not_wait_for_a_verdict_for_ever(sim: Simulation, dialect: str) -> None:
-    """H3: as long as `replication_synchro_timeout` says, where the owner is gone and nobody else decides."""
+    """H3: for `replication_synchro_timeout`, if the owner is lost and no other member decides."""
     await start_members(sim, dialect=dialect, replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b")
     sim.kill("a")
@@ -220,13 +220,13 @@ async def test_a_snapshot_does_not_wait_for_a_verdict_for_ever(sim: Simulation, 
     assert sim.now - before == pytest.approx(3, abs=0.1)
 
 
-# --- who counts ---
+# --- quorum members ---
 
 
 @DIALECTS
 @simulated()
 async def test_repeated_ack_of_a_replica_counts_once(sim: Simulation, dialect: str) -> None:
-    """H5: its ACKs are signs of life, too, and come all the time."""
+    """H5: its ACKs are heartbeats, too, and arrive continuously."""
     acked: list[int] = []
 
     def note(packet: bytes) -> bytes:
@@ -254,12 +254,12 @@ async def test_repeated_ack_of_a_replica_counts_once(sim: Simulation, dialect: s
         assert told(sim, "b", 1, lsn - 1) == ["+1 insert", "+2 confirm 1+1"]
 
 
-# --- whose the queue is ---
+# --- ownership of the queue ---
 
 
 @simulated()
 async def test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_given_back(sim: Simulation) -> None:
-    """H9: unclaimed, nobody writes synchronously; claimed, only its owner writes at all."""
+    """H9: unclaimed, no member writes synchronously; claimed, only its owner writes at all."""
     await start_members(sim, "abc", owner="")
     for name in "abc":
         with pytest.raises(errors.SyncQueueUnclaimed):
@@ -291,7 +291,7 @@ async def test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_gi
     assert list(held(sim, "c", SYNC).values()) == list("abca")
 
 
-# --- an owner that is lost ---
+# --- a lost owner ---
 
 
 @DIALECTS
@@ -300,7 +300,7 @@ async def test_the_queue_is_claimed_by_a_promotion_moves_with_the_next_and_is_gi
 async def test_rows_of_a_lost_owner_on_a_quorum_are_confirmed_by_the_next(
     sim: Simulation, dialect: str, count: int
 ) -> None:
-    """H12: all of it, and what waits behind; the old owner, back again, agrees."""
+    """H12: all of it, including later transactions; the old owner agrees when it returns."""
     await start_members(sim, "abc", dialect=dialect, replication_synchro_quorum=NEVER)
     pending = [await Pending(sim, "a", number).seen_by("b", "c") for number in range(count)]
     pending.append(await Pending(sim, "a", 1, space=PLAIN).seen_by("b", "c"))
@@ -328,7 +328,7 @@ async def test_rows_of_a_lost_owner_on_a_quorum_are_confirmed_by_the_next(
 @DIALECTS
 @simulated()
 async def test_rows_of_a_lost_owner_without_a_quorum_are_not_confirmed(sim: Simulation, dialect: str) -> None:
-    """H12: 2.6 takes it back; later versions wait for the quorum, and are promoted as soon as it is there."""
+    """H12: 2.6 rolls it back; later versions wait for the quorum, and are promoted as soon as it exists."""
     await start_members(sim, "abc", dialect=dialect, replication_synchro_quorum=NEVER)
     sim.cut("a", "c")
     sim.cut("b", "c")
@@ -336,7 +336,7 @@ async def test_rows_of_a_lost_owner_without_a_quorum_are_not_confirmed(sim: Simu
     sim.kill("a")
     with pytest.raises(Crashed):
         await pending.code()
-    # What the owner has said of itself is forgotten with this.
+    # This discards what the owner has reported about itself.
     await sim.restart("b", replication_synchro_quorum=2, replication_synchro_timeout=0.5)
     clear = partial(sim.node("b").clear_synchro_queue)
     if dialect == "2.6":
@@ -377,7 +377,7 @@ async def test_system_spaces_stay_asynchronous_when_the_queue_is_claimed(sim: Si
 
 @simulated()
 async def test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fresh_question(sim: Simulation) -> None:
-    """H14: with one of three out of reach, both others have to say where they are; an older answer is none."""
+    """H14: with one of three unreachable, both others must report their position; an older answer does not count."""
     await start_members(sim, "abc")
     sim.isolate("c")
     asked: list[int] = []
@@ -420,7 +420,7 @@ async def test_a_linearizable_transaction_begins_when_a_quorum_has_answered_a_fr
 
 @simulated()
 async def test_member_resumed_after_a_pause_rolls_back_nothing_before_it_has_heard_the_others(sim: Simulation) -> None:
-    """They may have replaced it, and confirmed what waits."""
+    """They may have replaced it, and confirmed its pending transactions."""
     await start_members(sim, "ab", replication_synchro_quorum=NEVER, replication_synchro_timeout=5)
     pending = await Pending(sim, "a", 1).seen_by("b")
     sim.freeze("a")

@@ -1,4 +1,4 @@
-"""The kernel of flow style, up to the values that it leaves to others."""
+"""The kernel of flow style, except for values that it leaves to others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decimals, UUIDs, datetimes and binary data print as Tarantool prints them."""
+"""Decimals, UUIDs, datetimes and binary data are printed as by Tarantool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flowstone.text.json_plain import json_value
 
 
 def text(kind: int, payload: bytes) -> str | None:
-    """What the kernel writes; None where it leaves the value to the plain formatter."""
+    """Return the kernel's output; None if it leaves the value to the plain formatter."""
     buf = np.frombuffer(payload or b"\0", np.uint8)
     out = np.empty(EXTENSION_TEXT_MAX, np.uint8)
     end = write_extension(kind, buf, 0, len(payload), out, 0)

@@ -1,4 +1,4 @@
-"""The plain formatter: the rules by example, and what only it can write."""
+"""The plain formatter: the rules by example, and the forms that only it can write."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_threads_do_not_meet() -> None:
 
 
 def test_broken_bodies_are_an_error_and_never_lead_outside() -> None:
-    """The scanner refuses most of these; here they come in spite of it, with a table of the unbroken row."""
+    """The scanner rejects most of these; here they are passed nevertheless, with a table of the valid row."""
     source = random.Random(9)
     body = {16: 512, 0x28: [["+", 1, 1]], 33: [1, "text", {"k": [1.5, b"bin"]}, 2**40]}
     whole = row(RequestType.UPSERT, body)
@@ -286,7 +286,7 @@ def test_output_equals_that_of_the_real_tool(tarantool: Any, tmp_path: Any) -> N
 
 
 def _payloads(data: bytes) -> list[bytes]:
-    """The blocks of a small file: enough of the format for a test of what comes behind it."""
+    """The blocks of a small file: enough of the format to test later stages."""
     import zstandard
 
     at = data.index(b"\n\n") + 2

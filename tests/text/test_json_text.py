@@ -1,4 +1,6 @@
-"""The kernel writes what the plain formatter writes, on anything; on broken bytes it stops, inside its bounds."""
+"""The kernel's output equals that of the plain formatter for any input; it stops at malformed bytes, within
+its bounds.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=20) | st.d
 
 
 def written(data: bytes, room: int = 1 << 14) -> tuple[int, int, str]:
-    """Status, offset behind the value, text. Guards on both sides of the output show a stray write."""
+    """Return status, offset after the value, text. Guards on both sides of the output show a stray write."""
     buf = np.frombuffer(data, np.uint8) if data else np.zeros(0, np.uint8)
     guarded = np.full(room + 32, 0xEE, np.uint8)
     out = guarded[16:-16]
@@ -65,7 +67,7 @@ def written(data: bytes, room: int = 1 << 14) -> tuple[int, int, str]:
 
 
 def agree(data: bytes) -> None:
-    """Kernel and plain formatter say the same about `data`, or the kernel leaves it to the other."""
+    """Check that kernel and plain formatter agree on `data`, or that the kernel leaves it."""
     status, at, text = written(data)
     if status == OK:
         assert text == json_value(data[:at])
@@ -169,7 +171,7 @@ def test_a_column_with_a_broken_value_is_an_error() -> None:
 @pytest.mark.skipif(UNCOMPILED, reason="this is the inner run")
 @pytest.mark.parametrize("module", ["test_json_text.py", "test_json_rows.py"])
 def test_bounds_hold_where_every_access_is_checked(module: str) -> None:
-    """The same tests, uncompiled: there each read and write outside an array is an error."""
+    """The same tests, uncompiled: each out-of-bounds access is an error there."""
     here = Path(__file__)
     chosen = "outside or overrun or bounded"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning"]

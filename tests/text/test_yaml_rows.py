@@ -1,4 +1,4 @@
-"""Our YAML, read back by somebody else's reader."""
+"""Our YAML, read back by another library."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ values = st.recursive(scalars, lambda inner: st.lists(inner).map(tuple) | st.dic
 
 
 def as_read(value: Any) -> Any:
-    """What a reader of YAML makes of `value`. NaN, which equals nothing, becomes a word."""
+    """Return `value` as decoded by a YAML reader. NaN, which equals nothing, becomes a word."""
     if isinstance(value, tuple | list):
         return [as_read(each) for each in value]
     if isinstance(value, dict):

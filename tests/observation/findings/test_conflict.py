@@ -1,4 +1,4 @@
-"""Of the rows that come, the one whose key is taken is found, by any unique index."""
+"""The conflicting row is found among the incoming rows, by any unique index."""
 
 from __future__ import annotations
 

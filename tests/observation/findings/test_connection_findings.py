@@ -1,4 +1,4 @@
-"""Links that nobody has configured: rows and votes that reach somebody by no way, and servers that are no members."""
+"""Missing links: rows and votes that cannot reach a member, and servers that are not members."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def found(*answers: Report | Unreachable) -> tuple[Finding, ...]:
 def mesh(
     number: int, vclock: dict[int, int], follows: tuple[int, ...], followed: tuple[int, ...], **more: Any
 ) -> Report:
-    """A member of four that follows some and is followed by some."""
+    """A member of four, with some upstreams and some followers."""
     peers: dict[int, dict[str, Any]] = {other: {} for other in (1, 2, 3, 4) if other != number}
     for other in follows:
         peers[other]["upstream"] = upstream(other)
@@ -80,7 +80,7 @@ def test_each_member_that_lacks_rows_of_an_unfollowed_member_is_named() -> None:
 
 
 def test_member_without_upstreams_lacks_rows_acknowledged_by_its_followers() -> None:
-    """Only the member itself was asked."""
+    """Only the member itself was queried."""
     follower = {"downstream": downstream({1: 1000, 3: 7})}
     alone = report(3, {1: 600, 3: 7}, {1: follower, 2: follower}, ro=True, upstreams_configured=0)
     (finding,) = found(alone)
@@ -102,7 +102,7 @@ def test_master_does_not_lack_rows_that_it_wrote_before_its_follower_answered() 
 
 @pytest.mark.parametrize("followers", [(), (1, 2)])
 def test_voter_with_an_empty_replication_has_only_that_finding(followers: tuple[int, ...]) -> None:
-    """It hears nobody: the others may run, have a quorum and a leader."""
+    """It has no connections: the others may run, have a quorum and a leader."""
     peers: dict[int, dict[str, Any]] = {number: {} for number in (1, 2, 4)}
     peers |= {number: {"downstream": downstream({1: 9})} for number in followers}
     voter = report(
@@ -174,7 +174,7 @@ def test_unlisted_member_is_found_without_its_address(asked: int, is_denied: boo
     (finding,) = [finding for finding in findings if finding.kind is Kind.NOT_FOLLOWED]
     names = " and ".join(address(number) for number in range(1, asked + 1))
     does = "do" if asked > 1 else "does"
-    label = address(4) if is_denied and asked == 3 else "replica 4"  # only one member is left whose address it can be
+    label = address(4) if is_denied and asked == 3 else "replica 4"  # only one member can have it
     assert (finding.member, finding.severity) == (uuid(4), Severity.WARNING)
     assert finding.what.startswith(f"{names} {does} not follow {label}: if it votes, its votes do not reach ")
     assert "counts for the quorum" in finding.why
@@ -210,7 +210,7 @@ def test_one_way_replication_without_elections_has_no_findings() -> None:
 
 @pytest.mark.parametrize("is_asked", [True, False], ids=["asked", "address unknown"])
 def test_advice_after_a_death_does_not_expel_a_running_member(is_asked: bool) -> None:
-    """Three voters of four run and the quorum is three, but the votes of the fourth reach nobody."""
+    """Three voters of four run and the quorum is three, but no member receives the votes of the fourth."""
     dead = Unreachable(address=address(1), reason="cannot connect to db1:3301: connection refused")
     nobody = {"election": {"state": "follower", "term": 9, "leader": 0, "vote": 0}, "ro": True}
     cut = {"upstream": upstream(1, "disconnected", message="connection refused")}
@@ -247,7 +247,7 @@ def test_running_expelled_member_is_found() -> None:
 
 
 def expelled_trio() -> list[Report]:
-    """Three voters of whom the third was expelled while it was away, and does not know it."""
+    """Three voters; the third was expelled while it was down, and does not know it."""
     cfg = {"election_mode": "candidate", "replication_synchro_quorum": "N / 2 + 1"}
     queue = {"synchro": {"queue": {"owner": 1, "term": 14}, "quorum": 2}}
     leader = {"election": {"state": "leader", "term": 14, "leader": 1, "vote": 1}}

@@ -1,4 +1,4 @@
-"""What is wrong with files is found where it is, with the byte, the rows and what to do."""
+"""Damage in files is found with its byte, its rows and advice."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_missing_log_is_a_gap_with_the_lost_rows(kind: str, tmp_path: Path) -> N
 
 
 def _starts(kind: str, data: Path) -> bool:
-    """Whether a server of this kind comes up from it."""
+    """Return True if a server of this kind starts from it."""
     if kind == "real":
         try:
             return "up" in real_tarantool.run("box.cfg{log = 'server.log'} print('up') os.exit()", data)
@@ -135,7 +135,7 @@ def test_severity_of_a_gap_depends_on_the_server(kind: str, is_covered: bool, tm
 
 @pytest.mark.parametrize("kind", ["real", "ours"])
 def test_directory_of_a_rejoined_member_has_no_findings(cluster: Cluster, kind: str) -> None:
-    """What it has missed is in no log of it, and never was."""
+    """Its missing rows were never in its logs."""
     master, replica = pair(cluster, kind, kind, checkpoint_count=1)
     write(master, [1])
     replica.catch_up(master)
@@ -221,7 +221,7 @@ def test_files_that_were_left_half_written_can_be_deleted(kind: str, tmp_path: P
 def test_full_disk_is_found_with_its_free_space(tmp_path: Path) -> None:
     try:
         disk = MountedDisk(tmp_path / "disk")
-    except PermissionError:  # whoever may mount nothing has to imagine it
+    except PermissionError:  # without the right to mount, simulate it
         seen = look_into(production(), str(leave("ours", tmp_path / "data")))
         found = findings.directory_findings(replace(seen, free_space=4096))
     else:
@@ -236,11 +236,11 @@ def test_full_disk_is_found_with_its_free_space(tmp_path: Path) -> None:
     assert " are free for " in found[0].why
 
 
-# --- synchronous transactions, and histories that part ---
+# --- synchronous transactions, and diverged histories ---
 
 
 async def _life(path: Path, *steps: tuple[str, Any], **options: Any) -> None:
-    """A node alone, which promotes itself and writes."""
+    """A single node that promotes itself and writes."""
     async with flowstone.Node(str(path), replication_synchro_quorum=1, **options) as node:
         for step, value in steps:
             if step == "create":
@@ -356,7 +356,7 @@ def test_directories_of_different_sets_have_no_common_history(tmp_path: Path) ->
 
 
 def test_members_with_exclusive_rows_are_forked_without_contradiction(cluster: Cluster) -> None:
-    """Logs of a real server and of a node: rows that both have are the same, byte for byte."""
+    """Logs of a real server and of a node: common rows are equal, byte for byte."""
     real, ours = pair(cluster, "real", "ours")
     ours.wait_writable()
     write(real, range(1, 4))
@@ -398,7 +398,7 @@ def test_rows_only_in_a_snapshot_are_counted_without_advice_to_follow(cluster: C
     told = f"only {one.directory} has 4 rows, 1:{end - 3}…{end - 1} of them in a snapshot but in no log, those in its "
     assert f"{told}logs beginning with 1:{end} REPLACE ledger" in finding.why
     assert f"{other.directory} cannot follow: {one.directory} has no log of 1:{end - 3}…{end - 1}" in finding.advice
-    # What is advised works.
+    # The advice works.
     other.start(replication=[])
     one.start(replication=[other.uri])
     one.catch_up(other)

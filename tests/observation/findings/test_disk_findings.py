@@ -1,4 +1,4 @@
-"""What is found of a node's disk."""
+"""Findings about a node's disk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_full_disk_is_found_with_the_failed_writes() -> None:
 
 
 def test_full_disk_of_a_follower_is_not_predicted_to_fail_the_next_write() -> None:
-    """A row that came by replication has no client, and no more rows come until `replication` is set again."""
+    """A replicated row has no client, and no more rows arrive until `replication` is set again."""
     failure = "Failed to write to disk: No space left on device"
     follower = report(
         2,

@@ -1,4 +1,4 @@
-"""Every kind of finding is documented, and nothing else is."""
+"""All kinds of findings are documented, and only those."""
 
 from __future__ import annotations
 

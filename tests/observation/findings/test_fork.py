@@ -1,4 +1,4 @@
-"""Where two histories part is found by their rows, and told with what each side has alone."""
+"""The fork of two histories is found by their rows, and reported with the exclusive rows of each side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members that lack rows are named, whatever servers are away; rows in transit are not reported."""
+"""Members that lack rows are named, whatever servers are down; rows in transit are not reported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_member_that_lacks_rows_for_long_is_named(told: list[Report | Unre
         lacking = [member for member in one.members if member.id and missing_rows(target, member.vclock)]
         unnamed = [m.label for m in lacking if not is_explained(one, m, findings) and not _is_not_looked_for(one, m)]
         assert not unnamed, [(f.kind.value, f.label, f.what) for f in findings]
-        # The judge looks at members only: a server that is not a member may lag in a set that is whole.
+        # The judge considers only members: another server may lag in a healthy set.
         registered = {member.uuid for member in one.members if member.id}
         assert false_alarms(one, [finding for finding in findings if finding.member in registered]) == []
 
@@ -113,7 +113,7 @@ def follows(number: int, vclock: dict[int, int], *masters: int, **more: Any) -> 
 
 
 def test_member_is_named_if_the_only_member_with_its_rows_is_loading() -> None:
-    """Member 3 follows member 2, which is told why it does not get the rows; member 3 was not."""
+    """Member 3 follows member 2, which was queried, unlike member 3."""
     loading = report(1, {1: 90}, {2: {}, 3: {}, 4: {}}, status="loading", ro=True)
     refused = upstream(1, "loading", message=LOADING)
     second = report(2, {1: 80}, {1: {"upstream": refused}, 3: {}, 4: {}}, ro=True)
@@ -179,7 +179,7 @@ def test_rows_written_after_the_answer_of_their_member_are_no_lag() -> None:
 
 
 def test_members_with_unknown_addresses_are_listed_with_candidate_servers() -> None:
-    """Member 1 follows nobody, and two of its followers have restarted. Member 4 also waits for a member 5."""
+    """Member 1 has no upstreams, and two of its followers have restarted. Member 4 also waits for a member 5."""
     first = report(1, {1: 90}, {2: {}, 3: {}, 4: {"downstream": downstream({1: 90})}})
     loading, gone = starting(2), Unreachable(address=address(3), reason="connection refused")
     fourth = follows(4, {1: 90}, 1)

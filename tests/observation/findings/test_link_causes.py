@@ -1,4 +1,4 @@
-"""The words in which servers of all versions say why they do not follow a peer are understood."""
+"""The messages of all server versions about a stopped link are understood."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_advice_on_a_duplicate_key_of_a_node_does_not_empty_its_replication() ->
 
 
 async def test_node_follows_again_when_replication_is_set_to_the_value_that_it_shows(tmp_path: Path) -> None:
-    """What the advice says, of a link with a password that a duplicate key has stopped."""
+    """Return the advice for a link with a password, stopped by a duplicate key."""
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     user = ("replicator", "secret")
     async with (

@@ -1,4 +1,6 @@
-"""Rows are told from others with their numbers: a directory against live members, by what both have in their logs."""
+"""Rows are distinguished from others with the same LSNs: compares the logs of a directory with those of live
+members.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lost quorums, missing leaders and queues without an owner are told from each other."""
+"""Lost quorums, missing leaders and queues without an owner are distinguished."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_quorum_of_a_2_6_server_is_its_option() -> None:
     alone = report(1, {1: 9}, {2: {}}, version="2.6.0", cfg={"replication_synchro_quorum": 2})
     (finding,) = _of(Kind.QUORUM_LOST, alone)
     assert "the quorum is 2, but only 1 member is available" in finding.why
-    assert "`flowstone expel db1:3301 2`. With" in finding.advice  # nothing is to be set back
+    assert "`flowstone expel db1:3301 2`. With" in finding.advice  # nothing needs to be reset
     peers = {2: {"downstream": downstream({1: 9})}, 3: {"downstream": downstream({1: 9})}, 4: {}, 5: {}}
     (finding,) = _of(Kind.QUORUM_LOST, report(1, {1: 9}, peers, version="2.6.0", cfg={"replication_synchro_quorum": 5}))
     assert "back to 2. With" in finding.advice

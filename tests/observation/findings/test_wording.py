@@ -1,4 +1,4 @@
-"""Findings say positions, counts and times alike."""
+"""Findings format positions, counts and times uniformly."""
 
 from __future__ import annotations
 
