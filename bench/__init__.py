@@ -1,1 +1,1 @@
-"""Benchmarks against the real peers: both run in the same run, and ratios are what is printed."""
+"""Benchmarks against real peers: both run in the same run, and ratios are printed."""

@@ -1,4 +1,6 @@
-"""`make bench`: measures, prints the table and puts it into the documentation, and its headlines into the README."""
+"""`make bench`: runs the benchmarks, prints the table and writes it into the documentation, and its headlines
+into the README.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ PARTS = (
     "own_writers",
 )
 SHORT_ROWS, SHORT_SECONDS = 200_000, 20.0
-"""Of the parts about Spark with --short: enough to see that they run, not to judge by."""
+"""Rows for the Spark parts with --short: enough to check that they run, not to compare."""
 
 ROOT = Path(__file__).parent.parent
 PAGE, README = ROOT / "docs" / "reference" / "performance.md", ROOT / "README.md"
@@ -54,7 +56,7 @@ HEADLINES = (
     "Spark: changes of a live Tarantool into a noop sink, 2 cores in all, while",
     "a `.snap` of 2 M rows mirrored",
 )
-"""How the lines begin that the README shows, too."""
+"""Prefixes of the lines that the README shows, too."""
 MARKERS = re.compile(r"(<!-- bench -->\n).*?(<!-- /bench -->)", re.DOTALL)
 
 

@@ -125,7 +125,7 @@ def _deletes(keys: Keys) -> Requests:
 
 
 def _mix(number: int) -> Requests:
-    """Round `number` of the mix. INSERTs take keys that no other round takes."""
+    """Return round `number` of the mix. INSERTs use keys that no other round uses."""
     count, (_, reads), (_, updates), (_, inserts), (_, ranges) = REQUESTS, *MIX
     known = shuffled(TUPLES, seed=100 + number)
     fresh = FIRST_KEY + 1_000 * TUPLES + number * REQUESTS
@@ -241,7 +241,7 @@ def _transaction() -> list[tuple[RequestType, bytes, int | None]]:
 
 
 def _transaction_requests(number: int) -> Requests:
-    """All transactions of a round, one after the other, each in the next stream, each of five keys of its own."""
+    """Return all transactions of a round, in order, each in the next stream, each with five keys of its own."""
     steps = _transaction()
     keys = shuffled(5 * TRANSACTIONS, seed=number).reshape(5, TRANSACTIONS)
     streams = np.arange(TRANSACTIONS, dtype=np.int64) % STREAMS

@@ -56,7 +56,7 @@ class Contender:
         return float(np.median(self.one.run(requests, 1, keep_pauses=True).pauses))
 
     def waits_during(self, action: Callable[[Contender], object], requests: Requests) -> NDArray[np.float64]:
-        """Return the waits of a client with one request in flight, until the action ends."""
+        """Return the waiting times of a client with one request in flight, until the action ends."""
         with ThreadPoolExecutor(1) as pool:
             busy = pool.submit(action, self)
             waits = []

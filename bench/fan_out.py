@@ -1,8 +1,8 @@
-"""What each further replica costs a master that relays live rows, in processor time of the master alone.
+"""Processor time of a master per further replica that receives live rows.
 
-Run as a program it is the master: a node whose log is given rows as fast as it takes them, past the box, so that what
-relaying costs is not lost in what writing costs. It answers each line of its input with the seconds that this took.
-`costs` drives it, with subscribers that read and throw away.
+As a program it is the master: a node whose log receives rows as fast as possible, bypassing the box, so that the cost
+of relaying is not It answers each line of its input with the elapsed seconds. `costs` drives it, with subscribers that
+discard their input.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BODY = pack({Key.SPACE_ID.value: 512, Key.TUPLE.value: (100_000, "customer 10000
 
 
 def costs(directory: Path, rounds: int) -> list[float]:
-    """Seconds per row of the first, the second and the third replica: differences of medians."""
+    """Return the seconds per row of the first, second and third replica: differences of medians."""
     command = [sys.executable, "-m", "bench.fan_out", str(directory)]
     taken: list[list[float]] = [[], [], [], []]
     with ExitStack() as stack:
@@ -67,7 +67,7 @@ def costs(directory: Path, rounds: int) -> list[float]:
 
 
 def subscribe(port: int) -> socket.socket:
-    """A replica that reads what it is sent and keeps none of it."""
+    """A replica that discards its input."""
     client = Client(port, USER, PASSWORD)
     info = client.call("box.info")
     replicaset_uuid, vclock = UUID(info["cluster"]["uuid"]), VClock({1: info["lsn"]})
@@ -106,7 +106,7 @@ async def write(node: flowstone.Node) -> float:
     for batch in batches:
         journal.submit(batch, ROWS_PER_WRITE, lambda error: None)
         journal.flush()
-        await asyncio.sleep(0.002)  # the subscribers read, which is not ours to pay
+        await asyncio.sleep(0.002)  # the subscribers read, which must not count
     await asyncio.sleep(0.1)
     return time.process_time() - started
 

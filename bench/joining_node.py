@@ -1,6 +1,6 @@
-"""Join a master with an empty node and print how many seconds that took: `python joining_node.py URI`.
+"""Joins a master with an empty node and prints the elapsed seconds: `python joining_node.py URI`.
 
-A program of its own, so that the type checker sees what it calls. Compiling is left out of the measurement.
+A separate program, so that the type checker sees its calls. Compiling is left out of the measurement.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ SHORT_EPOCHS: Final = 1000
 FILES: Final = 8
 
 RECORDED: Final = {1: 0.14e6, 2: 0.25e6}
-"""Entries per second of the real program, replicated, by channels."""
+"""Entries per second of the real program, replicated, by number of channels."""
 
 RECORDED_EPOCHS, RECORDED_RECOVERY_SECONDS, RECORDED_COMPACTION_SECONDS = 1000.0, 8.0, 9.0
 PROMISED: Final = {("many", 1): 1.5, ("single", 1): 0.8, ("single", 2): 0.6}
@@ -251,7 +251,7 @@ def _real_compaction(programs: Path, directory: Path) -> float:
 
 
 def _make_log(directory: Path, entries: int) -> None:
-    """Sessions of 1000 with keys in no order, dealt to FILES files."""
+    """Write sessions of 1000 entries with keys in random order, distributed over FILES files."""
     directory.mkdir()
     per_file = entries // FILES
     for number in range(FILES):

@@ -1,7 +1,7 @@
-"""The load: requests encoded beforehand, and a driver that sends them and counts the replies at machine speed.
+"""The load: pre-encoded requests, and a driver that sends them and counts the replies at machine speed.
 
 A run is one thread that holds no interpreter lock: it polls, receives, counts whole replies and sends as many further
-requests as the window allows. So it takes one core at most, and what it measures is the server. Replies are checked as
+requests as the window allows. So it uses at most one core, and measures the server. Replies are checked as
 they are counted: the header of real servers, type 0, and at least the size that an answer with a tuple has.
 """
 
@@ -31,7 +31,7 @@ REPLY_HEADER_SIZE = 28
 BUFFER_SIZE = 1 << 20
 SILENCE_SECONDS = 60
 EVERYTHING = 1 << 40
-"""A window that never closes: the server's own limits hold the sender back."""
+"""An unlimited window: the server's own limits throttle the sender."""
 
 Keys = NDArray[np.int64]
 Edges = NDArray[np.int64]
@@ -63,12 +63,12 @@ def shuffled(count: int, seed: int, start: int = FIRST_KEY) -> Keys:
 
 
 def person(key: int) -> tuple[Any, ...]:
-    """A tuple of the benchmark's space: five fields, and the same size for every key."""
+    """Return a tuple of the benchmark's space: five fields, and the same size for every key."""
     return (key, f"name{key:010d}", f"user{key:010d}@example.com", key % 9999991 + 0.25, key % AGES)
 
 
 def statements(type: RequestType, keys: Keys) -> Requests:
-    """INSERT or REPLACE of a `person` for each key."""
+    """Return an INSERT or REPLACE of a `person` for each key."""
     return people(type, b"\x82\x10" + pack(SPACE_ID) + b"\x21" + pack(person(FIRST_KEY)), keys, age_at=-1)
 
 
@@ -113,7 +113,7 @@ def people(
 
 
 def interleaved(which: NDArray[np.int64], *kinds: Requests) -> Requests:
-    """The requests of several kinds in one sequence: request n is the next one of kind `which[n]`."""
+    """Return the requests of several kinds in one sequence: request n is the next one of kind `which[n]`."""
     sizes = np.zeros(len(which), np.int64)
     for number, kind in enumerate(kinds):
         if (room := int((which == number).sum())) != kind.count:
@@ -170,7 +170,9 @@ def _now(place: NDArray[np.int64]) -> int:
 
 
 def _whole(buffer: Blob, end: int, answer_size: int) -> tuple[int, int]:
-    """Whole replies up to `end` and the bytes they take; at a wrong one the count is negative, and bytes say where."""
+    """Return the number of complete replies up to `end` and their bytes; for a wrong reply the count is
+    negative, and the bytes are its place.
+    """
     at, count = 0, 0
     while end - at >= 5:
         size = 5 + (buffer[at + 1] << 24 | buffer[at + 2] << 16 | buffer[at + 3] << 8 | buffer[at + 4])
@@ -197,7 +199,8 @@ def _drive(
     buffers: Blob,
     pauses: NDArray[np.int64],
 ) -> tuple[int, int, int, int]:
-    """How it ended, replies seen, nanoseconds, and the place of a wrong reply (connection << 32 | offset).
+    """Return the result, the number of replies, nanoseconds, and the place of a wrong reply (connection << 32 |
+    offset).
 
     `shares` has first request and end of each connection; `pauses`, where not empty, takes how long each connection
     waited between two moments at which replies arrived.
@@ -255,12 +258,12 @@ _drive = njit(nogil=True)(_drive)
 
 
 class LoadError(Exception):
-    """The server refused, closed or fell silent: there is nothing to measure."""
+    """The server rejected, disconnected or stopped answering: there is no result."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run took, and for each arrival of replies how long its connection had waited for it."""
+    """The duration of a run, and for each arrival of replies the waiting time of its connection."""
 
     replies: int
     seconds: float
@@ -272,7 +275,7 @@ class Run:
 
 
 class Connections:
-    """Some connections of guest to one server, kept over many runs."""
+    """Guest connections to one server, kept over many runs."""
 
     def __init__(self, port: int, count: int) -> None:
         self._stack = ExitStack()
@@ -280,7 +283,7 @@ class Connections:
         self._buffers = np.zeros((count, BUFFER_SIZE if count == 1 else BUFFER_SIZE // 8), np.uint8)
 
     def run(self, requests: Requests, window: int, *, keep_pauses: bool = False) -> Run:
-        """All `requests`, shared out evenly, with at most `window` in flight on each connection."""
+        """Send all `requests`, divided evenly, with at most `window` in flight on each connection."""
         count = len(self._sockets)
         bounds = [requests.count * number // count for number in range(count + 1)]
         shares = np.array([bounds[:-1], bounds[1:]], np.int64).T.copy()

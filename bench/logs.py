@@ -63,7 +63,7 @@ os.exit(0)
 
 
 def run(work: Path, rows: int) -> Iterator[Result]:
-    """Every benchmark of this module, with its files below `work`."""
+    """Run every benchmark of this module, with its files below `work`."""
     logs = {
         "`.xlog`, 100 rows per transaction": _log(work / "batched", rows, 100),
         "`.xlog`, 1 row per transaction": _log(work / "single", rows, 1),
@@ -159,7 +159,7 @@ def _lines(path: Path) -> int:
 
 
 def _start_up(path: Path) -> Result:
-    """What the compiled kernels cost at the start of a process, with their cache warm and without any."""
+    """Cost of the compiled kernels at the start of a process, with a warm cache and without one."""
     code = (
         "import sys, time; start = time.perf_counter()\n"
         "from bench.logs import _first_batch; _first_batch(sys.argv[1])\n"
@@ -178,7 +178,7 @@ def _first_batch(path: str) -> None:
 
 
 def _memory(directory: Path, log: Path) -> Result:
-    """The log of one row per transaction, so often that it fills DIRECTORY_BYTES."""
+    """Repeat the log of one row per transaction until it fills DIRECTORY_BYTES."""
     multiply(log, directory, DIRECTORY_BYTES)
     result = child(SCAN, str(directory)).split()
     size = sum(path.stat().st_size for path in directory.iterdir())

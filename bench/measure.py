@@ -1,4 +1,4 @@
-"""How things are measured: rounds that alternate between us and the peer, medians, memory of a child process."""
+"""Measuring: alternating rounds of us and the peer, medians, memory of a child process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table. `ratio` is ours over the peer's where there is a peer; `target` what we promise."""
+    """One line of the table. `ratio` is ours over the peer's if there is a peer; `target` is what we promise."""
 
     what: str
     ours: str
@@ -23,7 +23,7 @@ class Result:
 
 
 def alternate(rounds: int, *contenders: Callable[[], float]) -> list[float]:
-    """Median of what each contender measures, the rounds interleaved so that a noisy moment hits all of them."""
+    """Return the median per contender, with interleaved rounds so that noise affects all of them."""
     measured: list[list[float]] = [[] for _ in contenders]
     for _ in range(rounds):
         for contender, values in zip(contenders, measured, strict=True):
@@ -38,7 +38,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def child(code: str, *arguments: str) -> str:
-    """What a fresh Python process prints that runs `code` with `arguments` in sys.argv."""
+    """Return the output of a fresh Python process that runs `code` with `arguments` in sys.argv."""
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     return done.stdout
 

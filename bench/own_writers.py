@@ -1,4 +1,4 @@
-"""What we write ourselves although a library could: merges of tables, JSON and YAML text, each beside the library.
+"""Our own writers in place of libraries: merges of tables, JSON and YAML text, each beside the library.
 
 The libraries get a head start: DeltaTable.merge a source table that is decoded already, the text writers rows that are
 Python objects already. Text of ours that is not faster even so can go. Our merge need only be as fast: it keeps the
@@ -37,11 +37,11 @@ from tests.spark.lake_rows_given import ORDERS, UUID, folded, packed
 
 ROUNDS = 5
 ROWS = 50_000
-"""Rows of the log that is written as text."""
+"""Rows of the log written as text."""
 
 TABLE_ROWS = 1_000_000
 CHANGES = 10_000
-"""Random keys that one merge changes: a batch of a busy mirror."""
+"""Random keys changed by one merge: a batch of a busy mirror."""
 
 SEED = 20261118
 MERGE_RATIO, TEXT_RATIO = 0.8, 2.0
@@ -56,7 +56,7 @@ def run(work: Path, rows: int = ROWS, table_rows: int = TABLE_ROWS, changes: int
 
 
 def merge(work: Path, rows: int, changes: int) -> Result:
-    """EmbeddedTable.merge beside DeltaTable.merge: the same changes to two equal tables."""
+    """Compare EmbeddedTable.merge with DeltaTable.merge: the same changes to two equal tables."""
     ours, theirs = (_table(work / name, rows) for name in ("ours", "theirs"))
     chance = random.Random(SEED)
     rounds = [sorted(chance.sample(range(rows), min(changes, rows))) for _ in range(ROUNDS)]
@@ -123,7 +123,7 @@ def _slices(directory: Path) -> list[Any]:
 
 
 def json_lines(pieces: list[Piece], rows: int) -> Result:
-    """Our JSON lines beside msgspec's encoder, the fastest that we know."""
+    """Compare our JSON lines with msgspec's encoder, the fastest known to us."""
     values = [json.loads(line) for piece in pieces for line in bytes(json_text(piece)).splitlines()]
     encode = msgspec.json.Encoder().encode_lines
 
@@ -135,7 +135,7 @@ def json_lines(pieces: list[Piece], rows: int) -> Result:
 
 
 def yaml_text(pieces: list[Piece], rows: int) -> Result:
-    """Our YAML documents beside PyYAML's emitter in C."""
+    """Compare our YAML documents with PyYAML's emitter in C."""
     text = "".join(yaml_documents(Records(pieces)))
     values = list(yaml.load_all(text, yaml.CSafeLoader))
 

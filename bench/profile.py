@@ -1,8 +1,8 @@
-"""`python -m bench.profile [SCENARIO …]`: where a node's time goes under load, function by function.
+"""`python -m bench.profile [SCENARIO …]`: profiles a node under load by function.
 
 The node runs as its own process under a sampler: a timer of processor time interrupts it each millisecond and counts
 the Python functions on its stack, so that a kernel or a system call counts for the function that called it. The rates
-shown are those of the sampled node, a little below what it does otherwise.
+shown are those of the sampled node, a little lower than usual.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SWITCH = signal.SIGUSR2
 
 
 class Sampler:
-    """Counts where the process is, between two signals; at the second, writes the counts to a file."""
+    """Sample the process between two signals; at the second, write the counts to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

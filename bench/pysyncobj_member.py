@@ -5,10 +5,10 @@ WINDOW` with the seconds until so many keys were set by the library's own call, 
 that it is committed, so many of them in flight. The library has no clients: the load is called inside of its leader,
 which costs it no network, and from its own loop, which costs it no thread.
 
-What serves it best was tried: entries sent each hundredth of a second instead of each tenth, and some 2000 in flight.
-Its journal is a mapped file that nothing syncs, as `wal_mode=write` does; it has no option for that. Its log is never
-compacted here, because that packs the whole dictionary anew, and ours makes no snapshots either. Others wait longer
-than by default before they depose a leader, which on a busy machine would end the measurement.
+The fastest settings are used: entries sent each hundredth of a second instead of each tenth, and some 2000 in flight.
+Its journal is a mapped file that is never synced, like `wal_mode=write`; it has no option for that. Its log is never
+compacted here, because that serializes the whole dictionary again, and our nodes take no snapshots either. The election
+timeout is longer than by default: on a busy machine an election would end the measurement.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUCCESS = 0
 
 
 class Member:
-    """One of the three, in its own process."""
+    """One of the three members, in its own process."""
 
     def __init__(self, address: str, journal: str, others: list[str]) -> None:
         self._address = address
@@ -45,7 +45,7 @@ class Member:
         self._raft = SyncObj(address, others, SyncObjConf(journalFile=journal, **CONF), consumers=[self._people])
 
     def serve(self) -> None:
-        """Until its input ends."""
+        """Run until the input ends."""
         while True:
             self._raft.doTick(IDLE_TICK_SECONDS)
             if not select.select([sys.stdin], [], [], 0)[0]:

@@ -61,7 +61,7 @@ JOINING_NODE: Final = Path(__file__).with_name("joining_node.py")
 
 
 class Bench:
-    """Members in one directory, all ended with the stack."""
+    """Members in one directory, terminated with the stack."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
@@ -106,21 +106,21 @@ def make_space(master: RealMember) -> None:
 
 
 class Writer:
-    """Rows that a real master writes, each key once, each row a transaction of its own."""
+    """Let a real master write rows, each with a new key and as a transaction of its own."""
 
     def __init__(self, master: RealMember) -> None:
         self._master = master
         self._next = 1
 
     def write(self, count: int, fibers: int = 100) -> float:
-        """Seconds that it took."""
+        """Return the elapsed seconds."""
         first, self._next = self._next, self._next + count
         taken: float = self._master.eval(WRITE_LUA, first, count, fibers)
         return taken
 
 
 def catch_up(replica: Member, master: Member) -> float:
-    """Seconds from switching replication on to having what the master has."""
+    """Return the seconds from switching replication on until the replica has all rows of the master."""
     target = master.vclock()
     started = time.perf_counter()
     replica.configure(replication=[master.uri])
@@ -129,7 +129,7 @@ def catch_up(replica: Member, master: Member) -> float:
 
 
 def compared(what: str, count: int, ours: list[float], peers: list[float], promise: float) -> Result:
-    """By medians of seconds for `count` rows."""
+    """Compute rates from medians of seconds for `count` rows."""
     mine, theirs = statistics.median(ours), statistics.median(peers)
     ratio = theirs / mine
     return Result(what, rate(count, mine), rate(count, theirs), ratio, f"≥ {promise:g}×", ratio >= promise)
@@ -179,7 +179,7 @@ def relayed(bench: Bench) -> Iterator[Result]:
     source = bench.real("source")
     make_space(source)
     ours = bench.node("ours", replication=[source.uri])
-    # Anonymous, because two masters that do not follow each other would give one id twice.
+    # Anonymous, because two independent masters would assign one id twice.
     anonymous = {"replication_anon": True, "read_only": True}
     replicas = [bench.real("replica", replication=[master.uri], **anonymous) for master in (ours, source)]
     writer, taken = Writer(source), pair()
@@ -194,7 +194,9 @@ def relayed(bench: Bench) -> Iterator[Result]:
 
 
 def relays(bench: Bench) -> Iterator[Result]:
-    """Processor time of a master that relays live rows: what the second and third replica cost, beside the first."""
+    """Measure the processor time of a master that relays live rows: the cost of the second and third replica,
+    beside the first.
+    """
     first, *others = fan_out.costs(bench.place("fan-out"), 4 * ROUNDS)
     for name, cost in zip(("second", "third"), others, strict=True):
         share = cost / first
@@ -203,7 +205,7 @@ def relays(bench: Bench) -> Iterator[Result]:
 
 
 def archived(bench: Bench) -> Iterator[Result]:
-    """The archive runs as a command: what it takes with nothing to fetch, its start, is taken off."""
+    """The archive runs as a command: its start, measured without rows, is subtracted."""
     master = bench.real("master")
     make_space(master)
     replica, place = bench.real("peer", replication=[master.uri]), bench.place("archive")
@@ -226,7 +228,7 @@ def archived(bench: Bench) -> Iterator[Result]:
 
 
 def write_rate(bench: Bench) -> Iterator[Result]:
-    """How fast a real master can be written to while a replica follows it, ours or a real one."""
+    """Measure the write rate of a real master with a replica, ours or a real one."""
     taken = pair()
     masters = []
     for make in (bench.node, bench.real):

@@ -27,7 +27,7 @@ READS_PER_SECOND = 1e6
 
 
 def run(work: Path) -> Iterator[Result]:
-    """Every benchmark of this module, with its files below `work`."""
+    """Run every benchmark of this module, with its files below `work`."""
     with ExitStack() as stack:
         contenders = stack.enter_context(served(work / "node")), stack.enter_context(real(work / "real"))
         yield _memory(*contenders)
@@ -37,11 +37,11 @@ def run(work: Path) -> Iterator[Result]:
     yield from _reads_in_process(work / "recovery")
 
 
-# --- what is measured -----------------------------------------------------------------------------
+# --- measurements ------------------------------------------------------------------------------
 
 
 def memory_growth(ours: Contender, theirs: Contender, tuples: int) -> tuple[float, float]:
-    """Return how much each process grows by `tuples`, after a few that make it load what it loads once."""
+    """Return the memory growth of each process by `tuples`, after a few that trigger one-time loading."""
     few = statements(RequestType.REPLACE, sequential(min(tuples, 20_000)))
     load = statements(RequestType.REPLACE, shuffled(tuples, seed=0))
 
@@ -89,7 +89,7 @@ def _rates(ours: Contender, theirs: Contender) -> Iterator[Result]:
 
 
 def _fresh_inserts() -> Callable[[Contender], float]:
-    """Inserts keys that the server has not seen, in every round."""
+    """Insert keys new to the server in every round."""
     rounds: dict[int, int] = {}
 
     def measure(server: Contender) -> float:
@@ -132,7 +132,7 @@ def _waits(ours: Contender, theirs: Contender) -> Iterator[Result]:
         )
 
 
-# --- recovery and reads inside the process ----------------------------------------------------------
+# --- recovery and in-process reads ---------------------------------------------------------------
 
 FILL = """
 box.cfg{{log='server.log', memtx_memory=4*1024^3, wal_mode='none'}}

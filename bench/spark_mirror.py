@@ -44,13 +44,13 @@ DIRECTORY_RATIO, LIVE_RATIO = 0.5, 0.7
 LAG_SECONDS: Final = 10.0
 FILES_MAX: Final = 200
 FLAT: Final = 1.2
-"""What memory may be at the end, beside what it was after a third of the time."""
+"""Maximum memory at the end, relative to that after a third of the time."""
 
 START_SECONDS: Final = 180.0
 QUIET_SECONDS: Final = 1.0
 WEIGH_SECONDS: Final = 0.5
 WARM_UP: Final = 0.1
-"""The part of the time that is not looked at."""
+"""The part of the time that is ignored."""
 
 FILL_LUA: Final = """
 local rows = ...
@@ -119,7 +119,7 @@ def _mirror(spark: SparkSession, source: Any, lake: Path) -> None:
 
 
 def _directory_beside_parquet(spark: SparkSession, source: Path, directory: Path, rows: int) -> Result:
-    """The peer writes what the mirror wrote, all of its columns, from Parquet."""
+    """The peer writes the mirror's rows, with all columns, from Parquet."""
     lake, copy, written = directory / "lake", str(directory / "copy"), str(directory / "written")
 
     def mirror() -> None:
@@ -174,7 +174,7 @@ def _table(lake: Path) -> Any:
 
 
 def _check(spark: SparkSession, lake: Path, rows: int) -> Any:
-    """The table's files as a frame. A mirror that lost rows measures nothing."""
+    """Return the table's files as a frame. A mirror that lost rows has no valid result."""
     frame = spark.read.parquet(*_table(lake).file_uris())
     found = frame.count()
     if found != rows:
@@ -183,7 +183,7 @@ def _check(spark: SparkSession, lake: Path, rows: int) -> Any:
 
 
 def _fetch(server: RealMember) -> float:
-    """Seconds from the request to the last byte; nobody looks at what comes."""
+    """Return the seconds from the request to the last byte; the data is discarded."""
     buffer = bytearray(1 << 20)
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         greeting = b""
@@ -200,7 +200,7 @@ def _fetch(server: RealMember) -> float:
 
 
 class Watched:
-    """`flowstone mirror --json` as a process: its progress, and the memory of its driver, Java and Python apart."""
+    """A `flowstone mirror --json` process: its progress, and the memory of its driver, Java and Python separately."""
 
     def __init__(self, server: RealMember, lake: Path) -> None:
         command = [sys.executable, "-m", "flowstone.cli", "mirror", "--json", "--compact-every", "60"]
@@ -224,7 +224,7 @@ class Watched:
             raise RuntimeError(f"the mirror ended with {self.process.returncode}")
         size = 0
         for pid in (self.process.pid, *_children(self.process.pid)):
-            with suppress(ProcessLookupError, FileNotFoundError):  # a child that has just ended
+            with suppress(ProcessLookupError, FileNotFoundError):  # a child that has just exited
                 size += resident_bytes(pid)
         self.memory.append((time.monotonic(), size))
 
@@ -247,7 +247,7 @@ class Watched:
 def _children(pid: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError):  # a thread that has ended
+        with suppress(FileNotFoundError):  # a thread that has exited
             found += [int(child) for child in (task / "children").read_text().split()]
     return found
 

@@ -1,7 +1,7 @@
 """Source `xlog` beside Spark's own Parquet reader, and beside a source of ready Python tuples, over the same rows.
 
 All three end in a noop sink, in one session on this machine. `python -m bench.spark_sources --rows 500000` is a short
-run. `--profile` shows instead where an executor's time goes, without Spark.
+run. `--profile` profiles an executor instead, without Spark.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FIELDS: Final = (
 
 
 def write_archive(directory: str, rows: int) -> None:
-    """An archive of that many INSERTs, each a transaction of its own, as a busy server has them."""
+    """Write an archive of that many INSERTs, each a transaction of its own, as on a busy server."""
     disk = production().disk
     disk.make_directory(directory)
     SnapWriter(disk, directory, Meta(FileType.SNAP, INSTANCE, {}, version="2.11.9"), 1.0).finish()
@@ -123,7 +123,7 @@ def _drain(frame: DataFrame) -> None:
 
 
 class TupleSource(DataSource):
-    """What a source is that has its rows as Python tuples already, with the columns of `xlog`."""
+    """A source with rows as ready Python tuples, and the columns of `xlog`."""
 
     @classmethod
     def name(cls) -> str:
@@ -158,7 +158,7 @@ def _contract() -> ChangeContract:
 
 
 def profile(rows: int) -> None:
-    """What an executor does, in this process: processor time per million rows, by function."""
+    """Profile the work of an executor in this process: processor time per million rows, by function."""
     with tempfile.TemporaryDirectory() as directory:
         path = f"{directory}/archive"
         write_archive(path, rows)

@@ -1,7 +1,7 @@
-"""A live server's changes into a noop sink: while it writes, with how much lag, and a backlog of them.
+"""A live server's changes into a noop sink: the lag while it writes, and the rate for a backlog.
 
 The source is a real Tarantool on the same machine, which writes by itself, half of it updates, in transactions of ten.
-The lag of a row is the time from its LSN being given out to the end of the batch that has it. `python -m
+The lag of a row is the time from the assignment of its LSN to the end of its batch. `python -m
 bench.spark_streaming --seconds 15 --backlog 1000000` is a short run.
 """
 
@@ -41,7 +41,7 @@ CONF: Final = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
 """Spark keeps the progress of 100 batches by default: on a fast machine those cover a third of the run."""
 
 COLUMNS: Final = "id,name,amount,price,note,_operation,_operations_msgpack,_commit_version,_commit_timestamp,_lsn"
-"""What somebody needs who follows a table; JSON of operations and keys is for people to look at."""
+"""The columns needed to follow a table; JSON of operations and keys is for people."""
 
 SETUP: Final = f"""
 box.schema.user.create('replicator', {{password='secret', if_not_exists=true}})
@@ -85,7 +85,7 @@ end
 
 @dataclass(frozen=True)
 class Batch:
-    """The LSNs behind `first` up to `last`, done at `at` by the monotonic clock."""
+    """The LSNs after `first` up to `last`, done at `at` by the monotonic clock."""
 
     first: int
     last: int
@@ -93,7 +93,7 @@ class Batch:
 
 
 class Watched:
-    """Where the server's log was when."""
+    """Positions of the server's log over time."""
 
     def __init__(self, server: RealServer) -> None:
         self._server = server
@@ -126,7 +126,7 @@ class Watched:
 
 
 def run(work: Path, seconds: float = SECONDS, backlog: int = BACKLOG, rate: int = RATE) -> Iterator[Result]:
-    """First while the server writes, then what it wrote while nobody read."""
+    """First while the server writes, then its backlog."""
     cfg = "memtx_memory=536870912, wal_max_size=67108864, checkpoint_interval=0"
     with (
         RealServer(work / "server", setup=SETUP, cfg=cfg) as server,
@@ -157,7 +157,7 @@ def _query(spark: SparkSession, server: RealServer, work: Path, *, is_once: bool
 
 
 def _steady(spark: SparkSession, server: RealServer, work: Path, seconds: float, rate: int) -> tuple[float, float]:
-    """Changes per second that came through, and the median lag of their rows."""
+    """Return the processed changes per second, and the median lag of their rows."""
     query = _query(spark, server, work)
     watched = Watched(server)
     server.eval("write(1000)")

@@ -1,8 +1,8 @@
 """Synchronous commits: a pair of nodes beside a real pair, and three nodes beside three of PySyncObj.
 
 All members are processes on loopback with `wal_mode=write`; one load drives either kind in turns, and counts a commit
-when it is acknowledged, which a master can do only once a second member has it. That this is so is seen at the end of
-each part: without its replicas, the same master refuses the same request.
+when it is acknowledged, which a master can do only once a second member has it. Each part ends with a check of this:
+without its replicas, the same master rejects the same request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(directory: Path) -> Iterator[Result]:
 
 
 class Group:
-    """A master, its replicas, and connections of the load to the master; keys are given out once."""
+    """A master, its replicas, and connections of the load to the master; keys are used once."""
 
     def __init__(self, stack: ExitStack, master: Member, *replicas: Member) -> None:
         self.master, self.replicas = master, replicas
@@ -56,7 +56,7 @@ class Group:
 
     def connect(self, count: int) -> Connections:
         connections = self._stack.enter_context(Connections(self.master.port, count))
-        connections.run(pings(10 * count), 1)  # the driver is compiled by now
+        connections.run(pings(10 * count), 1)  # the driver is already compiled
         return connections
 
     def inserts(self, count: int) -> Requests:
@@ -64,7 +64,7 @@ class Group:
         return statements(RequestType.INSERT, shuffled(count, seed=first, start=first))
 
     def check(self) -> None:
-        """That what was acknowledged is on all members, and that the master alone commits nothing."""
+        """Check that all acknowledged rows are on all members, and that the master alone commits none."""
         count = self._next_key - FIRST_KEY
         for member in (self.master, *self.replicas):
             member.catch_up(self.master, seconds=SECONDS)
@@ -170,7 +170,7 @@ def threes(directory: Path, stack: ExitStack) -> Iterator[Result]:
 
 
 def elected(directory: Path, stack: ExitStack) -> Group:
-    """Three nodes of 2.11, each of which may lead; the one that is given the rows first does."""
+    """Three nodes of 2.11, all candidates; the one that receives the rows first leads."""
     members = [NodeMember(name, directory / name, dialect="2.11", **MESH) for name in ("first", "second", "third")]
     first, *others = members
     for member in members:

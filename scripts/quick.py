@@ -1,8 +1,8 @@
-"""`make quick`: lint and types of everything, and the tests of what has changed; some two minutes at most.
+"""`make quick`: lint and types of everything, and the tests of changed modules, in about two minutes.
 
-Changed is what differs from the commit given as argument, or from HEAD, or in a clean tree from the commit before it.
-A changed module runs the test module of its name, a changed test module runs itself. Tests that take a real server, a
-JVM or a browser are left to `make test`, and so is everything after the time limit.
+The changes are the difference from the commit given as argument, or from HEAD, or in a clean tree from the previous
+commit. A changed module runs the test module of its name, a changed test module runs itself. Tests that need a real
+server, a JVM or a browser are left to `make test`, as is everything after the time limit.
 """
 
 from __future__ import annotations

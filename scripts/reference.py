@@ -124,7 +124,7 @@ def _cell(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """In a cell of a table: renderers differ about a bar between backticks."""
+    """In a table cell: renderers differ in their treatment of a bar between backticks."""
     return f"<code>{_cell(escape(text, quote=False))}</code>" if "|" in text else f"`{text}`"
 
 
@@ -188,7 +188,7 @@ ROOMS: Final = (
 
 
 def _own_errors() -> Iterator[tuple[str, str]]:
-    """Yield the error classes that a user of the library can meet, with their first sentences."""
+    """Yield the error classes that a user of the library can catch, with their first sentences."""
     from importlib import import_module
     from pkgutil import walk_packages
 
@@ -286,7 +286,7 @@ def _function(name: str, function: Callable[..., Any], heading: str) -> str:
 
 
 def _signature(function: Callable[..., Any]) -> str:
-    """Without annotations: they are in the code, for editors and type checkers."""
+    """Without annotations: those are in the code, for editors and type checkers."""
     signature = inspect.signature(function)
     plain = [
         parameter.replace(annotation=inspect.Parameter.empty)

@@ -1,7 +1,7 @@
-"""Debian's Chromium, driven by Playwright: what a page asked for and complained of, and what axe-core says of it.
+"""Debian's Chromium, driven by Playwright: requests and console errors of a page, and the findings of axe-core.
 
-The fixtures of `conftest.py` are made of this. Nothing leaves the machine: the browser finds no other host's
-address, and a page that as much as asked for one is found by `Watch.strangers`.
+The fixtures of `conftest.py` use this. No traffic leaves the machine: the browser resolves no other host, and
+`Watch.strangers` finds a page that tries.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, s
 
 OURS: Final = frozenset({"127.0.0.1", "localhost"})
 SILENT_SCHEMES: Final = frozenset({"about", "blob", "data"})
-"""Schemes of addresses that name no host."""
+"""Schemes of URLs without a host."""
 
 FLAGS: Final = (
-    "--no-sandbox",  # as root, as in most containers, it has none
+    "--no-sandbox",  # as root, as in most containers, there is none
     "--disable-gpu",
     "--disable-quic",
     "--disable-dev-shm-usage",
@@ -34,15 +34,15 @@ FLAGS: Final = (
 
 
 def installed() -> str | None:
-    """The path of Debian's browser; Playwright's own is never fetched."""
+    """Return the path of Debian's browser; Playwright's own is never downloaded."""
     return shutil.which("chromium")
 
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """A browser without a window.
+    """A headless browser.
 
-    Until it ends, this thread counts as running an event loop: tests that are coroutines belong to other modules."""
+    Until it ends, this thread counts as running an event loop: tests that are coroutines belong into other modules."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=installed(), args=list(FLAGS))
         try:
@@ -53,10 +53,9 @@ def launched() -> Iterator[Browser]:
 
 @dataclass
 class Watch:
-    """What a page asked for, and what it complained of, from its first moment on.
+    """The requests and console errors of a page, from its start.
 
-    A test that breaks a connection on purpose takes what that leaves in `complaints` out again: what is there in the
-    end fails it."""
+    A test that breaks a connection on purpose removes the resulting errors from `complaints`; others fail it."""
 
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -67,7 +66,7 @@ class Watch:
         page.on("pageerror", self._thrown)
 
     def strangers(self) -> list[str]:
-        """Addresses of other hosts that were asked for."""
+        """Requested URLs of other hosts."""
         addresses = [urlsplit(address) for address in self.requests]
         return [a.geturl() for a in addresses if a.scheme not in SILENT_SCHEMES and a.hostname not in OURS]
 
@@ -87,7 +86,7 @@ class Watch:
 
 
 def accessibility_faults(page: Page) -> list[str]:
-    """The serious and critical faults that axe-core finds in a page as it stands, each with the places it names."""
+    """Return the serious and critical faults that axe-core finds in a page, each with its places."""
     found = Axe().run(page).response["violations"]
     return [
         f"{fault['id']}: {fault['help']}: {', '.join(str(node['target']) for node in fault['nodes'])}"

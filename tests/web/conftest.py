@@ -23,13 +23,13 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def watch() -> chromium.Watch:
-    """What the test's page asks for and complains of."""
+    """The requests and errors of the test's page."""
     return chromium.Watch()
 
 
 @pytest.fixture
 def page(browser: Browser, watch: chromium.Watch) -> Iterator[Page]:
-    """An empty page with no past. The test fails where it asked another host, or anything is left in its console."""
+    """An empty page without history. The test fails if it requested another host, or if its console has errors."""
     context = browser.new_context()
     context.set_default_timeout(60_000)
     page = context.new_page()

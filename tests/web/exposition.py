@@ -1,6 +1,6 @@
-"""What `promtool check metrics` looks at, and a little more: the text of metrics, line by line.
+"""The checks of `promtool check metrics`, and a few more: the text of metrics, line by line.
 
-Gives what is wrong, a line each. Read besides by Prometheus' own parser, which takes much that a scrape would not.
+Returns the problems, one line each. Also parsed by Prometheus' own parser, which accepts much that a scrape would not.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Family:
 
 @dataclass
 class Exposition:
-    """A text of metrics: its families by name, and what is wrong with it."""
+    """A text of metrics: its families by name, and its problems."""
 
     families: dict[str, Family] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def value(self, name: str, /, **labels: str) -> float:
-        """Of the only sample that has these labels among its own."""
+        """Return the value of the only sample with these labels among its own."""
         found = [
             value
             for family in self.families.values()
@@ -49,13 +49,13 @@ class Exposition:
         return found[0]
 
     def labels(self, name: str) -> list[dict[str, str]]:
-        """Of all samples with this name."""
+        """Return the values of all samples with this name."""
         pairs = [key for family in self.families.values() for key in family.samples]
         return [dict(labels) for sample, labels in pairs if sample == name]
 
 
 def read(text: str) -> Exposition:
-    """The text, taken apart and judged."""
+    """Parse and check the text."""
     found = Exposition()
     if not text.endswith("\n"):
         found.problems.append("the last line does not end")
@@ -75,7 +75,7 @@ def read(text: str) -> Exposition:
 
 
 def checked(text: str) -> Exposition:
-    """The text, which has to be in order."""
+    """Parse the text, which must be valid."""
     found = read(text)
     assert not found.problems, "\n".join(found.problems)
     return found

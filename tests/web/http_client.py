@@ -1,4 +1,4 @@
-"""A client of HTTP without a library: one request, or a stream of events, byte by byte as a server sends them."""
+"""An HTTP client without a library: one request, or a stream of events, byte by byte."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def get(web: WebServer, path: str, **headers: str) -> Answer:
 
 @dataclass
 class Events:
-    """A stream of server-sent events; `next` gives name and data of the next one, comments left out."""
+    """A stream of server-sent events; `next` returns name and data of the next one, without comments."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -57,7 +57,7 @@ class Events:
     _text: bytes = field(default=b"")
 
     async def next(self, name: str = "") -> Any:
-        """The data of the next event, or of the next one with this name."""
+        """Return the data of the next event, or of the next one with this name."""
         async with asyncio.timeout(SECONDS):
             while True:
                 fields = await self._fields()

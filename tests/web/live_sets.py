@@ -25,7 +25,7 @@ START_SECONDS: Final = 60.0
 
 @dataclass
 class Dashboard:
-    """`flowstone dashboard` as a process; started again, it is at the same address."""
+    """A `flowstone dashboard` process; a restarted one has the same address."""
 
     log: Path
     members: list[Member]
@@ -62,7 +62,7 @@ class Dashboard:
 
 @dataclass
 class LiveSets:
-    """`elections` and `mixed`, whose first member is the real server, and what shows them."""
+    """`elections` and `mixed`, whose first member is the real server, and their dashboard."""
 
     elections: Mesh
     mixed: Mesh
@@ -75,7 +75,7 @@ class LiveSets:
 
 @contextmanager
 def live_sets(directory: Path) -> Iterator[LiveSets]:
-    """Both sets at the same time: each waits for its processes most of the while."""
+    """Start both sets concurrently: each mostly waits for its processes."""
     real = next(binary for binary in binaries() if binary.dialect == "2.6")
     clusters = [Cluster(directory / "elections", NODES), Cluster(directory / "mixed", real)]
     made: dict[int, Mesh] = {}

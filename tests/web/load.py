@@ -1,4 +1,4 @@
-"""A load on a server: a process that writes so many rows each second, in batches, until it is stopped.
+"""A load on a server: a process that writes at a given rate in batches until it is stopped.
 
     python -m tests.web.load URI [--rows-per-second 10000] [--seconds 600]
 
@@ -45,7 +45,7 @@ async def write(uri: Uri, rows_per_second: int, seconds: float) -> tuple[int, fl
         batches = _batches(size)
         written, begun = 0, time.monotonic()
         while (passed := time.monotonic() - begun) < seconds:
-            # What is late is made up for: the rate is that of the whole run.
+            # Delays are made up for: the rate is that of the whole run.
             due = int(passed * rows_per_second) - written
             if due < size:
                 await asyncio.sleep((size - due) / rows_per_second)
@@ -59,13 +59,13 @@ async def write(uri: Uri, rows_per_second: int, seconds: float) -> tuple[int, fl
 
 
 def _batches(size: int) -> list[bytes]:
-    """Encoded once: the load is to cost the server, not the machine."""
+    """Encoded once: the load must use the server's time, not the machine's."""
     rows = [encode_request(kind, number + 1, body) for number, (kind, body) in enumerate(map(_request, range(KEYS)))]
     return [b"".join(rows[first : first + size]) for first in range(0, KEYS - size + 1, size)]
 
 
 async def _answered(stream: Stream, count: int) -> None:
-    """So many answers have come, none of them an error."""
+    """Wait for that many answers without an error."""
     buffer = bytearray()
     while count:
         buffer += await stream.read(READ_SIZE)
@@ -108,7 +108,7 @@ async def _define(connection: Connection) -> None:
 
 @contextmanager
 def loading(uri: str, rows_per_second: int = 10_000) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes while the block lasts."""
+    """Run a process that writes during the block."""
     command = [sys.executable, "-m", "tests.web.load", uri, "--rows-per-second", str(rows_per_second)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

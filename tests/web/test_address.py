@@ -1,4 +1,4 @@
-"""Where HTTP may be served, and what is a token."""
+"""Addresses for HTTP, and valid tokens."""
 
 from __future__ import annotations
 

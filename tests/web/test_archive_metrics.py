@@ -1,4 +1,4 @@
-"""What an archive in the making tells Prometheus and probes."""
+"""Metrics and probes of an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP from a thread beside a program without a loop."""
+"""HTTP in a thread of a program without an event loop."""
 
 from __future__ import annotations
 

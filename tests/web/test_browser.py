@@ -1,4 +1,4 @@
-"""The browser that tests of pages use: it sees what they ask for and complain of, and nothing leaves the machine."""
+"""The browser for tests of pages: it records requests and errors, and no traffic leaves the machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_good_page_is_passed(page: Page, watch: Watch, site: str) -> None:
 
 
 def test_axe_finds_unnamed_elements_although_the_page_forbids_scripts(page: Page, watch: Watch, site: str) -> None:
-    with page.expect_console_message():  # the picture is not there
+    with page.expect_console_message():  # the image does not exist
         page.goto(f"{site}/bad")
     faults = accessibility_faults(page)
     assert {fault.split(":")[0] for fault in faults} == {"button-name", "image-alt"}

@@ -1,7 +1,7 @@
-"""The dashboard in a real browser, over two live replica sets: what it shows, how soon, and to whom.
+"""The dashboard in a real browser, over two live replica sets: its contents, latency and access.
 
-Every test leaves the sets as they were: all members there, all following. Screenshots are kept in `build/screenshots`,
-or where FLOWSTONE_SCREENSHOTS says.
+Every test restores the sets: all members running, all following. Screenshots are written to `build/screenshots`, or to
+FLOWSTONE_SCREENSHOTS.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHOWN_SECONDS: Final = 2.0
 WRITES: Final = 5
 ALL_WELL: Final = "2 sets, 6 members, all following"
 PATIENCE: Final = 30_000
-"""Milliseconds: how long a server may take until there is something to be shown, beside everything else that runs."""
+"""Milliseconds: timeout for a server to show data, on a busy machine."""
 
 FOCUSED: Final = """() => {
   const at = document.activeElement;
@@ -44,7 +44,7 @@ FOCUSED: Final = """() => {
   const name = at.getAttribute("aria-label") ?? at.labels?.[0]?.textContent ?? at.textContent;
   return [name.trim(), isMarked, at.matches(".transaction")];
 }"""
-"""The name of what has the focus, whether that can be seen, and whether it is a transaction."""
+"""Return the name of the focused element, whether its focus is visible, and whether it is a transaction."""
 
 HOSTILE: Final = "<img src=x onerror=\"document.title='taken'\"> & <b>bold</b>"
 
@@ -57,7 +57,7 @@ def sets(tmp_path_factory: pytest.TempPathFactory, tarantool: object) -> Iterato
 
 @pytest.fixture(scope="module", autouse=True)
 def patience() -> Iterator[None]:
-    """What is expected has PATIENCE to come about; only where a test measures is it in a hurry."""
+    """Expected changes have PATIENCE to appear; only measurements have short timeouts."""
     expect.set_options(timeout=PATIENCE)
     yield
     expect.set_options(timeout=5_000)
@@ -65,7 +65,7 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture
 def dashboard(page: Page, sets: LiveSets) -> Page:
-    """The page, wide, once it has something to show, and all is well."""
+    """The page, wide, once it shows data and a healthy verdict."""
     page.set_default_timeout(PATIENCE)
     page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
     page.goto(sets.dashboard.url)
@@ -75,7 +75,7 @@ def dashboard(page: Page, sets: LiveSets) -> Page:
 
 @pytest.fixture
 def tell(pytestconfig: pytest.Config) -> Callable[[str], None]:
-    """Figures, for who looks on, and for later beside the screenshots."""
+    """Print figures, and store them beside the screenshots."""
 
     def tell(text: str) -> None:
         pytestconfig.get_terminal_writer().line(f"\n{text}")
@@ -100,7 +100,7 @@ def transaction(page: Page, text: str) -> Locator:
 
 
 def keep(page: Page, name: str) -> None:
-    """A screenshot of all of the page: as high as it is, because what nobody can see is not drawn."""
+    """A screenshot of the whole page: at full height, because invisible parts are not drawn."""
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     size = page.viewport_size
     assert size is not None
@@ -111,7 +111,7 @@ def keep(page: Page, name: str) -> None:
     page.set_viewport_size(size)
 
 
-# --- what is there ---
+# --- contents ---
 
 
 def test_the_topology_of_both_sets_is_shown(dashboard: Page, sets: LiveSets) -> None:
@@ -147,7 +147,7 @@ def test_selected_member_shows_its_full_report(dashboard: Page, sets: LiveSets) 
     expect(details).to_have_count(0)
 
 
-# --- what happens ---
+# --- events ---
 
 
 def test_a_write_is_shown_within_two_seconds(dashboard: Page, sets: LiveSets, tell: Callable[[str], None]) -> None:
@@ -216,7 +216,7 @@ def test_a_stopped_replica_is_shown_with_its_explanation(dashboard: Page, sets: 
         member.wait_writable()
         with member.connect() as client:
             client.delete(PLAIN, 4711)
-    ours.catch_up(real)  # else the other tuple may come to it before the delete, and stop it, too
+    ours.catch_up(real)  # otherwise the other tuple may reach it before the delete, and stop it, too
     for member in (stopped, real, ours):
         mesh.configure(member, replication=[other.uri for other in mesh.others(member)])
     expect(verdict(dashboard)).to_have_text(ALL_WELL)
@@ -234,7 +234,7 @@ LISTEN: Final = """node => {
   const note = () => window.said.push(node.textContent);
   new MutationObserver(note).observe(node, { childList: true, characterData: true, subtree: true });
 }"""
-"""Keeps what an element says, which may be gone again before a busy machine comes to look."""
+"""Records the text of an element, which may disappear before a busy machine polls it."""
 
 
 def test_focus_in_a_finding_is_kept_while_findings_change(dashboard: Page) -> None:
@@ -334,7 +334,7 @@ def test_transactions_are_filtered_and_the_list_pauses_while_it_is_read(dashboar
     expect(transaction(dashboard, "while somebody reads")).to_have_count(1)
 
 
-# --- for everybody ---
+# --- accessibility ---
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -370,7 +370,7 @@ def test_everything_is_reached_by_keyboard(dashboard: Page, sets: LiveSets) -> N
 
 
 def _tab_through(page: Page) -> Iterator[str]:
-    """Names of everything that Tab reaches, up to the list of transactions; each has to be seen to have the focus."""
+    """Return the names of all elements in Tab order, up to the list of transactions; each must show its focus."""
     for _ in range(150):
         page.keyboard.press("Tab")
         name, is_marked, is_last = page.evaluate(FOCUSED)
@@ -453,15 +453,15 @@ def test_animations_are_off_with_reduced_motion(browser: Browser, sets: LiveSets
 
 UPDATES_PER_SECOND: Final = 10_000
 WRITTEN_SHARE_MIN: Final = 0.9 if FULL else 0.5
-"""Of the updates that are meant to be written: at CI scale other tests have the machine, too."""
+"""Share of the intended updates: at CI scale other tests use the machine, too."""
 
 LOAD_SECONDS: Final = 600 if FULL else 5
 SAMPLES: Final = 60 if FULL else 5
 LATENCY_SECONDS_MAX: Final = 1.0
-"""From a key to the picture that shows its effect; the load, the members and the browser share two cores."""
+"""From a key press to the frame that shows its effect; the load, the members and the browser share two cores."""
 
 SLOW_LATENCY_SECONDS_MAX: Final = 2.0
-"""The same for the slowest twentieth of the keys, which a median would hide."""
+"""The same for the slowest twentieth of the key presses, which a median would hide."""
 
 HEAP_GROWTH_MAX: Final = 6 * 1024 * 1024
 RESIDENT_GROWTH_MAX: Final = 24 * 1024 * 1024
@@ -477,7 +477,7 @@ LATENCY: Final = """() => {
 
 @dataclass
 class Sample:
-    """What a page and its server take at a moment, the garbage left aside."""
+    """Return the present memory of a page and its server, after garbage collection."""
 
     heap: int
     nodes: int
@@ -531,13 +531,13 @@ def test_ten_thousand_updates_a_second_leave_page_and_server_small_and_quick(
 
 
 def _seen(page: Page) -> int:
-    """Transactions of the loaded set that the server has seen in its log."""
+    """Return the transactions of the loaded set that the server has seen in its log."""
     seen: int = json.loads(_asked(page, "api/state"))["sets"][0]["tail"]["seen"]
     return seen
 
 
 def _halves(sizes: list[int]) -> tuple[int, int]:
-    """The most of the first half of the time, and of the second."""
+    """Return the maxima of the first and second half of the time."""
     middle = len(sizes) // 2
     return max(sizes[:middle]), max(sizes[middle:])
 

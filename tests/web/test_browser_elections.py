@@ -1,4 +1,4 @@
-"""The time line of elections in a real browser: not there without elections, and neutral where they are off again."""
+"""The time line of elections in a real browser: absent without elections, and neutral where they are off again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENCE = 30_000
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[Mesh]:
-    """A single master, of an age that has terms, whose `election_mode` is off."""
+    """A single master of a version that has terms, with `election_mode` off."""
     cluster = Cluster(tmp_path, NODES)
     try:
         yield Mesh(cluster, ["ours"], direct=True)
@@ -34,7 +34,7 @@ def dashboard(page: Page, mesh: Mesh, tmp_path: Path) -> Iterator[Page]:
     try:
         page.goto(shown.url)
         yield page
-        page.goto("about:blank")  # it would complain of the server's end
+        page.goto("about:blank")  # it would report the server's end
     finally:
         shown.stop()
 

@@ -1,4 +1,4 @@
-"""The dashboard's application: its page, its JSON, and what it answers to nonsense."""
+"""The dashboard's application: its page, its JSON, and its answers to invalid requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The dashboard says what `flowstone explain` says: it looks deeper when something changes, and holds up nothing."""
+"""The dashboard shows the findings of `flowstone explain`: it investigates after changes, without blocking the
+polls.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,13 @@ def clocked() -> tuple[Outside, StandingClock]:
 
 
 def way(member: Member) -> Asking:
-    """To a server that nobody asks."""
+    """To a server that is not queried."""
     assert member.address is not None
     return Asking(production(), parse_uri(member.address))
 
 
 def never_followed(peer: str) -> Finding:
-    """What a report of instance 2 does not show."""
+    """A state that the report of instance 2 does not show."""
     return Finding(
         kind=Kind.UNREACHABLE,
         severity=Severity.STOPPED,
@@ -71,7 +73,7 @@ Investigate = Callable[[Sequence[ReplicaSet], tuple[Finding, ...]], tuple[Findin
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[Investigate]:
-    """What deeper looks find, of the sets and what is known of them: the last one in the list is asked."""
+    """Simulated investigations of the sets: the last one in the list answers."""
     made: list[Investigate] = [lambda sets, known: known]
 
     async def findings(self: Investigation, sets: Sequence[ReplicaSet]) -> tuple[Finding, ...]:
@@ -164,7 +166,7 @@ async def test_deep_findings_send_no_login_to_another_server_at_the_address(tmp_
         await stranger.stop()
 
 
-# --- when ---
+# --- timing ---
 
 
 async def test_deep_findings_investigate_when_problems_change_and_otherwise_rarely(looks: list[Investigate]) -> None:
@@ -194,7 +196,7 @@ async def test_deep_findings_investigate_when_problems_change_and_otherwise_rare
     assert await looks_made(WELL) == 1
 
 
-# --- what is shown ---
+# --- contents ---
 
 
 async def test_deep_findings_replace_the_findings_of_reports(looks: list[Investigate]) -> None:
@@ -246,7 +248,7 @@ async def test_finding_outside_of_reports_is_shown_while_its_member_is_not_follo
     assert shown(master, follower()) == []
 
 
-# --- when it fails ---
+# --- failures ---
 
 
 async def test_error_is_logged_once_and_keeps_the_findings_of_the_poll(
@@ -268,7 +270,7 @@ async def test_error_is_logged_once_and_keeps_the_findings_of_the_poll(
         for _ in range(3):
             clock.now += DEEPER_SECONDS
             await found.look_deeper()
-            # A look that failed does not say that the server in `replication` is followed now.
+            # A failed investigation does not mean that the server in `replication` is followed now.
             assert set(found.findings) == {shallow, never_followed(address(3))}
         assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
             f"cannot investigate replica set {SET}, showing findings from reports only"
@@ -304,7 +306,7 @@ async def test_slow_set_does_not_delay_other_sets(
 
 
 async def test_member_without_an_address_is_not_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    """As the node that the dashboard is part of, where it has no user."""
+    """As the node that contains the dashboard, without a user."""
     found = DeepFindings(production())
     found.see(STOPPED, lambda member: None)
     await found.look_deeper()

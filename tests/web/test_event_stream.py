@@ -1,4 +1,4 @@
-"""Events for many listeners: one that reads nothing costs the others nothing, and a bounded amount of memory."""
+"""Events for many listeners: one that does not read has no effect on others, and bounded memory."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_listener_that_does_not_read_is_disconnected(monkeypatch: pytest.M
             assert time.monotonic() < deadline
             stream.put_batch("s", 1, batch(0, 1024 * 1024))
             await asyncio.sleep(0.01)
-        # What was not sent would hold the connection, which is one of few, and the memory.
+        # Unsent bytes would hold the connection, one of few, and the memory.
         await until("its connection is gone", lambda: not web._server.server_state.connections)
         writer.close()
 

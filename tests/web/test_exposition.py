@@ -1,4 +1,4 @@
-"""The check of metrics finds what `promtool check metrics` would; a check that finds nothing is none."""
+"""The check of metrics finds the problems that `promtool check metrics` would."""
 
 from __future__ import annotations
 

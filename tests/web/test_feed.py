@@ -1,4 +1,4 @@
-"""The feed against live replica sets: what is written, who leads, what waits, and what is wrong, as it happens."""
+"""The feed of live replica sets: transactions, leaders, pending transactions and findings, in real time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def until(what: str, condition: Callable[[], Any], seconds: float = SECOND
 
 
 async def until_found(feed: Feed, count: int, **wanted: Any) -> None:
-    """Waits until so many transactions are kept."""
+    """Wait until that many transactions are recorded."""
     deadline = time.monotonic() + SECONDS
     while await kept(feed, **wanted) < count:
         assert time.monotonic() < deadline, f"{count} of {wanted} did not come within {SECONDS:g} s"
@@ -61,7 +61,7 @@ async def until_found(feed: Feed, count: int, **wanted: Any) -> None:
 
 
 async def kept(feed: Feed, **wanted: Any) -> int:
-    """How many are kept and wanted."""
+    """Return the recorded and the wanted number."""
     return len((await feed.transactions(TransactionFilter(**wanted))).transactions)
 
 
@@ -86,7 +86,7 @@ def labels(one: SetState) -> dict[str, str]:
 
 @asynccontextmanager
 async def pair(directory: Path) -> AsyncIterator[tuple[Upstream, flowstone.Node]]:
-    """A node, and one that follows it."""
+    """A node and its follower."""
     first = Upstream(directory / "first", dialect="2.11")
     await first.start()
     second = flowstone.Node(directory / "second", listen="127.0.0.1:0", replication=[first.uri])
@@ -103,7 +103,7 @@ def ways(one: SetState) -> list[tuple[str, int | None]]:
 
 
 async def told_of(events: Events, *wanted: str) -> dict[str, Any]:
-    """By set, the transactions that show these, when all have been told; so is what was written before."""
+    """Return, by set, the transactions that show these, once all have been reported; earlier writes have been, too."""
     told: dict[str, Any] = {}
     while len(told) < len(wanted):
         batch = await events.next("transactions")
@@ -117,12 +117,12 @@ async def test_writes_in_two_sets_are_reported_in_time(tarantool: object, tmp_pa
             await until("both logs", lambda: tails_follow(feed))
             await until("the word that the second node has all", lambda: ways(feed.state().sets[0]) == [("follow", 0)])
             nodes, real = feed.state().sets
-            # The second node was not named: the first one follows nobody, and knows it as its replica only.
+            # The second node was not named: the first one has no upstreams, and knows it only as its replica.
             assert len(nodes.members) == 2
             assert [member.address for member in real.members] == [server.uri]
             async with WebServer(dashboard(feed), "127.0.0.1:0") as web:
                 events = await listen(web)
-                await events.next("state")  # from now on it is told of what happens
+                await events.next("state")  # from now on it receives events
                 waits = []
                 for number in range(1, WRITES + 1):
                     begun = time.monotonic()
@@ -198,13 +198,13 @@ async def test_searches_leave_the_loop_to_the_database_however_many_ask(tmp_path
 
 
 async def test_stalled_member_is_replaced_by_another_source(tmp_path: Path) -> None:
-    """As a leader that is cut off from the others, and still answers."""
+    """As a leader that is isolated and still answers."""
     async with pair(tmp_path) as (first, second):
         other = f"replicator:secret@{second.address}"
         async with feeding(first.uri, other) as feed:
             await until("the log", lambda: tails_follow(feed))
             assert feed.state().sets[0].tail.address == first.address
-            # The first one follows nobody: what the second one writes, it never gets.
+            # The first one has no upstreams: it never receives rows of the second one.
             await second.space("fruit").insert((1, "plum"))
             await until_found(feed, 1, text="plum")
             assert feed.state().sets[0].tail.address == second.address
@@ -256,7 +256,7 @@ async def test_transaction_pending_for_a_quorum_is_listed(tmp_path: Path) -> Non
 
 @asynccontextmanager
 async def electorate(directory: Path) -> AsyncIterator[tuple[list[flowstone.Node], list[str]]]:
-    """Three nodes that elect, and their URIs."""
+    """Three nodes with elections, and their URIs."""
     uris = [f"admin:secret@127.0.0.1:{free_port()}" for _ in range(3)]
     nodes = [
         flowstone.Node(
@@ -285,7 +285,7 @@ def leader_of(feed: Feed) -> str | None:
 
 
 def elections_in(feed: Feed) -> list[tuple[str, str | None]]:
-    """As the time line has them: what happened, and who leads since."""
+    """Return the time line: events, and the leader since each."""
     return [(event.kind, event.leader_label) for event in feed.state().sets[0].elections]
 
 

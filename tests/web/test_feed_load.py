@@ -1,4 +1,4 @@
-"""A dashboard with 10,000 updates a second behind it: it answers quickly, tells what it counts, and does not grow."""
+"""A dashboard under 10,000 updates a second: it answers quickly, counts correctly, and does not grow."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ ROWS_PER_SECOND = 10_000
 SECONDS = 600.0 if FULL else 8.0
 START_SECONDS = 120
 WRITTEN_SHARE_MIN = 0.9 if FULL else 0.5
-"""Of the rows that are meant to be written; at CI scale other tests have one of the cores."""
+"""Share of the intended rows; at CI scale other tests use one of the cores."""
 
 ANSWER_SECONDS_MAX = 1.0
 
 AGE_SECONDS_MAX = 5.0
 
 GROWTH_MAX = 24 * 1024 * 1024
-"""What allocators and rings take until they are full; a leak of a tenth of the rows would be ten times as much."""
+"""Growth of allocators and rings until they are full; a leak of a tenth of the rows would be ten times as much."""
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def dashboard(uri: str) -> Iterator[tuple[int, str]]:
 
 
 def ask(page: str, path: str) -> tuple[Any, float]:
-    """The answer, and how long it took."""
+    """Return the answer and its duration."""
     begun = time.monotonic()
     with urllib.request.urlopen(f"{page}{path}", timeout=30) as answer:
         found = json.loads(answer.read())
@@ -60,7 +60,7 @@ def ask(page: str, path: str) -> tuple[Any, float]:
 
 @contextmanager
 def listening(page: str) -> Iterator[list[int]]:
-    """Somebody to whom all events are sent: the sizes of what came, line by line."""
+    """A listener to all events: records their sizes, line by line."""
     sizes: list[int] = []
     with urllib.request.urlopen(f"{page}api/events", timeout=30) as events:
         reading = Thread(target=lambda: sizes.extend(map(len, events)), daemon=True)
@@ -96,12 +96,12 @@ def test_ten_thousand_updates_per_second_are_counted_in_constant_memory(
     assert max(sizes[middle:]) - max(sizes[:middle]) < GROWTH_MAX, figures
     assert len(events) > SECONDS
     assert newest["kept"] <= 5000
-    # What is shown is of just now, although only a sample is.
+    # The shown data is current, although only a sample.
     assert _age(state, newest) < AGE_SECONDS_MAX
 
 
 def _near(page: str) -> tuple[Any, Any]:
-    """State and transactions, as soon as they are of just now: after a pause of the machine they are late at first."""
+    """Wait for state and transactions that are current: after a pause of the machine they are late at first."""
     deadline = time.monotonic() + START_SECONDS
     while True:
         state, _ = ask(page, "api/state")
@@ -113,18 +113,18 @@ def _near(page: str) -> tuple[Any, Any]:
 
 
 def _behind(state: Any) -> int:
-    """How many rows the tail lacks of those that the server has, or has seen since the server was asked."""
+    """Return how many rows the tail lacks of those on the server when it was queried."""
     one = state["sets"][0]
     return abs(int(one["vclock"]["1"]) - int(one["tail"]["seen"]))
 
 
 def _age(state: Any, newest: Any) -> float:
-    """Seconds since the newest transaction that is shown was written; without end where none is."""
+    """Return the seconds since the newest shown transaction was written; infinity if there is none."""
     return min((float(state["now"] - each["at"]) for each in newest["transactions"][:1]), default=math.inf)
 
 
 def _begun(page: str) -> int:
-    """Waits until the load has begun; the rows that there are by then."""
+    """Wait until the load has started; return the number of rows at that time."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         state, _ = ask(page, "api/state")
@@ -135,7 +135,7 @@ def _begun(page: str) -> int:
 
 
 def _watch(pid: int, page: str) -> tuple[list[float], list[int]]:
-    """For as long as the test lasts: how long answers took, and the memory."""
+    """Recorded during the test: durations of answers, and the memory."""
     took: list[float] = []
     sizes: list[int] = []
     deadline = time.monotonic() + SECONDS

@@ -1,4 +1,4 @@
-"""Metrics of a dashboard: those of every server that it watches, of its tails, and of lakes."""
+"""Metrics of a dashboard: every watched server, its tails, and lakes."""
 
 from __future__ import annotations
 

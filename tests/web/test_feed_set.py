@@ -1,4 +1,4 @@
-"""What is remembered of a replica set between two looks: rates, elections, points of history, and bounds on all."""
+"""The memory of a replica set between two polls: rates, elections, points of history, and their limits."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_rates_are_those_of_the_last_seconds() -> None:
 
 
 def test_row_is_counted_on_the_link_to_its_originator() -> None:
-    """In a mesh everybody may send everything; in a chain there is one way."""
+    """In a mesh any member may send any rows; in a chain there is one way."""
     clock = StandingClock()
     one = watched(clock)
     for lsn in (0, 30):
-        # 3 follows 1 and 2; of 4, which nobody asks, rows come by either.
+        # 3 follows 1 and 2; rows of 4, which is not queried, arrive through either.
         members = (member(1, {1: lsn}), member(2, {2: 2 * lsn}), member(3, {1: lsn, 2: 2 * lsn, 4: lsn}))
         one.look(ReplicaSet(uuid=UUID, members=members, links=(link(3, 1), link(3, 2))), [], clock.now)
         clock.now += 1
@@ -92,7 +92,7 @@ def test_election_is_reported_once_for_all_members() -> None:
 
 
 def test_promotion_without_elections_is_reported_and_no_leader_is_missed() -> None:
-    """Members of 2.11 have a term all the same."""
+    """Members of 2.11 nevertheless have a term."""
     one, members = watched(StandingClock()), (member(1, {}, election_mode="off"), member(2, {}, election_mode="off"))
     for at, term in ((100.0, 1), (101.0, 2)):
         one.look(ReplicaSet(uuid=UUID, members=members, term=term), [], at)
@@ -132,7 +132,7 @@ def test_past_events_of_the_log_precede_observed_events() -> None:
 def test_reports_from_before_an_election_precede_it() -> None:
     one, members = watched(StandingClock()), (member(1, {}), member(2, {}))
     one.look(ReplicaSet(uuid=UUID, members=members, term=2, leader=1), [], 1000.0)
-    one._note_leader(3, 2, 1001.5)  # it comes while the slowest of them is waited for
+    one._note_leader(3, 2, 1001.5)  # it arrives while the slowest of them is waited for
     one.look(ReplicaSet(uuid=UUID, members=members, term=3, leader=0), [], 1001.0)
     one.look(ReplicaSet(uuid=UUID, members=members, term=3, leader=2), [], 1002.0)
     assert [event.kind for event in one.state().elections] == ["leader", "no_leader", "leader"]

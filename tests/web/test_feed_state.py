@@ -1,4 +1,4 @@
-"""The feed's values as JSON: the names of the contract, and nothing that is only ours."""
+"""The feed's values as JSON: exactly the names of the contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who gets through to an application, and what browsers are told about its answers."""
+"""Access to an application, and the security headers of its answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ APPLICATION: Final = Starlette(
 
 
 class Answer:
-    """Status, headers and body of one answer."""
+    """Return status, headers and body of one answer."""
 
     def __init__(self, messages: list[Message]) -> None:
         self.status: int = messages[0]["status"]
@@ -36,7 +36,7 @@ class Answer:
 
 
 def ask(guard: Guard, path: str = "/", method: str = "GET", **headers: str) -> Answer:
-    """One request; headers are spelled with underscores, and Host is an address where none is given."""
+    """Send one request; headers are spelled with underscores, and Host defaults to an address."""
     place, _, query = path.partition("?")
     given = {"host": "127.0.0.1:8081"} | {name.replace("_", "-"): value for name, value in headers.items()}
     scope: dict[str, Any] = {
@@ -117,7 +117,7 @@ def test_the_token_is_taken_as_a_bearer() -> None:
 
 
 def test_with_a_token_any_name_is_served() -> None:
-    """A page that was rebound has no cookie for its name, and knows no token."""
+    """A page after DNS rebinding has no cookie for its name, and no token."""
     assert ask(Guard(APPLICATION, token=TOKEN), host="db1:8081", authorization=f"Bearer {TOKEN}").status == 200
 
 

@@ -1,4 +1,4 @@
-"""When a node is well, when it is ready, and the reasons why it is not."""
+"""Whether a node is alive and ready, and the reasons if it is not."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_starting_node_reports_its_progress_and_the_reason_for_waiting(has_data:
 def test_peer_complaint_is_a_reason_where_the_report_has_none(
     status: str, upstream: str | None, is_final: bool, is_told: bool
 ) -> None:
-    """Who is only away is none for a node that runs, and what the report tells is not told twice."""
+    """A missing peer is no reason for a running node, and facts in the report are not repeated."""
     side = ReportedUpstream(status=upstream, peer="u@db2:1") if upstream is not None else None
     node = report(status=status, replication=(ReportedPeer(id=2, uuid="v", upstream=side),))
     complaint = Complaint(address="db2:1", text="no more of db2:1", is_final=is_final)
@@ -252,14 +252,14 @@ def test_node_without_upstreams_is_not_ready_when_a_follower_has_rows_that_it_la
 def test_writable_isolated_node_is_ready_only_as_master_of_the_others(
     others: list[ReportedPeer], is_ready: bool
 ) -> None:
-    """Without rows of others it is a single master whose replicas are away, and the only one to take writes."""
+    """Without rows of others it is a single master whose replicas are down, and the only writable member."""
     found = node_health(report(id=3, replication=(ReportedPeer(id=3, uuid="u"), *others), **OFF), statistics(), usage())
     consequence = "no replica has its new rows" if is_ready else "it gets no rows"
     assert (found.is_ready, found.reasons) == (is_ready, (f"{ALONE}: {consequence}",))
 
 
 async def test_writable_member_configured_without_upstreams_is_not_ready(tmp_path: Path) -> None:
-    """And its master, which it follows no more, is: `explain` says the same of both."""
+    """And its master, which it no longer follows, is: `explain` agrees for both."""
     address = f"127.0.0.1:{free_port()}"
     uri = "{}:{}@{}".format(*REPLICATOR, address)
     async with (
@@ -281,7 +281,7 @@ async def test_writable_member_configured_without_upstreams_is_not_ready(tmp_pat
 
 
 async def test_member_that_restarts_while_all_others_are_down_is_ready(tmp_path: Path) -> None:
-    """Its upstream is configured and has not answered yet, so `box.info.replication` does not show it."""
+    """Its upstream is configured and has not answered yet, so it is not in `box.info.replication`."""
     address, other = (f"127.0.0.1:{free_port()}" for _ in range(2))
     uris = ["{}:{}@{}".format(*REPLICATOR, each) for each in (address, other)]
     async with (

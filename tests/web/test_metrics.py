@@ -1,4 +1,4 @@
-"""Metrics of reports: Tarantool's names and labels, of a real server, of nodes, and of whoever does not answer."""
+"""Metrics of reports: Tarantool's names and labels, for a real server, nodes, and unreachable servers."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ TARANTOOL_NAMES: Final = {
     "tnt_election_term": {"alias"},
     "tnt_election_leader_idle": {"alias"},
 }
-"""What `tarantool/metrics` exports of replication, and its labels besides `alias`, which its users add to all."""
+"""The replication metrics of `tarantool/metrics`, and their labels besides `alias`, which users add to all."""
 
 OUR_QUEUE: Final = ("tnt_synchro_queue_size", "tnt_synchro_queue_age")
-"""Shown by `box.info`, not exported by `tarantool/metrics`; in its style."""
+"""In `box.info`, but not exported by `tarantool/metrics`; named in its style."""
 
 NOT_BEFORE_2_6_1: Final = ("tnt_synchro", "tnt_election")
 
@@ -221,7 +221,7 @@ async def test_a_real_server_and_its_replica_have_tarantools_metrics(tarantool: 
 
 
 def _has_settled(info: dict[str, Any], leader: int) -> bool:
-    """It knows who leads, and follows both others, as they follow it."""
+    """It knows the leader, and follows both others, as they follow it."""
     peers = [peer for peer in info["replication"].values() if peer["id"] != info["id"]]
     sides = [(peer.get(side) or {}).get("status") for peer in peers for side in ("upstream", "downstream")]
     return bool(info["election"]["leader"] == leader) and sides == ["follow"] * 4

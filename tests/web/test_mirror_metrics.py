@@ -1,4 +1,4 @@
-"""What a running mirror tells Prometheus and probes; a real one is asked in tests/spark/test_mirror_kill.py."""
+"""Metrics and probes of a running mirror; tests/spark/test_mirror_kill.py queries a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/metrics` and `/health` over HTTP: content types, status codes, and what needs no token."""
+"""`/metrics` and `/health` over HTTP: content types, status codes, and public paths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.web.http_client import get
 
 @dataclass
 class OnDone:
-    """Says what it was told to say."""
+    """Returns the configured state."""
 
     found: Health = field(default_factory=lambda: Health(state="running", is_ready=True))
 
@@ -46,7 +46,7 @@ async def test_metrics_are_prometheus_text() -> None:
 
 
 class Counted(OnDone):
-    """Counts what it is asked."""
+    """Counts its queries."""
 
     asked = 0
 
@@ -63,7 +63,7 @@ class Counted(OnDone):
 
 @pytest.mark.parametrize("path", ["/metrics", "/health", "/health/ready"])
 async def test_concurrent_requests_are_answered_together(path: str) -> None:
-    """Else a few hundred of them would keep the loop busy for seconds, and probes, and the node, waiting."""
+    """Otherwise a few hundred of them would block the loop for seconds, and with it probes and the node."""
     counted = Counted()
     application = monitoring(counted)
     sent: list[Message] = []

@@ -1,4 +1,4 @@
-"""What a node tells Prometheus about itself: its own work, its files, its process."""
+"""Metrics of a node about itself: its work, its files, its process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OURS: Final = {
     "tnt_memory_virt": {"alias"},
     "tnt_cfg_current_time": {"alias"},
 }
-"""Names of `tarantool/metrics` beyond replication that a node has, with their labels."""
+"""Names of `tarantool/metrics` beyond replication that a node exports, with their labels."""
 
 
 async def shown(node: Node) -> Exposition:
@@ -83,7 +83,7 @@ async def test_metrics_show_held_logs_and_sent_bytes_per_replica(tmp_path: Path)
 
 
 class FailingDisk(SystemDisk):
-    """A disk that can be written, until it fails: then neither its directories nor its room are told."""
+    """A writable disk, until it fails: then neither its directories nor its free space are exported."""
 
     is_failing = False
 

@@ -1,4 +1,4 @@
-"""The dashboard inside a node: its own report without asking, and those of its peers."""
+"""The dashboard inside a node: its own report without a query, and those of its peers."""
 
 from __future__ import annotations
 

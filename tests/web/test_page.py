@@ -1,4 +1,4 @@
-"""The files of the dashboard's page: complete, of this machine only, and with no way from text to markup."""
+"""The files of the dashboard's page: complete, local, and without a way from text to markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node's log says of its peers: what health makes of it while the node starts, and where `box.info` is silent.
+"""Complaints of a node's log about its peers: their use by health during startup, and where `box.info` is silent.
 
 Served nodes are processes.
 """
@@ -80,7 +80,7 @@ def health(port: int) -> dict[str, Any]:
 
 
 def reason(port: int, state: str, *words: str) -> Callable[[], str | None]:
-    """The reason that has all these words, once there is one and the state is that."""
+    """Wait for the reason with all these words in this state."""
 
     def find() -> str | None:
         found = health(port)

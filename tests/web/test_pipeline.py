@@ -1,4 +1,4 @@
-"""Tables of a lake on the dashboard: read without Spark, and compared with where the replica set is."""
+"""Tables of a lake on the dashboard: read without Spark, and compared with the position of the replica set."""
 
 from __future__ import annotations
 

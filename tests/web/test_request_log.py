@@ -1,4 +1,4 @@
-"""Ids of HTTP requests: whose they are, where they appear, and what the log never shows."""
+"""Ids of HTTP requests: their origin, their places, and what the log never shows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ APPLICATION: Final = Starlette(
 
 
 async def answered(path: str, *headers: str) -> tuple[str, dict[str, str]]:
-    """Status line and headers of the answer."""
+    """Return status line and headers of the answer."""
     lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *headers, "", ""]
     async with WebServer(APPLICATION, "127.0.0.1:0") as web:
         head = (await ask(web, "\r\n".join(lines).encode())).partition(b"\r\n\r\n")[0].decode()

@@ -1,4 +1,4 @@
-"""The HTTP server: where it listens, what it bounds, and how it ends."""
+"""The HTTP server: its address, its limits, and its end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def send(web: WebServer, request: bytes) -> tuple[asyncio.StreamReader, as
 
 
 async def ask(web: WebServer, request: bytes) -> bytes:
-    """All that is answered until the connection ends."""
+    """Return all bytes until the connection ends."""
     reader, writer = await send(web, request)
     async with asyncio.timeout(SECONDS):
         answer = await reader.read()
@@ -87,7 +87,7 @@ async def test_server_stops_in_time_with_an_open_event_stream() -> None:
         async with asyncio.timeout(server.STOP_SECONDS + 2):
             await web.stop()
         async with asyncio.timeout(SECONDS):
-            await reader.read()  # the connection is at its end
+            await reader.read()  # the connection has ended
         writer.close()
 
 

@@ -1,4 +1,4 @@
-"""Wrong tokens: whose answers are delayed, and what is logged."""
+"""Wrong tokens: the delayed answers, and the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log file in memory, and small logs to be damaged: what tests of the reader start from."""
+"""A log file in memory, and small logs to damage: the basis of reader tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATH = "some.xlog"
 
 
 class MemoryFile:
-    """Bytes behind the door's File, for reading; counts what is read, and how much at once."""
+    """Bytes as a File of the disk, for reading; counts the bytes read, and the largest read."""
 
     path = PATH
 
@@ -41,7 +41,7 @@ class MemoryFile:
 
 
 def opened(data: bytes, **how: object) -> LogFile:
-    """The reader of a file with these bytes."""
+    """Return the reader of a file with these bytes."""
     meta, length = parse(data[:3072], PATH)
     return LogFile(PATH, MemoryFile(data), meta, length, **how)  # type: ignore[arg-type]
 
@@ -56,12 +56,12 @@ def row(lsn: int, note: str = "") -> bytes:
 
 
 def block(rows: Sequence[bytes] | bytes) -> bytes:
-    """A block as our writer makes it: compressed from 2 KiB on."""
+    """Return a block as written by our writer: compressed from 2 KiB on."""
     return b"".join(encode_block(rows, new_compressor()))
 
 
 def framed(payload: bytes, is_compressed: bool = False) -> bytes:
-    """A block around any payload, with the right checksum."""
+    """Return a block with any payload and a valid checksum."""
     return encode_fixheader(is_compressed, len(payload), checksum(payload)) + payload
 
 

@@ -1,7 +1,7 @@
-"""An instance's data in a few dicts and the rows that make it: what a server holds after reading our files.
+"""A model of an instance's data and the rows that create it: the data of a server after reading our files.
 
-`World` makes random statements from a seed, numbers their rows, applies them to its model and hands out
-transactions. Only what 2.6.0 knows is used.
+`World` generates random statements from a seed, numbers their rows, applies them to its model and yields transactions.
+Uses only features of 2.6.0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SpaceDefinition:
     is_nullable: bool = True
 
     def rows(self) -> Iterator[tuple[int, Tuple]]:
-        """Its rows in `_space` and `_index`."""
+        """Return its rows in `_space` and `_index`."""
         flags = {"group_id": 1} if self.is_local else {}
         layout = [
             {"name": name, "type": type_, "is_nullable": self.is_nullable and number not in self.key}
@@ -66,7 +66,7 @@ LATE = SpaceDefinition(515, "late", (("id", "unsigned"), ("count", "unsigned"), 
 
 
 def random_value(rng: random.Random, type_: str) -> Any:
-    """A value that a field of this type takes."""
+    """Return a value of this field type."""
     makers: dict[str, Callable[[], Any]] = {
         "unsigned": lambda: rng.choice((0, 127, 128, 65536, 2**32, 2**64 - 1, rng.getrandbits(40))),
         "integer": lambda: rng.choice((-1, -33, -(2**63), 2**64 - 1, rng.getrandbits(30) - 2**29)),
@@ -82,14 +82,14 @@ def random_value(rng: random.Random, type_: str) -> Any:
     }
     if type_ == "any":
         type_ = rng.choice(("integer", "string", "scalar", "map", "boolean"))
-    if type_ == "scalar":  # without uuid: 2.6.0 refuses one there
+    if type_ == "scalar":  # without uuid: 2.6.0 rejects it there
         type_ = rng.choice(("unsigned", "integer", "double", "string", "varbinary", "boolean", "decimal"))
     return makers[type_]()
 
 
 @dataclass
 class World:
-    """The model. `data[space id][packed key]` is a tuple; `vclock` is what has been numbered so far."""
+    """The model. `data[space id][packed key]` is a tuple; `vclock` is the position of the numbered rows."""
 
     seed: int
     vclock: dict[int, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class World:
         self.data[space.id] = {}
 
     def random_tuple(self, space: SpaceDefinition) -> Tuple:
-        """A tuple with a fresh first field."""
+        """Return a tuple with a fresh first field."""
         self._next_id += 1
         nullable = space.is_nullable
         values: list[Any] = [self._next_id]
@@ -125,7 +125,7 @@ class World:
         return pack([value[number] for number in space.key])
 
     def dump(self) -> dict[int, list[str]]:
-        """Every tuple as hex of its MessagePack, sorted, per space."""
+        """Return every tuple as hex of its MessagePack, sorted, per space."""
         return {
             space_id: sorted(pack(value).hex() for value in tuples.values()) for space_id, tuples in self.data.items()
         }
@@ -146,7 +146,7 @@ class World:
         )
 
     def change(self, space: SpaceDefinition, replica_id: int = 1) -> Row:
-        """A random statement on `space`, applied to the model."""
+        """Apply a random statement on `space` to the model, and return its row."""
         tuples = self.data[space.id]
         kind = self.rng.choice(("insert", "insert", "replace", "update", "upsert", "delete"))
         if not tuples or kind == "insert":
@@ -163,12 +163,12 @@ class World:
             return self.row(space.id, RequestType.DELETE, {0x20: key}, replica_id)
         numbers = [n for n in range(1, min(len(old), len(space.fields))) if n not in space.key]
         if not numbers:
-            # A statement without effect is logged all the same, with an LSN of its own.
+            # A statement without effect is also logged, with its own LSN.
             return self.row(space.id, RequestType.DELETE, {0x20: pack([2**50])}, replica_id)
         return self._modify(space, old, self.rng.choice(numbers), kind, replica_id)
 
     def _modify(self, space: SpaceDefinition, old: Tuple, number: int, kind: str, replica_id: int) -> Row:
-        """UPDATE or UPSERT of one field, half of the time counted from 1 as Lua does."""
+        """UPDATE or UPSERT of one field, in half of the cases counted from 1 as in Lua."""
         value = random_value(self.rng, space.fields[number][1])
         self.put(space, (*old[:number], value, *old[number + 1 :]))
         base = self.rng.randrange(2)
@@ -197,7 +197,7 @@ class World:
         return make_transaction(rows)
 
     def create(self, space: SpaceDefinition) -> LogTransaction:
-        """The DDL of a new space, as one transaction of the log."""
+        """Return the DDL of a new space as one transaction."""
         self.define(space)
         return make_transaction(
             [self.row(system, RequestType.INSERT, {0x21: pack(value)}) for system, value in space.rows()]

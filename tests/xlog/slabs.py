@@ -1,4 +1,4 @@
-"""Rows and slabs made from raw MessagePack, for tests of what reads them."""
+"""Rows and slabs from raw MessagePack, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flowstone.iproto.slab import Slab
 
 
 def body(pairs: dict[int, bytes]) -> bytes:
-    """A body map of raw values."""
+    """Return a body map of raw values."""
     return bytes((0x80 + len(pairs),)) + b"".join(bytes((key,)) + value for key, value in pairs.items())
 
 
@@ -21,13 +21,13 @@ def array(values: Sequence[bytes]) -> bytes:
 
 
 def insert(values: Sequence[bytes], lsn: int = 1, tsn: int = 1) -> bytes:
-    """An INSERT of raw field values into space 512."""
+    """Return an INSERT of raw field values into space 512."""
     pairs = {0x10: b"\xcd\x02\x00", 0x21: array(values)}
     return Row(2, replica_id=1, lsn=lsn, tsn=tsn, body=body(pairs)).encode()
 
 
 def slab_of(rows: Sequence[bytes], path: str = "some.xlog") -> Slab:
-    """The rows in one block of a file of that name."""
+    """Return the rows in one block of a file of that name."""
     payload = b"".join(rows)
     buf = np.frombuffer(payload, np.uint8)
     found = scan(buf, np.array([[0, len(payload)]], np.int64))

@@ -1,4 +1,4 @@
-"""Blocks: what a real server wrote comes out of our encoder byte for byte."""
+"""Blocks: our encoder reproduces those of a real server byte for byte."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECORDED = sorted(LOGS.glob("*.xlog")) + sorted(LOGS.glob("*.snap"))
 
 
 def recorded_blocks(path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Fixheader and payload of every block of a recorded file."""
+    """Return fixheader and payload of every block of a recorded file."""
     data = path.read_bytes()
     at = data.index(b"\n\n") + 2
     while data[at : at + 4] != EOF_MAGIC:
@@ -134,5 +134,5 @@ def test_a_block_that_no_reader_accepts_is_not_written(monkeypatch: pytest.Monke
 
 
 def test_the_checksum_is_the_raw_crc32c() -> None:
-    # "123456789" has 0xe3069283 in the usual variant; without the two inversions it is this.
+    # "123456789" has 0xe3069283 in the usual variant; this is the value without the two inversions.
     assert checksum(b"123456789") == 0x58E3FA20

@@ -1,4 +1,4 @@
-"""Directories: the files that cover a position, and every way in which some can be missing or wrong."""
+"""Directories: the files that cover a position, and all kinds of missing or wrong files."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_log_missing_in_the_middle_is_a_gap_that_names_the_rows(chain: Path) -
     (chain / "00000000000000000020.xlog").unlink()
     with pytest.raises(LogGap) as caught:
         names(chain, {1: 10})
-    # The missing file began at {1: 15, 2: 5}, which is where the one before it ended.
+    # The missing file started at {1: 15, 2: 5}, the end of the previous one.
     assert caught.value.missing == ((1, 16, 30),)
     assert caught.value.path.endswith("00000000000000000035.xlog")
     assert names(chain, {1: 10}, force=True) == [10, 35]
