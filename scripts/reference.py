@@ -323,8 +323,7 @@ STATES: Final = f"""# State machines
 {MADE}
 
 The states of Flowstone's state machines, and the transitions between them. The diagrams and tables are drawn from the
-transition tables in the code, which also check every change of state. The module named with each machine opens with its
-theory of operation.
+transition tables in the code. The docstring of the module named with each machine describes how it works.
 
 Diagrams read from top to bottom; dashed arrows lead back to an earlier state.
 """

@@ -22,6 +22,8 @@ from tests.interop.member import Member, RealMember, Timeout, eventually, wait_r
 from tests.interop.mesh import QUORUM_TIMEOUT, SYNCHRONOUS, Mesh
 from tests.interop.proxy import Proxy
 from tests.interop.versions import Binary
+from tests.judges.files import list_files
+from tests.judges.real_server import instance_uuid
 from tests.real_tarantool import free_port
 
 M = TypeVar("M", bound=Member)
@@ -163,9 +165,26 @@ class Seats(ABC):
         if len(refused) < len(members):
             self._start(*(member for member in members if member not in refused))
         for member in refused:
+            self._check_nothing_is_lost_with(member)
             member.discard_data()
             self.rejoined += 1
             self._start(member)
+
+    def _check_nothing_is_lost_with(self, member: RealMember) -> None:
+        """Another member must have all rows that a member wrote itself before its data is discarded."""
+        uuid = instance_uuid(member.directory)
+        number = next(each["id"] for each in self._running().replication().values() if each["uuid"] == uuid)
+        _, logs = list_files(member.directory)
+        written = max((row.lsn for log in logs for row in log.rows() if row.replica_id == number), default=0)
+        others = [other for other in self.mesh.others(member) if other.is_running]
+        eventually(
+            f"row {written} of {member}, whose log no server starts from, is on another member",
+            lambda: any(other.vclock().get(number, 0) >= written for other in others),
+            seconds=VERDICT_SECONDS,
+        )
+
+    def _running(self) -> Member:
+        return next(member for member in self.members if member.is_running)
 
     def _has_lsn_twice(self, member: RealMember) -> bool:
         return member is not self.master and LSN_TWICE in member.log()

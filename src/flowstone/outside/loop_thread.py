@@ -34,12 +34,12 @@ class LoopThread:
     The thread is a daemon: it does not keep the program running. Every future of `start` gets a result, an error or a
     cancellation, however the loop ends: a caller never waits for a coroutine that no loop runs.
 
-    `ended` makes the error of calls that the loop does not complete, because it has ended.
+    `make_error` returns the error of calls that the loop does not complete, because it has ended.
     """
 
-    def __init__(self, name: str = "flowstone-loop", ended: Callable[[], Exception] = LoopEnded) -> None:
+    def __init__(self, name: str = "flowstone-loop", make_error: Callable[[], Exception] = LoopEnded) -> None:
         self.lock = threading.RLock()
-        self._ended = ended
+        self._make_error = make_error
         self._accepting = threading.Lock()
         """Held while a coroutine is submitted to the loop, and while `_is_closing` is set."""
         self._is_closing = False
@@ -61,11 +61,16 @@ class LoopThread:
         finally:
             self._fail_unfinished()
 
+    @property
+    def is_closing(self) -> bool:
+        """True if the loop accepts no more coroutines."""
+        return self._is_closing
+
     def _fail_unfinished(self) -> None:
         """Fail futures whose coroutines the loop has neither finished nor cancelled, as after a SystemExit."""
         for future in list(self._unfinished):
             with suppress(InvalidStateError):  # the caller has cancelled the future
-                future.set_exception(self._ended())
+                future.set_exception(self._make_error())
 
     async def _until_closed(self) -> None:
         self._begun.set_result(asyncio.get_running_loop())
@@ -74,7 +79,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine in the loop and return its result. If the caller is interrupted, cancel the coroutine.
 
-        Raise the error of `ended` if the loop is closing or closed, before the coroutine begins or while it runs."""
+        Raise the error of `make_error` if the loop is closing or closed, before or while the coroutine runs."""
         if self._thread is threading.current_thread():
             coroutine.close()
             message = "cannot block on the event loop from its own thread"
@@ -89,7 +94,7 @@ class LoopThread:
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Started[T]:
         """Start the coroutine in the loop and return its future; cancelling the future cancels the coroutine.
 
-        Raise the error of `ended` if the loop is closing or closed. Wait for the future with `result`."""
+        Raise the error of `make_error` if the loop is closing or closed. Wait for the future with `result`."""
         with self._accepting:
             if not self._is_closing:
                 # The loop starts this coroutine before it handles a later `close`, which then cancels it.
@@ -98,17 +103,17 @@ class LoopThread:
                 future.add_done_callback(self._unfinished.discard)
                 return future
         coroutine.close()
-        raise self._ended()
+        raise self._make_error()
 
     def result(self, future: Started[T]) -> T:
         """Wait for a future of `start` and return its result.
 
-        Raise the error of `ended` if `close` has cancelled it."""
+        Raise the error of `make_error` if `close` has cancelled it."""
         try:
             return future.result()
         except CancelledError:
             if self._is_closing:
-                raise self._ended() from None
+                raise self._make_error() from None
             raise
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ cost more than the work. Callbacks run in the thread of the loop, and must not c
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -346,8 +346,12 @@ class Datastore:
         """Release all resources; calling it twice is harmless. Open sessions are discarded.
 
         An interrupted shutdown continues. The next call, from any thread, waits until it is complete."""
-        with suppress(WrongTime):  # another thread has completed the shutdown and closes the loop
+        try:
             self._thread.run(self._store.shutdown())
+        except WrongTime:
+            if not self._thread.is_closing:
+                raise
+            # Another thread has completed the shutdown.
         self._thread.close()
 
     def __enter__(self) -> Self:

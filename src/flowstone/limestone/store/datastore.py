@@ -4,6 +4,11 @@ Asynchronous, on the Outside that is passed in; `blocking.py` is the same for th
 files in `directory.py` and `channel.py`, replicas in `limestone/master/propagation.py`. An error of the disk, or the
 loss of replicas that are required, stops the store: nothing more is written or reported durable, and every call except
 `shutdown` raises the reason.
+
+Theory of operation: a NEW store has a directory, which it locks when the first channel is created, and takes channels
+and callbacks. `ready` recovers the directory, connects to the replicas and makes the store READY; from then on sessions
+are written, and `switch_epoch` makes the sessions of earlier epochs durable. The first error makes the store FAILED, in
+any thread, under `guard`. `shutdown` makes it CLOSED before anything is released, so that no call begins meanwhile.
 """
 
 from __future__ import annotations
@@ -188,7 +193,7 @@ class AsyncDatastore:
         if self._state is not State.NEW:
             raise self._refusal()  # the store was shut down during the start
         self._upkeep = Upkeep(self._outside, directory.path, self._blobs, self)
-        self._state = State.READY
+        self._become(State.READY)
 
     async def restore(
         self,
@@ -224,7 +229,7 @@ class AsyncDatastore:
         Cancelling the call only ends the wait; the next call waits until the shutdown is complete."""
         if self._closing is None:
             with self.guard:
-                self._state = State.CLOSED
+                self._become(State.CLOSED)
             self._give_up(self._refusal())
             self._closing = asyncio.ensure_future(self._shut_down())
         await asyncio.shield(self._closing)
@@ -535,6 +540,10 @@ class AsyncDatastore:
         if self._state is not State.READY:
             raise self._refusal() from self._failure
 
+    def _become(self, state: State) -> None:
+        assert state in TRANSITIONS[self._state], f"invalid transition: {self._state.value} to {state.value}"
+        self._state = state
+
     def writing(self) -> AbstractContextManager[None]:
         """Return a context for writes of a channel: the directory is not released before it ends. Thread-safe."""
         return self._writers.writing()
@@ -544,7 +553,8 @@ class AsyncDatastore:
         with self.guard:
             if State.FAILED not in TRANSITIONS[self._state]:
                 return
-            self._state, self._failure = State.FAILED, error
+            self._become(State.FAILED)
+            self._failure = error
         if self._loop is None or _running_loop() is self._loop:
             self._give_up(self._refusal())
         else:
