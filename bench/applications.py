@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +37,7 @@ from bench.load import (
 from bench.measure import Result
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.msgpack import pack
+from tests import served_node
 from tests.interop.member import Member
 from tests.real_tarantool import free_port
 
@@ -344,12 +346,15 @@ def _seconds_to_ready(directory: Path, environment: dict[str, str]) -> float:
     started = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
+    alarm = Timer(served_node.START_SECONDS, process.kill)
+    alarm.start()
     try:
         for said in process.stdout:
             if said.strip() == "ready":
                 return time.perf_counter() - started
-        raise RuntimeError("flowstone serve ended before it was ready")
+        raise RuntimeError(f"flowstone serve was not ready within {served_node.START_SECONDS} s")
     finally:
+        alarm.cancel()
         process.terminate()
         process.stdout.close()
         process.wait()

@@ -46,8 +46,8 @@ class Contender:
     one: Connections
     many: Connections
 
-    def rate_of_one(self, requests: Requests, window: int = EVERYTHING) -> float:
-        return self.one.run(requests, window).rate
+    def rate_of_one(self, requests: Requests) -> float:
+        return self.one.run(requests, EVERYTHING).rate
 
     def rate_of_many(self, requests: Requests) -> float:
         return self.many.run(requests, IN_FLIGHT).rate

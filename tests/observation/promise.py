@@ -16,7 +16,7 @@ from flowstone.iproto.uri import parse_uri
 from flowstone.observation.explanation import explain
 from flowstone.observation.findings.connection_findings import is_cut_off
 from flowstone.observation.findings.finding import Finding, Kind, Severity
-from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows, replica_sets
+from flowstone.observation.replica_set import Member, ReplicaSet, missing_row_count, replica_sets
 from flowstone.observation.report import VClock
 from flowstone.observation.survey import Survey
 from flowstone.outside import production
@@ -138,7 +138,7 @@ def is_whole(replica_set: ReplicaSet) -> bool:
         and all((report.quorum_of(len(registered)) or 0) <= len(registered) for report in reports)
         and all(one.report is not None and one.report.status == "running" for one in registered)
         and all(link.is_following for link in replica_set.links)
-        and not any(missing_rows(replica_set.vclock, one.vclock) for one in registered)
+        and not any(missing_row_count(replica_set.vclock, one.vclock) for one in registered)
         and replica_set.master != "no"
         and not (replica_set.queue is not None and replica_set.queue.len)
         and bool(replica_set.failover != "election" or replica_set.leader)
@@ -258,9 +258,9 @@ class Promise:
     ) -> None:
         due = self._due.get(member.uuid)
         # A leader that lost rows, or a new one that never had them, is not a reference position.
-        if due is None or not missing_rows(due.target, member.vclock) or missing_rows(due.target, target):
+        if due is None or not missing_row_count(due.target, member.vclock) or missing_row_count(due.target, target):
             due = self._due[member.uuid] = _Due(target, now)
-        missing = missing_rows(due.target, member.vclock)
+        missing = missing_row_count(due.target, member.vclock)
         if not missing or is_explained(replica_set, member, findings):
             self.explained += bool(missing) and now - due.since > self._seconds
             due.unexplained = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flowstone.observation.replica_set import Link, ReplicaSet, document, missing_rows, replica_sets
+from flowstone.observation.replica_set import Link, ReplicaSet, document, missing_row_count, replica_sets
 from flowstone.observation.report import Report, Unreachable, report_of
 from tests.observation.reports import SET, address, downstream, pair, report, upstream, uuid
 
@@ -222,7 +222,7 @@ def test_rows_may_arrive_through_other_members() -> None:
     [({1: 5, 2: 3}, {1: 5, 2: 3}, 0), ({1: 5, 2: 3}, {1: 2}, 6), ({1: 2}, {1: 5, 2: 9}, 0), ({}, {1: 1}, 0)],
 )
 def test_missing_rows_are_counted_by_component(ahead: dict[int, int], behind: dict[int, int], count: int) -> None:
-    assert missing_rows(ahead, behind) == count
+    assert missing_row_count(ahead, behind) == count
 
 
 # --- leaders ---

@@ -27,7 +27,7 @@ from flowstone.observation.findings.link_causes import (
 )
 from flowstone.observation.findings.queue_findings import queue_findings
 from flowstone.observation.findings.wording import expel, make, position, rows_text, seconds_text
-from flowstone.observation.replica_set import FOLLOWING, Link, Member, ReplicaSet, missing_rows, most_behind
+from flowstone.observation.replica_set import FOLLOWING, Link, Member, ReplicaSet, missing_row_count, most_behind
 from flowstone.observation.report import Report, ReportedConsumer, ReportedPeer
 
 SILENT_SECONDS: Final = 2.0
@@ -199,7 +199,7 @@ def _retention(
     peer = next((one for one in report.replication if one.uuid == uuid), None)
     if uuid is None or peer is None or (peer.downstream is not None and peer.downstream.status in FOLLOWING):
         return
-    kept = missing_rows(report.vclock, consumer.vclock)
+    kept = missing_row_count(report.vclock, consumer.vclock)
     if kept == 0:
         return
     gone = replica_set.member(uuid)

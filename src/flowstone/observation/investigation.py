@@ -29,7 +29,7 @@ from flowstone.observation.findings.wording import capital, for_command, make, p
 from flowstone.observation.log_section import LogSection, read_section
 from flowstone.observation.places import place_of, seen_from
 from flowstone.observation.query import Asking
-from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows
+from flowstone.observation.replica_set import Member, ReplicaSet, missing_row_count
 from flowstone.observation.report import Report, printable
 from flowstone.outside import Outside
 from flowstone.replication.vclock import VClock
@@ -159,10 +159,10 @@ class Investigation:
         lines = [] if oldest is None else [f"the oldest log of {master.label} starts at {position(oldest)}"]
         others = [one for one in replica_set.members if one.uuid not in (follower.uuid, master.uuid)]
         holders = [one.label for one in others if _can_feed(one, have)]
-        alone = missing_rows(have, master.vclock)
+        alone = missing_row_count(have, master.vclock)
         why = finding.why
         if oldest is not None:
-            missing = missing_rows(oldest, have)
+            missing = missing_row_count(oldest, have)
             why += f": {rows_text(missing)} in between" if missing else ""
         why += f". Still available from: {', '.join(holders)}" if holders else ". No other queried member has them"
         if alone:
@@ -185,8 +185,8 @@ class Investigation:
         await self._outside.clock.sleep(MEASURE_SECONDS)
         second = [await _position(one) for one in asked]
         took = self._outside.clock.monotonic() - began
-        taken, written = (missing_rows(now, before) / took for now, before in zip(second, first, strict=True))
-        left = missing_rows(second[1], second[0])
+        taken, written = (missing_row_count(now, before) / took for now, before in zip(second, first, strict=True))
+        left = missing_row_count(second[1], second[0])
         told = f"it applies {taken:.0f} rows/s while {master.label} writes {written:.0f} rows/s; rows left: {left}"
         if left == 0:
             outlook = "it has caught up"
@@ -347,7 +347,7 @@ def _queue_line(member: Member) -> str:
 def _can_feed(member: Member, have: dict[int, int]) -> bool:
     """Return True if the member's oldest log begins at or before the position `have`."""
     gc = member.report.gc if member.report is not None else None
-    return gc is not None and missing_rows(gc.vclock, have) == 0
+    return gc is not None and missing_row_count(gc.vclock, have) == 0
 
 
 async def _position(asking: Asking) -> dict[int, int]:

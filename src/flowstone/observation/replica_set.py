@@ -216,7 +216,7 @@ def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, .
     return tuple(sets)
 
 
-def missing_rows(ahead: VClock, behind: VClock) -> int:
+def missing_row_count(ahead: VClock, behind: VClock) -> int:
     """Return the number of rows in `ahead` that are not in `behind`."""
     return sum(max(0, lsn - behind.get(replica_id, 0)) for replica_id, lsn in ahead.items())
 
@@ -309,7 +309,7 @@ def _is_expelled(report: Report, reports: Sequence[Report]) -> bool:
         is_anonymous = (report.cfg or {"replication_anon": True}).get("replication_anon", False)
         return not is_anonymous and report.status in ("running", "orphan") and bool(others)
     lists_it = any(peer.uuid == report.uuid for one in others for peer in one.replication)
-    return not lists_it and any(missing_rows(one.vclock, report.vclock) for one in others)
+    return not lists_it and any(missing_row_count(one.vclock, report.vclock) for one in others)
 
 
 def _is_there(member: Member, links: Iterable[Link]) -> bool:
@@ -503,14 +503,14 @@ def _told_links(reports: Sequence[Report], positions: Mapping[str, VClock]) -> I
         for peer in report.replication:
             if peer.upstream is not None and peer.uuid != report.uuid:
                 downstream = downstreams.pop((report.uuid, peer.uuid), None)
-                missing = missing_rows(positions[peer.uuid], report.vclock)
+                missing = missing_row_count(positions[peer.uuid], report.vclock)
                 # A master that did not answer may have more rows than others know of.
                 is_known = missing or peer.uuid in answered
                 yield _link(report.uuid, peer.uuid, peer.upstream, downstream, missing if is_known else None)
     for (follower, master), side in downstreams.items():
         if follower in answered and side.status != "follow":
             continue  # the follower was reconfigured: the master still shows the end of the old connection
-        missing = missing_rows(positions[master], side.vclock)
+        missing = missing_row_count(positions[master], side.vclock)
         yield _link(follower, master, side, side, missing if side.vclock else None)
 
 

@@ -18,7 +18,7 @@ import msgspec
 from flowstone.iproto.uri import Uri
 from flowstone.observation.live_transaction import LiveTransaction
 from flowstone.observation.query import Asking
-from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows
+from flowstone.observation.replica_set import Member, ReplicaSet, missing_row_count
 from flowstone.outside import Outside
 from flowstone.web.deep_findings import DeepFindings
 from flowstone.web.event_stream import EventStream
@@ -171,7 +171,7 @@ class Feed:
         answering = [member for member in one.members if member.report is not None]
 
         def rank(member: Member) -> tuple[bool, int, bool]:
-            return not member.is_leader, missing_rows(one.vclock, member.vclock), member.mode != "rw"
+            return not member.is_leader, missing_row_count(one.vclock, member.vclock), member.mode != "rw"
 
         ordered = sorted(answering, key=rank)
         reached = (self._observed.asking(member) for member in ordered)

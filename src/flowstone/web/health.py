@@ -22,7 +22,7 @@ from flowstone.observation.findings.connection_findings import (
 )
 from flowstone.observation.findings.disk_findings import FREE_BYTES_MIN
 from flowstone.observation.places import place_of
-from flowstone.observation.replica_set import FOLLOWING, missing_rows
+from flowstone.observation.replica_set import FOLLOWING, missing_row_count
 from flowstone.observation.report import Report
 from flowstone.web.peer_complaints import Complaint
 
@@ -105,7 +105,7 @@ def _lacks_rows(report: Report) -> bool:
     """Return True if the node has no upstream, and a follower has acknowledged rows that the node does not have."""
     sides = [peer.downstream for peer in other_members(report) if peer.downstream is not None]
     return not has_upstreams(report) and any(
-        side.status in FOLLOWING and missing_rows(side.vclock, report.vclock) for side in sides
+        side.status in FOLLOWING and missing_row_count(side.vclock, report.vclock) for side in sides
     )
 
 

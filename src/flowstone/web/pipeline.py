@@ -13,7 +13,7 @@ from deltalake.exceptions import DeltaError
 
 from flowstone.errors import FlowstoneError
 from flowstone.lake.embedded_table import EmbeddedTable
-from flowstone.observation.replica_set import missing_rows
+from flowstone.observation.replica_set import missing_row_count
 from flowstone.observation.report import VClock as Lsns
 from flowstone.replication.vclock import VClock
 from flowstone.spark.lake import Lake, LakeProgress, is_living
@@ -109,7 +109,7 @@ def _is_whole(reached: Mapping[str, VClock], positions: Mapping[str, Lsns]) -> b
     """Return True if no rows of the logs are missing; None if a set is not watched."""
     if not reached or any(uuid not in positions for uuid in reached):
         return None
-    return all(missing_rows(positions[uuid], vclock.to_mapping()) == 0 for uuid, vclock in reached.items())
+    return all(missing_row_count(positions[uuid], vclock.to_mapping()) == 0 for uuid, vclock in reached.items())
 
 
 def _status(is_whole: bool | None, age: float | None) -> str:

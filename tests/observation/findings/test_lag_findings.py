@@ -12,7 +12,7 @@ from flowstone.observation.explanation import explain
 from flowstone.observation.findings import lag_findings
 from flowstone.observation.findings.connection_findings import is_cut_off
 from flowstone.observation.findings.finding import Finding, Kind, Severity
-from flowstone.observation.replica_set import Member, ReplicaSet, missing_rows, replica_sets
+from flowstone.observation.replica_set import Member, ReplicaSet, missing_row_count, replica_sets
 from flowstone.observation.report import Report, ReportedPeer, ReportedUpstream, Unreachable
 from tests.observation.promise import (
     IF_STOPPED,
@@ -51,7 +51,7 @@ def test_every_member_that_lacks_rows_for_long_is_named(told: list[Report | Unre
     findings = found(*told)
     for one in replica_sets(told):
         target = target_of(one)
-        lacking = [member for member in one.members if member.id and missing_rows(target, member.vclock)]
+        lacking = [member for member in one.members if member.id and missing_row_count(target, member.vclock)]
         unnamed = [m.label for m in lacking if not is_explained(one, m, findings) and not _is_not_looked_for(one, m)]
         assert not unnamed, [(f.kind.value, f.label, f.what) for f in findings]
         # The judge considers only members: another server may lag in a healthy set.
@@ -74,7 +74,7 @@ def test_lagging_member_lacks_rows(told: list[Report | Unreachable]) -> None:
             member, peer = one.member(finding.member), one.member(finding.peer or "")
             assert member is not None
             assert peer is not None
-            assert missing_rows(peer.vclock, member.vclock), finding
+            assert missing_row_count(peer.vclock, member.vclock), finding
 
 
 @given(answers_in_transit(is_whole=True))

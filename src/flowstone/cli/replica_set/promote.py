@@ -169,12 +169,12 @@ def _leadership(report: Report) -> tuple[int, ...]:
 
 def _question(one: ReplicaSet, member: Member, action: str) -> str:
     from flowstone.observation.findings.wording import rows_text
-    from flowstone.observation.replica_set import missing_rows
+    from flowstone.observation.replica_set import missing_row_count
 
     if action == "demote":
         return f"demote {member.label}?"
     leader = next((each.label for each in one.members if each.is_leader), None)
-    lacks = missing_rows(one.vclock, member.vclock)
+    lacks = missing_row_count(one.vclock, member.vclock)
     instead = f" in place of {leader}" if leader is not None else ""
     lag = f", although it lacks {rows_text(lacks)} of other members" if lacks else ""
     return f"promote {member.label}{instead}{lag}?"

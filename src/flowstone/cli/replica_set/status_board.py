@@ -17,7 +17,7 @@ from rich.text import Text
 
 from flowstone.observation.findings.wording import position, seconds_text
 from flowstone.observation.health import complaints
-from flowstone.observation.replica_set import Link, Member, ReplicaSet, missing_rows
+from flowstone.observation.replica_set import Link, Member, ReplicaSet, missing_row_count
 
 if TYPE_CHECKING:
     from flowstone.observation.report import Report
@@ -169,7 +169,7 @@ def _kept(one: ReplicaSet, report: Report) -> Iterator[RenderableType]:
     assert report.gc is not None
     gc, slowest = report.gc, report.gc.slowest
     oldest = sum(gc.checkpoints[0].values()) if gc.checkpoints else 0
-    yield str(missing_rows(report.vclock, gc.vclock))
+    yield str(missing_row_count(report.vclock, gc.vclock))
     yield str(len(gc.checkpoints))
     if slowest is None:
         yield from (Text("a snapshot"), UNKNOWN, UNKNOWN)
@@ -177,7 +177,7 @@ def _kept(one: ReplicaSet, report: Report) -> Iterator[RenderableType]:
     label = one.label_of(slowest.replica_uuid) if slowest.replica_uuid else slowest.name
     yield Text(label if sum(slowest.vclock.values()) < oldest else "a snapshot")
     yield Text(label)
-    yield str(missing_rows(report.vclock, slowest.vclock))
+    yield str(missing_row_count(report.vclock, slowest.vclock))
 
 
 def _seconds(value: float | None) -> str:

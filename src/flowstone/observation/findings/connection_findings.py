@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from flowstone.observation.findings.finding import Finding, Kind, Severity
 from flowstone.observation.findings.wording import expel, for_command, make, position, rows_text
-from flowstone.observation.replica_set import FOLLOWING, Member, ReplicaSet, expelled, missing_rows
+from flowstone.observation.replica_set import FOLLOWING, Member, ReplicaSet, expelled, missing_row_count
 from flowstone.observation.report import Report, ReportedPeer
 
 
@@ -150,7 +150,7 @@ def _missing(member: Member, report: Report, source: Member) -> int:
     """
     sides = [peer.downstream for peer in report.replication if peer.uuid == source.uuid]
     own = max((side.vclock.get(member.id, 0) for side in sides if side is not None), default=0)
-    return missing_rows(source.vclock | {member.id: own}, member.vclock)
+    return missing_row_count(source.vclock | {member.id: own}, member.vclock)
 
 
 def _rows_do_not_come(replica_set: ReplicaSet, member: Member, source: Member) -> Finding:

@@ -22,7 +22,7 @@ from flowstone.observation.replica_set import (
     Member,
     ReplicaSet,
     furthest,
-    missing_rows,
+    missing_row_count,
 )
 from flowstone.observation.report import VClock
 
@@ -74,7 +74,7 @@ def lag_findings(replica_set: ReplicaSet, found: Sequence[Finding]) -> Iterator[
     """Yield a finding for each registered member that lacks rows and that none of `found` explains."""
     target, leader = _target(replica_set)
     for member in replica_set.members:
-        if member.id and missing_rows(target, member.vclock) and not _is_explained(replica_set, member, found):
+        if member.id and missing_row_count(target, member.vclock) and not _is_explained(replica_set, member, found):
             yield from _of_member(replica_set, member, _without_own(member, target), leader)
 
 
@@ -114,14 +114,16 @@ def _without_own(member: Member, target: VClock) -> VClock:
 def _of_member(replica_set: ReplicaSet, member: Member, target: VClock, leader: Member | None) -> Iterator[Finding]:
     supply = _supply(replica_set, member)
     coming = furthest((member.vclock, *(one.vclock for one in supply.masters)))
-    if not missing_rows(target, coming):
+    if not missing_row_count(target, coming):
         return  # the missing rows are in transit
     if member.report is None and not supply.masters:
         if _is_view_complete(replica_set):
             yield _not_queried(replica_set, member, target)
         return
     source = leader or _holder(replica_set, target, coming)
-    yield _rows_do_not_come(replica_set, member, source, supply, missing_rows(_common(target, source.vclock), coming))
+    yield _rows_do_not_come(
+        replica_set, member, source, supply, missing_row_count(_common(target, source.vclock), coming)
+    )
 
 
 def _common(target: VClock, vclock: VClock) -> VClock:
@@ -131,7 +133,7 @@ def _common(target: VClock, vclock: VClock) -> VClock:
 def _holder(replica_set: ReplicaSet, target: VClock, coming: VClock) -> Member:
     """Return the server with the most rows of `target` that are not in `coming`, a member rather than another one."""
     answered = [one for one in replica_set.members if one.report is not None]
-    return max(answered, key=lambda one: (missing_rows(_common(target, one.vclock), coming), bool(one.id)))
+    return max(answered, key=lambda one: (missing_row_count(_common(target, one.vclock), coming), bool(one.id)))
 
 
 def _supply(replica_set: ReplicaSet, member: Member) -> _Supply:
