@@ -47,7 +47,7 @@ def test_snapshot_appears_only_when_complete() -> None:
     assert disk.list_directory("dir") == ["00000000000000000007.snap"]
 
 
-def test_the_uuid_of_newer_sets_is_found_too() -> None:
+def test_uuid_of_newer_sets_is_found() -> None:
     snapshot = incoming(new_disk())
     snapshot.add(stream(tuple_row(272, ["replicaset_uuid", str(SET)])))
     assert snapshot.replicaset_uuid == SET

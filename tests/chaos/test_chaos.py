@@ -48,7 +48,7 @@ def _assert_much_happened(told: str, seconds: float) -> None:
 
 
 @pytest.mark.timeout(SECONDS + 2 * GRACE_SECONDS)
-def test_nodes_that_elect_their_leader_keep_what_they_acknowledged() -> None:
+def test_nodes_with_elections_keep_acknowledged_writes() -> None:
     _assert_much_happened(_run("elections", ELECTIONS, SECONDS), SECONDS)
 
 
@@ -56,6 +56,6 @@ def test_nodes_that_elect_their_leader_keep_what_they_acknowledged() -> None:
 @pytest.mark.timeout(SECONDS + 2 * GRACE_SECONDS)
 @pytest.mark.parametrize("seed", [REAL_MASTER, OWN_MASTER], ids=["a real master", "a node as master"])
 @pytest.mark.usefixtures("tarantool")
-def test_nodes_and_real_servers_of_2_6_keep_what_they_acknowledged(seed: int) -> None:
+def test_nodes_and_real_servers_of_2_6_keep_acknowledged_writes(seed: int) -> None:
     seconds = SECONDS / 2
     _assert_much_happened(_run("dialect-2.6", seed, seconds), seconds)

@@ -69,7 +69,7 @@ def test_full_disk_rejects_writes_until_it_is_empty(disk: tuple[SmallDisk, Write
         assert writer.append() == "written"
 
 
-def test_a_limit_waits_until_it_cannot_hit_the_log_of_the_process(tmp_path: Path) -> None:
+def test_limit_is_not_set_while_it_could_stop_the_log_of_the_process(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "disk" / "1.xlog")
     log = tmp_path / "log"
     log.write_bytes(b"x" * 5000)

@@ -25,7 +25,7 @@ class Nonsense:
         return {"replication of": name}
 
 
-def test_an_answer_without_sense_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_answer_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "Client", Nonsense)
     monkeypatch.setattr(upkeep, "LOOK_SECONDS", 0.0)
     seats: Any = SimpleNamespace(members=[SimpleNamespace(port=3301)])

@@ -45,7 +45,7 @@ class Watcher:
 
     @property
     def violations(self) -> list[str]:
-        told = [f"what is reported is not true: {broken}" for broken in self._promise.broken]
+        told = [f"wrong report: {broken}" for broken in self._promise.broken]
         return told if self.problem is None else [*told, f"the watcher failed: {self.problem!r}"]
 
     @property
@@ -107,4 +107,4 @@ async def _probe(address: str) -> bool | None:
 
 def broken_reports(seats: Seats) -> list[str]:
     """Check a set that is idle."""
-    return [f"what is reported is not true: {broken}" for broken in broken_promises([m.address for m in seats.members])]
+    return [f"wrong report: {broken}" for broken in broken_promises([m.address for m in seats.members])]

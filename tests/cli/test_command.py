@@ -42,7 +42,7 @@ def refusal(command: Any, words: list[str], capsys: pytest.CaptureFixture[str]) 
     return ""
 
 
-def test_every_option_given_twice_is_a_list_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_option_is_a_list_or_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     tried = 0
     for path, command, option in options():
         if not is_given_once(option):
@@ -87,7 +87,7 @@ def test_serve_refuses_a_switch_that_is_on_and_off(capsys: pytest.CaptureFixture
     assert "both --read-only and --no-read-only are given; use only one of them" in capsys.readouterr().err
 
 
-def test_lists_and_the_last_option_of_another_command_are_no_repetition() -> None:
+def test_lists_and_options_of_another_command_are_no_repetition() -> None:
     made = App()
     heard: list[Any] = []
 

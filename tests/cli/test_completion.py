@@ -173,7 +173,7 @@ def test_bash_offers_every_option_of_every_command_in_no_time(scripts: Path) -> 
     assert seconds / len(places) < 0.2, "a person waits for it"
 
 
-def test_the_values_of_options_that_are_offered_are_taken() -> None:
+def test_completed_option_values_are_accepted() -> None:
     serve.declare_options(every=True)
     root: Any = typer.main.get_command(app)
     command = root.commands["serve"]
@@ -187,7 +187,7 @@ def test_the_values_of_options_that_are_offered_are_taken() -> None:
         assert [OPTIONS[name].accept(value) for value in values] == values
 
 
-def test_a_shell_that_is_not_known_is_refused(flowstone: Command) -> None:
+def test_unknown_shell_is_rejected(flowstone: Command) -> None:
     refused = flowstone("completion", "csh")
     assert refused.code == 2
     assert "'csh' is not one of 'bash', 'zsh', 'fish'" in refused.errors[0]

@@ -33,7 +33,7 @@ def test_an_error_is_one_line_and_a_code(
     assert said[0].startswith(line)
 
 
-def test_nobody_listening_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_refused_has_a_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stderr", closed)

@@ -18,6 +18,6 @@ def test_commands_run_on_uvloop() -> None:
     assert run(loop_module()).startswith("uvloop")
 
 
-def test_without_uvloop_they_run_on_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run_on_asyncio_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert run(loop_module()).startswith("asyncio")

@@ -14,7 +14,7 @@ from tests.cli.conftest import Command
 NOWHERE = ("flowstone_without_a_library",)
 
 
-def test_each_extra_is_what_the_package_declares() -> None:
+def test_extras_equal_those_declared_by_the_package() -> None:
     declared: dict[str, set[str]] = {}
     for line in importlib.metadata.requires("flowstone") or ():
         if match := re.fullmatch(r"([\w-]+).*extra == '(spark|web)'", line):
@@ -22,7 +22,7 @@ def test_each_extra_is_what_the_package_declares() -> None:
     assert declared == {extra: set(modules) for extra, modules in extras.MODULES.items()}
 
 
-def test_what_is_installed_is_no_error() -> None:
+def test_installed_extra_is_no_error() -> None:
     extras.need("spark", "flowstone mirror")
     extras.need("web", "flowstone dashboard")
 

@@ -26,7 +26,7 @@ def test_on_loopback_no_token_is_needed() -> None:
     assert (place.token, place.is_new) == (None, False)
 
 
-def test_elsewhere_one_is_made_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_is_created_and_shown_off_loopback(capsys: pytest.CaptureFixture[str]) -> None:
     place = HttpPlace("*:0", None)
     assert place.is_new
     place.tell("http://10.0.0.1:80/")
@@ -35,7 +35,7 @@ def test_elsewhere_one_is_made_and_said(capsys: pytest.CaptureFixture[str]) -> N
     assert token.endswith(f"http://10.0.0.1:80/?token={place.token}")
 
 
-def test_one_that_is_given_is_not_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_token_is_not_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     place = HttpPlace("*:0", None)
     assert (place.token, place.is_new) == (TOKEN, False)
@@ -55,13 +55,13 @@ def test_without_a_token_a_link_is_the_address() -> None:
 
 
 @pytest.mark.parametrize(("listen", "token"), [("nowhere", None), ("unix/:/x", None), ("127.0.0.1:0", "short")])
-def test_what_cannot_be_is_a_mistake_of_the_command_line(listen: str, token: str | None) -> None:
+def test_invalid_http_options_are_usage_errors(listen: str, token: str | None) -> None:
     with pytest.raises(UsageError):
         HttpPlace(listen, token)
 
 
 @pytest.mark.parametrize("listen", ["foo", "unix/:/x", "99999"])
-def test_what_is_no_address_is_told_with_the_option_and_only_forms_that_are_taken(listen: str) -> None:
+def test_invalid_address_is_reported_with_the_option_and_valid_forms(listen: str) -> None:
     with pytest.raises(UsageError) as refused:
         HttpPlace(listen, None, option="--listen")
     assert refused.value.message.endswith("(given as --listen)")

@@ -51,9 +51,7 @@ def test_a_line_has_a_time_a_level_and_a_text(capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(("level", "shown"), [("error", False), ("2", False), ("warn", True), ("5", True), (7, True)])
-def test_what_is_less_grave_than_the_level_is_left_out(
-    capfd: pytest.CaptureFixture[str], level: str | int, shown: bool
-) -> None:
+def test_records_below_the_level_are_omitted(capfd: pytest.CaptureFixture[str], level: str | int, shown: bool) -> None:
     start_log()
     set_level({"log_level": str(level)})
     NODE.warning("careful")
@@ -64,7 +62,7 @@ def test_every_level_of_tarantool_has_a_severity() -> None:
     assert list(SEVERITIES) == list(LOG_LEVELS)
 
 
-def test_an_event_is_one_line_whatever_a_peer_says(capfd: pytest.CaptureFixture[str]) -> None:
+def test_record_is_one_line_despite_control_characters_of_a_peer(capfd: pytest.CaptureFixture[str]) -> None:
     start_log()
     NODE.warning("%s is refused", FORGED)
     [line] = lines(capfd)
@@ -84,7 +82,7 @@ def test_no_line_of_a_trace_looks_like_an_event(capfd: pytest.CaptureFixture[str
     assert "\x1b" not in "".join(rest)
 
 
-def test_json_has_tarantools_fields_and_what_the_event_brings(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_fields_of_tarantool_and_of_the_event(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     NODE.warning("%s is slow", "a", extra={"peer": "127.0.0.1:5000", "connection": 7, "request_id": "7-42"})
     [told] = objects(capfd)
@@ -105,7 +103,7 @@ def test_json_has_tarantools_fields_and_what_the_event_brings(capfd: pytest.Capt
     assert told.keys() == wanted.keys() | {"time", "pid", "line"}
 
 
-def test_json_is_one_line_whatever_a_peer_says(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_line_despite_control_characters_of_a_peer(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     NODE.warning("%s", FORGED)
     [told] = objects(capfd)
@@ -122,7 +120,7 @@ def test_json_has_the_trace_of_a_bug(capfd: pytest.CaptureFixture[str]) -> None:
     assert told["exception"].endswith("ValueError: what")
 
 
-def test_what_a_command_says_beside_its_log_has_the_same_form(capfd: pytest.CaptureFixture[str]) -> None:
+def test_messages_beside_the_log_have_its_format(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     console.say("ready")
     set_format("plain")
@@ -135,7 +133,7 @@ def test_what_a_command_says_beside_its_log_has_the_same_form(capfd: pytest.Capt
 FIELDS = {"time", "level", "message", "logger", "pid", "cord_name", "file", "line"}
 
 
-def test_a_line_beside_the_log_has_all_fields_of_one_in_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_line_beside_the_log_has_all_fields_of_a_record(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     console.say("ready")
     say_event(MasterConnected("127.0.0.1:5000"), "flowstone.limestone")
@@ -146,7 +144,7 @@ def test_a_line_beside_the_log_has_all_fields_of_one_in_it(capfd: pytest.Capture
     assert (event["level"], event["cord_name"]) == ("INFO", "main")
 
 
-def test_a_failure_is_an_error_with_the_place_it_was_raised_at(capfd: pytest.CaptureFixture[str]) -> None:
+def test_exception_is_an_error_with_its_location(capfd: pytest.CaptureFixture[str]) -> None:
     start_log(JSON)
     with pytest.raises(UriError) as refused:
         parse_uri("nowhere")
@@ -163,7 +161,7 @@ def test_text_in_other_scripts_is_left_alone() -> None:
     assert escaped("Grüße\t☃") == "Grüße\t☃"
 
 
-def test_an_event_of_a_job_is_a_line_with_what_it_holds(capfd: pytest.CaptureFixture[str]) -> None:
+def test_job_event_is_a_line_with_its_fields(capfd: pytest.CaptureFixture[str]) -> None:
     say_event(MasterConnected("127.0.0.1:5000\n"), "flowstone.limestone")
     say_event(MirrorDataLoss("uuid", "rows are gone"), "flowstone.mirror")
     first, second = objects(capfd)
@@ -173,7 +171,7 @@ def test_an_event_of_a_job_is_a_line_with_what_it_holds(capfd: pytest.CaptureFix
     assert (second["level"], second["event"]["event"]) == ("WARN", "data_loss")
 
 
-def test_a_mirror_logs_what_happens_and_leaves_figures_to_its_metrics(capfd: pytest.CaptureFixture[str]) -> None:
+def test_mirror_logs_events_and_exports_figures_as_metrics(capfd: pytest.CaptureFixture[str]) -> None:
     teller = mirror.Teller(as_json=False, log_format=JSON)
     teller.tell(MirrorOpened("lake", {}, []))
     teller.tell(MirrorProgress({}, 5, 1.0, None, 0, {}))

@@ -29,7 +29,7 @@ def test_help_shows_an_example(flowstone: Command, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["play", "archive", "serve"])
-def test_help_says_where_passwords_are_better(flowstone: Command, command: str) -> None:
+def test_help_names_better_places_for_passwords(flowstone: Command, command: str) -> None:
     text = " ".join(re.sub(r"[│\s]+", " ", flowstone(command, "--help").text).split())
     variable = "FLOWSTONE_REPLICATION or the file" if command == "serve" else "TT_CLI_PASSWORD"
     assert text.count(f"{variable}: command lines can be seen by others") == (1 if command == "serve" else 2)
@@ -48,13 +48,13 @@ def test_without_a_command_help_is_shown(flowstone: Command) -> None:
     assert "cat" in shown.text + "".join(shown.errors)
 
 
-def test_an_unknown_command_is_answered_with_one_line(flowstone: Command) -> None:
+def test_unknown_command_is_one_line(flowstone: Command) -> None:
     refused = flowstone("nope")
     assert (refused.code, refused.complaints) == (2, ["flowstone: No such command 'nope'; see flowstone --help"])
 
 
 @pytest.mark.parametrize(("form", "first"), [("yaml", b"---\n"), ("json", b'{"HEADER"'), ("csv", b'"replica_id"')])
-def test_a_reader_who_has_seen_enough_is_no_error(shop: Path, form: str, first: bytes) -> None:
+def test_closed_pipe_is_not_an_error(shop: Path, form: str, first: bytes) -> None:
     many = [str(shop)] * 100
     with subprocess.Popen(
         [*COMMAND, "cat", "--force", "--format", form, *many], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -68,7 +68,7 @@ def test_a_reader_who_has_seen_enough_is_no_error(shop: Path, form: str, first: 
     assert all(line.startswith("flowstone: compiling") for line in errors.splitlines())
 
 
-def test_a_closed_stdout_is_no_error(shop: Path) -> None:
+def test_closed_stdout_is_not_an_error(shop: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
@@ -79,7 +79,7 @@ def test_a_closed_stdout_is_no_error(shop: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_an_interrupt_ends_it_with_130_and_no_traceback(shop: Path) -> None:
+def test_interrupt_exits_with_130_without_a_traceback(shop: Path) -> None:
     many = [str(shop)] * 200
     with subprocess.Popen(
         [*COMMAND, "cat", "--force", *many], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -105,7 +105,7 @@ def test_json_needs_no_library_of_other_formats(shop: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, shop: Path) -> None:
+def test_internal_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, shop: Path) -> None:
     def broken(*_: object) -> int:
         raise ZeroDivisionError
 

@@ -22,7 +22,7 @@ def write(path: Path | str, data: bytes = b"new") -> None:
         sink.write(data)
 
 
-def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path) -> None:
+def test_output_file_gets_its_name_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.write_bytes(b"old")
     target.chmod(0o600)
@@ -45,7 +45,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_symbolic_link_stays_one(tmp_path: Path, exists: bool) -> None:
+def test_symbolic_link_is_kept(tmp_path: Path, exists: bool) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     if exists:
         target.write_bytes(b"old")
@@ -56,7 +56,7 @@ def test_a_symbolic_link_stays_one(tmp_path: Path, exists: bool) -> None:
     assert target.read_bytes() == b"new"
 
 
-def test_a_fifo_is_written_into(tmp_path: Path) -> None:
+def test_output_is_written_into_a_fifo(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     check_output(str(fifo))
@@ -88,7 +88,7 @@ def test_a_device_is_written_into(null: Path) -> None:
     ("path", "says"),
     [("", "is a directory"), ("missing/out", "no such directory: "), ("file/out", "no such directory: ")],
 )
-def test_what_cannot_be_written_is_refused_by_the_name_the_user_gave(
+def test_error_for_an_unwritable_file_has_the_name_given_by_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, says: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -97,14 +97,14 @@ def test_what_cannot_be_written_is_refused_by_the_name_the_user_gave(
         check_output(f"./{path}")
 
 
-def test_a_directory_that_may_not_be_written_to_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unwritable_directory_is_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may do everything
     with pytest.raises(UsageError, match=r"out: directory .* is not writable"):
         check_output(str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("form", ["json", "yaml", "csv"])
-def test_a_full_device_is_one_line(shop: Path, tmp_path: Path, form: str) -> None:
+def test_full_device_is_one_line(shop: Path, tmp_path: Path, form: str) -> None:
     link = tmp_path / "full"
     link.symlink_to("/dev/full")
     by_option = subprocess.run(

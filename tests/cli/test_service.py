@@ -27,7 +27,7 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
         yield listening
 
 
-def test_a_node_says_when_it_is_ready_and_when_it_stops(manager: socket.socket, tmp_path: Path) -> None:
+def test_node_notifies_the_manager_when_ready_and_stopping(manager: socket.socket, tmp_path: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "flowstone.cli", "serve", f"--listen=127.0.0.1:{port}"]
     environment = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify")}
@@ -42,7 +42,7 @@ def test_a_node_says_when_it_is_ready_and_when_it_stops(manager: socket.socket, 
             node.kill()
 
 
-def test_an_abstract_socket_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abstract_socket_is_notified(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0flowstone-test-{os.getpid()}")
         listening.settimeout(SECONDS)
@@ -52,7 +52,7 @@ def test_an_abstract_socket_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("place", [None, "", "vsock:2:1", "/nowhere/at/all"])
-def test_without_a_manager_that_listens_nothing_happens(monkeypatch: pytest.MonkeyPatch, place: str | None) -> None:
+def test_missing_service_manager_is_ignored(monkeypatch: pytest.MonkeyPatch, place: str | None) -> None:
     if place is None:
         monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     else:

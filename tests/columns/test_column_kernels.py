@@ -26,7 +26,7 @@ def places(values: list[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(st.lists(st.none() | st.text(max_size=70) | st.binary(max_size=70), max_size=12))
-def test_strings_are_copied_whole_up_to_the_last_byte_of_the_buffer(values: list[str | bytes | None]) -> None:
+def test_strings_are_copied_up_to_the_last_byte_of_the_buffer(values: list[str | bytes | None]) -> None:
     buf, starts = places([None if value is None else pack(value) for value in values])
     offsets, valid = np.empty(len(values) + 1, np.int32), np.empty(len(values), np.uint8)
     assert kernels.bytes_lengths(buf, starts, offsets, valid) == (-1, FITS, values.count(None))
@@ -39,7 +39,7 @@ def test_strings_are_copied_whole_up_to_the_last_byte_of_the_buffer(values: list
 
 
 @given(st.lists(st.binary(max_size=70), max_size=12))
-def test_spans_are_copied_whole_up_to_the_last_byte_of_the_buffer(values: list[bytes]) -> None:
+def test_spans_are_copied_up_to_the_last_byte_of_the_buffer(values: list[bytes]) -> None:
     buf, starts = places(list(values))
     offsets = np.cumsum([0, *map(len, values)]).astype(np.int32)
     out = np.full(int(offsets[-1]) + COPY_ROOM, GUARD, np.uint8)

@@ -22,7 +22,7 @@ def run(text: str, directory: Path, python: Path) -> None:
 
 
 TRUE = {
-    "a shell keeps what was exported": "```sh\nexport A=1\n```\n```console\n$ echo $A\n1\n```\n",
+    "a shell keeps exported variables": "```sh\nexport A=1\n```\n```console\n$ echo $A\n1\n```\n",
     "names stay": "```python\na = 1\n```\n```python\nprint(a)\n```\n```text\n1\n```\n",
     "await stands anywhere": "```python\nimport asyncio\nawait asyncio.sleep(0)\nprint(2)\n```\n```text\n2\n```\n",
     "times are any time": "```console\n$ date -u +%FT%TZ\n2026-01-01T00:00:00Z\n```\n",

@@ -262,7 +262,9 @@ CONTROL: Final = (
     ),
     Lie("RAFT without a term", after_subscribe(raft(state=1)), r"body of RAFT: TERM is missing", LATER),
     Lie("RAFT of state 7", after_subscribe(raft(term=3, state=7)), r"invalid state 7, not 1 \(follower\)", LATER),
-    Lie("RAFT of no state", after_subscribe(raft(term=3)), r"invalid RAFT row from 3: term 3, state 0", LATER),
+    Lie(
+        "RAFT with an invalid state", after_subscribe(raft(term=3)), r"invalid RAFT row from 3: term 3, state 0", LATER
+    ),
     Lie("RAFT with a vote for 99", after_subscribe(raft(term=3, state=1, vote=99)), r"RAFT row from 3.*vote 99", LATER),
     Lie("RAFT of 33", after_subscribe(raft(term=3, state=1, vclock=VCLOCK_OF_33)), r"32 is not a replica id", LATER),
     Lie("RAFT to 2.6", after_subscribe(raft(term=2**63)), dialects=OLD),

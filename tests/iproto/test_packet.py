@@ -73,7 +73,7 @@ def test_unreadable_stack_leaves_code_and_message() -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=6), st.integers(0, 2000))
-def test_a_buffer_cut_anywhere_gives_the_whole_packets_and_the_rest(payloads: list[bytes], cut: int) -> None:
+def test_buffer_split_anywhere_yields_complete_packets_and_the_rest(payloads: list[bytes], cut: int) -> None:
     stream = b"".join(map(frame, payloads))
     first, end = split(bytearray(stream[:cut]))
     rest, done = split(stream[end:])
@@ -94,7 +94,7 @@ def test_oversized_packet_is_rejected_before_it_arrives() -> None:
             split(data)
 
 
-def test_a_packet_too_large_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_packet_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packet, "PACKET_SIZE_MAX", 10)
     with pytest.raises(LocalProtocolError):
         frame(b"x" * 11)

@@ -117,7 +117,7 @@ def row_at(found: Scan, data: bytes, number: int) -> Row:
 
 def plain(data: bytes) -> Row:
     row = decode_row(data)
-    row.sync = row.stream_id = 0  # not tabulated: a log has neither
+    row.sync = row.stream_id = 0  # not in the table: logs have neither
     return row
 
 
@@ -297,7 +297,7 @@ def test_every_first_byte_of_a_value_is_stepped_over_as_the_plain_decoder_does(m
     assert skip_value(np.frombuffer(data, np.uint8), 0, len(data)) == expected
 
 
-def test_rows_too_short_to_be_true_do_not_take_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossibly_short_rows_use_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "ROWS_BELOW_SUSPICION", 1000)
     flood = np.frombuffer(b"\x81\x00\x0c" * 100_000, np.uint8)
     found = scan.scan(flood, np.array([[0, len(flood)]]))

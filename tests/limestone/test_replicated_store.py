@@ -134,7 +134,7 @@ async def test_an_empty_blob_that_reuses_an_id_is_empty_on_the_replica(tmp_path:
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_large_blobs_come_whole(tmp_path: Path) -> None:
+async def test_large_blobs_are_replicated_completely(tmp_path: Path) -> None:
     """Live and while catching up, several in one session, whole and in pieces."""
     contents = [bytes([number]) * size for number, size in enumerate([3 << 20, 10, (1 << 20) + 1, 1 << 20, 0])]
 
@@ -340,7 +340,7 @@ async def _more(store: Store, epochs: int) -> None:
 
 
 @pytest.mark.parametrize("group_commit", ["local_first", "replica_first", "concurrent"])
-async def test_a_replica_one_epoch_ahead_is_set_back(tmp_path: Path, group_commit: str) -> None:
+async def test_replica_one_epoch_ahead_is_reset(tmp_path: Path, group_commit: str) -> None:
     """The master loses power between the replica's record and its own, and continues alone for a while."""
     async with replica_at(tmp_path / "r") as replica:
         endpoint = replica.endpoint
@@ -356,7 +356,7 @@ async def test_a_replica_one_epoch_ahead_is_set_back(tmp_path: Path, group_commi
     assert held(tmp_path / "m") == held(tmp_path / "r")
 
 
-async def test_without_the_secret_nobody_is_let_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_peer_without_the_secret_is_rejected(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with replica_at(tmp_path / "r", secret=SECRET) as replica:
         endpoint = replica.endpoint
@@ -448,7 +448,7 @@ def in_a_process(started: list[subprocess.Popen[str]], directory: Path, endpoint
     return Endpoint.parse(process.stdout.readline())
 
 
-async def test_a_replica_that_is_killed_again_and_again_lacks_nothing_in_the_end(
+async def test_replica_killed_repeatedly_is_finally_complete(
     tmp_path: Path, processes: list[subprocess.Popen[str]]
 ) -> None:
     endpoint = await asyncio.to_thread(in_a_process, processes, tmp_path / "r", ANY_PORT)

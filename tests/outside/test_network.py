@@ -288,7 +288,7 @@ async def test_closed_listener_accepts_no_connection() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    """A certificate signed by itself, so it is its own authority, and its key under a password."""
+    """A self-signed certificate, which is its own CA, and its encrypted key."""
     directory = tmp_path_factory.mktemp("tls")
     cert, key = str(directory / "cert.pem"), str(directory / "key.pem")
     command = (

@@ -73,7 +73,7 @@ def sent_by_masters(version: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("version", ["2.6", "2.11", "3.8"])
-def test_what_a_recorded_replica_says_is_decoded_and_encoded_to_the_same_bytes(version: str) -> None:
+def test_messages_of_a_recorded_replica_round_trip(version: str) -> None:
     seen = set()
     for packet in sent_by_replicas(version):
         row = decode_row(packet)
@@ -179,7 +179,7 @@ def test_a_body_without_a_ballot_is_an_empty_one_and_an_event_of_it_is_none() ->
     assert messages.decode_ballot_event(b"\x81\x29\x80", Ballot(is_ro=True)) is None
 
 
-def test_what_a_ballot_event_leaves_out_is_as_before() -> None:
+def test_fields_missing_in_a_ballot_event_keep_their_values() -> None:
     before = Ballot(VClock({1: 5}), is_ro=True, registered_uuids=(A,))
     event = messages.decode_ballot_event(pack({0x29: {0x02: {1: 6}}}), before)
     assert event == Ballot(VClock({1: 6}), is_ro=True, registered_uuids=(A,))

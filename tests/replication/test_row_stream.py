@@ -260,7 +260,7 @@ def test_a_transaction_of_too_many_bytes_is_refused_before_they_have_come() -> N
         stream.take()
 
 
-def test_a_transaction_of_too_many_rows_is_refused() -> None:
+def test_transaction_of_too_many_rows_is_rejected() -> None:
     stream = fed(framed(transaction(1, 200)), transaction_rows_max=100)
     with pytest.raises(StreamError, match="a transaction of more than 100 rows"):
         stream.take(rows_max=16)

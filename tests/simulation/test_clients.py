@@ -109,7 +109,7 @@ def test_refusals_are_failures_and_what_nobody_knows_is_not() -> None:
         assert outcome_of(error, elected) is Outcome.UNKNOWN
 
 
-def test_answers_that_nobody_promised_are_noticed() -> None:
+def test_unexpected_answers_are_found() -> None:
     assert is_promised(errors.Readonly("no"), is_read=False)
     assert is_promised(ConnectionFailed("lost"), is_read=False)
     assert is_promised(errors.System("timed out"), is_read=True)

@@ -132,7 +132,7 @@ async def test_who_is_struck_off_is_one_of_as_many_as_there_were(sim: Simulation
 
 
 @simulated()
-async def test_who_was_struck_off_before_a_row_does_not_count_for_it(sim: Simulation) -> None:
+async def test_member_expelled_before_a_row_does_not_count_for_it(sim: Simulation) -> None:
     members = list("abcde")
     consensus, found = watch(sim, members)
     await start_members(sim, members, wal_mode="fsync")
@@ -172,7 +172,7 @@ async def test_who_leads_without_what_was_confirmed_is_seen(sim: Simulation) -> 
 
 
 @simulated()
-async def test_who_takes_the_queue_over_and_gives_up_what_it_has_is_seen(sim: Simulation) -> None:
+async def test_new_owner_that_drops_its_pending_rows_is_found(sim: Simulation) -> None:
     _, found = watch(sim)
     await start_members(sim, "abc", wal_mode="fsync", replication_synchro_quorum=NEVER)
     pending = await Pending(sim, "a", 1).seen_by("b", "c")

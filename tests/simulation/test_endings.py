@@ -195,7 +195,7 @@ async def test_logs_that_were_removed_are_read(sim: Simulation) -> None:
 
 
 @simulated()
-async def test_a_directory_that_lacks_a_row_is_told(sim: Simulation) -> None:
+async def test_directory_that_lacks_a_row_is_found(sim: Simulation) -> None:
     replica_set = await form(sim)
     boxes = {name: sim.node(name).box for name in names(replica_set)}
     logs = [read_log(name, sim.storage(name)) for name in boxes]
@@ -318,7 +318,7 @@ def test_a_verdict_that_came_too_late_may_be_nothing_elsewhere() -> None:
     assert check_logs([log("a", *ours), log("b", *theirs)]) == []
 
 
-def test_a_transaction_that_is_divided_elsewhere_is_told() -> None:
+def test_transaction_split_differently_is_found() -> None:
     one, two = put(1).rows[0], put(2).rows[0]
     together = record(
         Row(one.type, 1, lsn=1, tsn=1, flags=0, body=one.body), Row(two.type, 1, lsn=2, tsn=1, body=two.body)

@@ -151,7 +151,7 @@ async def test_a_quorum_that_was_raised_meanwhile_is_not_that_of_what_was_commit
 
 
 @simulated()
-async def test_who_does_not_know_of_a_new_member_reads_what_was_committed_with_it(sim: Simulation) -> None:
+async def test_member_unaware_of_a_new_member_reads_its_commits(sim: Simulation) -> None:
     """Each of two members, whose quorum is both, alone has everything committed; with three members that no longer
     holds."""
     await sim.start("a")

@@ -63,7 +63,7 @@ async def test_a_clogged_link_holds_who_connects_too(sim: Simulation) -> None:
 
 
 @simulated(seeds=range(3))
-async def test_a_doubled_attempt_gives_the_server_a_connection_that_nobody_uses(sim: Simulation) -> None:
+async def test_duplicate_connection_attempt_leaves_the_server_an_unused_connection(sim: Simulation) -> None:
     place = await Place(sim).listen()
     sim.internet.link("scenario", "a").duplicate_probability = 1.0
     stream = await place.connect()

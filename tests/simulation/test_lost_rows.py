@@ -63,7 +63,7 @@ def test_asynchronous_rows_are_facts_when_they_are_written() -> None:
     assert check([left()], [lone]) == ["(1, 2) was a fact"]
 
 
-def test_other_rows_of_the_member_that_inherited_the_number_are_no_copies() -> None:
+def test_rows_of_the_member_with_a_reused_id_are_no_copies() -> None:
     heir = log("n", put(2, 7), replica_id=1, start={1: 1, 2: 1})
     later = log("m", replica_id=4, start={1: 9, 2: 1})
     assert check([left(put(2, 7)), heir, later], [gone()]) == []

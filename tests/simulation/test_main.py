@@ -26,7 +26,7 @@ def test_one_run_ends_with_verdict_and_hash(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.splitlines()[-1] == "seed 3: ok hash hash3"
 
 
-def test_one_run_that_is_violated_says_how_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+def test_violated_run_reports_the_reason_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--seed", "4", "--verbose"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "  1.000000 a         start"

@@ -119,7 +119,7 @@ LAKE_PLANTS = [
               "[67]", DIFFERS),
     LakePlant("a double for an integer, columns too", _replace(68, "name 68", 204.0, more(68)), "orders", "[68]",
               DIFFERS),
-    LakePlant("null for absent, columns too", _replace(69, "name 69", 207, more(69), None), "orders", "[69]", DIFFERS),
+    LakePlant("null for an absent field", _replace(69, "name 69", 207, more(69), None), "orders", "[69]", DIFFERS),
     LakePlant("_extra is edited", _update("""_extra = '["k70",70,null]'""", "events", _extra="""'["k70",71,null]'"""),
               "events", '["k70"]', wrong="_extra is"),
     LakePlant("a change of the log was not merged", _replace(201, "stale", 0), "orders", "[201]", DIFFERS),

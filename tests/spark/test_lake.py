@@ -93,7 +93,7 @@ def test_a_load_that_was_killed_between_commits_goes_on_with_the_other_tables(
     assert sorted(tuples_in(table)) == [key_of(2), key_of(3)]
 
 
-def test_histories_and_several_sets_are_loaded_too(spark: SparkSession, tmp_path: Path) -> None:
+def test_histories_and_several_sets_are_loaded(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake.open(str(tmp_path), several_sets=True)
     first = lake.load(frame_of(spark, *orders(1, 2)), [ORDERS], UUID, at(9), history=True, moment=moment(9))
     second = lake.load(frame_of(spark, *orders(2)), [ORDERS], OTHER_UUID, at(7), history=True, moment=moment(7))

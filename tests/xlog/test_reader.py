@@ -97,7 +97,7 @@ def test_log_torn_at_any_byte_yields_its_complete_blocks_and_the_position() -> N
         assert bool(ending.what) == bool(ending.lost)
 
 
-def test_a_last_block_that_is_zeros_from_any_byte_on_is_torn() -> None:
+def test_last_block_that_ends_in_zeros_is_torn() -> None:
     """Its length was written, and not all of its pages; the checksum of zeros is 0."""
     data = LOG[:-4]
     last = OFFSETS[-1]

@@ -51,7 +51,7 @@ def row_of(entry: dict[str, Any]) -> Row:
     )
 
 
-def test_all_recorded_files_are_here() -> None:
+def test_all_recorded_files_exist() -> None:
     assert len(FILES) == 85
     assert sum(len(listed(path, "row")) for path in FILES) == 16614
 

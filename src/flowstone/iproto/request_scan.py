@@ -23,7 +23,7 @@ from flowstone.kernels.wide import byte
     KEY_END,
     TUPLE_AT,
     TUPLE_END,
-    PACKET_AT,  # behind the length
+    PACKET_AT,  # after the length
     PACKET_END,
     CODE,  # equal for requests that can be executed in one go: type and space; -1: not simple
     SPAN,  # number of the span (connection) that it came from
@@ -34,7 +34,7 @@ LINES = 11
 START, END, AT, SIZE_MAX, STATUS = range(5)
 SPAN_COLUMNS = 5
 WAITING, WRONG_LENGTH, TOO_LARGE = range(3)
-"""Why a span's scan stopped: the rest is no whole packet yet; no length stands there; the packet is too large."""
+"""Why the scan of a span stopped: the next packet is incomplete, has no valid length, or is too large."""
 
 TYPE_SHIFT = 32
 SPACE_ID_MAX = 0xFFFFFFFF

@@ -328,8 +328,8 @@ ROW_SIZE_GUESS = 64
 """Bytes per row that the first table is sized for; a wrong guess costs one copy of the table."""
 
 ROW_SIZE_MIN = 12
-"""Every row of a log has a type and a float64 timestamp. Shorter ones in their millions are made to exhaust memory:
-a line of the table takes 168 bytes."""
+"""Every row of a log has a type and a float64 timestamp. Millions of shorter rows would exhaust
+memory: a line of the table takes 168 bytes."""
 
 ROWS_BELOW_SUSPICION = 1 << 20
 

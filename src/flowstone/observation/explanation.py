@@ -194,7 +194,7 @@ def _orphan(replica_set: ReplicaSet, member: Member, report: Report) -> Finding:
 def _retention(
     replica_set: ReplicaSet, member: Member, report: Report, consumer: ReportedConsumer
 ) -> Iterator[Finding]:
-    """Logs are kept for a member that does not take them."""
+    """Find logs that are kept for a member that does not receive them."""
     uuid = consumer.replica_uuid
     peer = next((one for one in report.replication if one.uuid == uuid), None)
     if uuid is None or peer is None or (peer.downstream is not None and peer.downstream.status in FOLLOWING):

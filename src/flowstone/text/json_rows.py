@@ -153,7 +153,7 @@ def _write_state(state: int, out: Bytes, to: int) -> int:
 def _write_body(
     buf: Bytes, lines: Lines, row: int, names: SpaceNames, out: Bytes, to: int, stack: Integers
 ) -> tuple[int, int]:
-    """The body map with named keys: (offset behind the text, status)."""
+    """The body map with named keys: (offset after the text, status)."""
     at, end = lines.body_at[row], lines.row_end[row]
     at, items, is_map = container(buf, at, end)
     if at < 0 or not is_map:
@@ -217,7 +217,7 @@ def write_rows(
 
 
 def plain_row(buf: Bytes, cells: scan.Cells, row: int, names: Mapping[int, str]) -> str:
-    """The line of one row, without its newline, in plain Python: the same text, and any value at all."""
+    """Return the line of one row without its newline, in plain Python: the same text, for any value."""
 
     def cell(line: int) -> int:
         return int(cells[line, row])

@@ -206,7 +206,7 @@ def _write_sized(marker: int, buf: Bytes, at: int, end: int, out: Bytes, to: int
 
 @inlined
 def read_length(exponent: int, buf: Bytes, at: int, end: int) -> tuple[int, int]:
-    """A length of 1, 2 or 4 bytes: (offset behind it, length); the offset is -1 where it is cut off."""
+    """A length of 1, 2 or 4 bytes: (offset after it, length); the offset is -1 where it is cut off."""
     if at + (1 << exponent) > end:
         return -1, 0
     if exponent == 0:

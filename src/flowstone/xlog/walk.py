@@ -14,8 +14,8 @@ from flowstone.kernels import inlined, kernel
 from flowstone.kernels.wide import byte, little64
 from flowstone.xlog.block import FIXHEADER_SIZE, ZROW_WORD, frame_bound, read_fixheader
 
-# Columns of the table of blocks; offsets are into the walked buffer. CONTENT_BOUND is the most bytes that the rows can
-# have, -1 where a compressed payload is not one whole frame.
+# Columns of the table of blocks; offsets are into the walked buffer. CONTENT_BOUND is the maximum size of
+# the rows in bytes; -1 if a compressed payload is not exactly one frame.
 BLOCK_AT, PAYLOAD_AT, PAYLOAD_END, IS_ZSTD, CONTENT_BOUND = range(5)
 BLOCK_COLUMNS = 5
 

@@ -106,7 +106,7 @@ def test_bulk_load_equals_loading_one_by_one(
         assert list(view.scan(index)) == start
 
 
-def test_nothing_written_is_false() -> None:
+def test_empty_bulk_write_returns_false() -> None:
     written = BulkWrite()
     assert not written
     box = box_with(NUMBERS)

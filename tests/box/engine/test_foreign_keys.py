@@ -84,7 +84,7 @@ REFERENCED = "238 Foreign key 'f1' integrity check failed: tuple is referenced"
 MISSING = "239 Foreign key constraint 'f1' failed for field '2 (cid)': foreign tuple was not found"
 
 
-async def test_parent_with_zero_in_a_complex_key_stays_while_it_is_referenced() -> None:
+async def test_parent_with_zero_in_a_complex_key_is_kept_while_referenced() -> None:
     """Real servers treat 0 as nil and delete the tuple; the next test shows that such a row of a peer is applied."""
     client = await make(
         space(P, field("id"), field("x"), field("y")),
@@ -277,7 +277,7 @@ async def test_rows_of_a_peer_are_applied_to_a_space_with_a_check_function() -> 
     assert await client.select(space=P) == ((1, 1),)
 
 
-async def test_check_function_is_not_added_over_rows_that_it_cannot_check() -> None:
+async def test_check_function_cannot_be_added_to_existing_rows() -> None:
     client = await make(function(66, "positive"), space(P, field("id")), index(P, 0, 0), insert(P, 1))
     with pytest.raises(errors.Unsupported, match="which only a Tarantool server can run"):
         await client.request(*alter(P, field("id", constraint={"above": 66})))

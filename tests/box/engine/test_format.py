@@ -166,7 +166,7 @@ def test_the_stricter_of_two_types_holds() -> None:
     assert [int(mask) for mask in format.masks] == [ACCEPTS["unsigned"], ACCEPTS["number"] | KIND_NIL]
 
 
-def test_an_extension_without_sense_is_stored_but_not_indexed() -> None:
+def test_unknown_extension_is_stored_but_not_indexed() -> None:
     fields = FieldDefinition("id"), FieldDefinition("d", "decimal")
     nonsense = b"\x92\x01\xd5\x01\xff\xff"
     assert refusal(space(*fields), nonsense) == (0, "")
@@ -182,7 +182,7 @@ def test_parts_of_a_functional_index_do_not_constrain_tuples() -> None:
     assert refusal(format, pack((1,))) == (0, "")
 
 
-def test_one_part_that_is_not_nullable_makes_its_place_required() -> None:
+def test_part_that_is_not_nullable_makes_its_field_required() -> None:
     parts = IndexPart(1, "unsigned", path="a"), IndexPart(1, "unsigned", is_nullable=True, path="a")
     for order in parts, parts[::-1]:
         format = space(indexes=(PK, index(order[0]), index(order[1])))

@@ -40,7 +40,7 @@ def limits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(WRITES | BULK | st.none(), max_size=60))
-def test_the_order_is_right_whenever_it_is_asked_for(
+def test_order_is_correct_at_any_time(
     program: list[tuple[int, bytes | None] | list[int] | None],
 ) -> None:
     """None is an ordered read; a list contains keys inserted into the map in bulk."""

@@ -223,7 +223,7 @@ def test_doubles_of_2_11_are_compared_as_numbers_are() -> None:
         definition(IndexPart(1, "double")).exact((1,))
 
 
-def test_keys_of_tuples_come_out_of_documents() -> None:
+def test_keys_are_extracted_from_documents() -> None:
     key = definition(IndexPart(1, "integer", path="a[2].b"), IndexPart(2, "string", is_nullable=True, path="c"))
     assert key.entries((1, {"a": (0, {"b": 5})}, {"c": "x"})) == [key.exact((5, "x"))]
     (entry,) = key.entries((1, {"a": (0, {"b": 5})}))

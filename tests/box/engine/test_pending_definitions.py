@@ -218,7 +218,7 @@ async def refused_by_commit(client: Conversation, *steps: Step) -> str:
     return shown(caught.value)
 
 
-async def test_commit_refuses_what_a_key_forbids_that_was_added_later() -> None:
+async def test_commit_rejects_rows_that_violate_a_key_added_later() -> None:
     client = await make(*FREE)
     assert await refused_by_commit(client, insert(C, 2, 99), alter(C, *KEYED)) == MISSING
     assert await refused_by_commit(client, delete(P, 1), alter(C, *KEYED)) == MISSING
@@ -382,7 +382,7 @@ async def test_rows_of_a_space_whose_primary_index_changes_are_rejected_by_the_c
         assert await refused_by_commit(client, drop_index(C, 0), index(C, 0, 0), written) == "5"
 
 
-async def test_transactions_of_a_program_obey_keys_that_they_add(tmp_path: Path) -> None:
+async def test_transactions_of_a_program_check_keys_that_they_add(tmp_path: Path) -> None:
     async with Node(tmp_path) as node:
         parent = await node.create_space("parent", format=[field("id")])
         await parent.create_index("primary")

@@ -62,7 +62,7 @@ def test_view_reads_the_state_at_its_creation(
 
 
 @given(CONTENT, st.dictionaries(KEYS, st.none() | st.binary(max_size=1)), SPANS)
-def test_a_layer_is_its_base_with_the_changes_over_it(
+def test_layer_is_its_base_with_its_changes(
     content: dict[Key, bytes], changes: dict[Key, bytes | None], span: Span
 ) -> None:
     _, index = box_of()
@@ -110,7 +110,7 @@ class Counted(int):
         return super().__ge__(other)
 
 
-def test_a_key_is_looked_for_in_spans_without_looking_at_each() -> None:
+def test_lookup_in_spans_does_not_visit_each_span() -> None:
     spans = Spans([Span(low, low + 1 + low % 3, False) for low in range(0, 4000, 2)])
     Counted.compared = 0
     assert Counted(2000) in spans

@@ -90,7 +90,7 @@ def test_a_space_without_a_primary_key_has_no_tuples() -> None:
     assert (space.primary, len(space), list(space.tuples())) == (None, 0, [])
 
 
-def test_entries_are_what_goes_and_what_stays_or_comes(box: Box) -> None:
+def test_changed_entries_are_the_removed_kept_and_added_ones(box: Box) -> None:
     space = box.space(512)
     (_, gone, there), (_, names_gone, names_there) = space.entries((1, "b"), (1, "z"))
     assert (gone, there) == ([], [1])

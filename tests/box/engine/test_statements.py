@@ -165,7 +165,7 @@ def test_multikey_index_has_no_pages() -> None:
         statements.position_of(box.space(512).index(1), pack((1, (2, 3))))
 
 
-def test_get_wants_a_whole_key_of_a_unique_index(box: Box) -> None:
+def test_get_requires_a_full_key_of_a_unique_index(box: Box) -> None:
     transaction, space = box.begin(), box.space(512)
     assert statements.get(transaction, space, 0, pack((1,))) == pack((1, "a"))
     assert statements.get(transaction, space, 0, pack((9,))) is None

@@ -47,7 +47,7 @@ def test_raw_operations_keep_the_bytes_of_their_values() -> None:
     assert operation.value == pack(0.5)
 
 
-def test_a_positive_number_written_as_signed_is_no_positive_number() -> None:
+def test_positive_number_encoded_as_signed_is_rejected() -> None:
     for code in "&|^#":
         with pytest.raises(errors.UpdateArgType, match="a positive integer"):
             decode_operations(b"\x91\x93\xa1" + code.encode() + b"\x01\xd0\x05")

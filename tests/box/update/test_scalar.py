@@ -20,7 +20,7 @@ def run(values: tuple[Any, ...], *operations: tuple[Any, ...]) -> tuple[Any, ...
     return update(values, decode_operations(operations, index_base=1))
 
 
-def test_integers_stay_integers_until_they_overflow() -> None:
+def test_integers_remain_integers_until_they_overflow() -> None:
     assert run((1, 5), ("+", 2, -7)) == (1, -2)
     assert run((1, 2**64 - 2), ("+", 2, 1)) == (1, 2**64 - 1)
     with pytest.raises(errors.UpdateIntegerOverflow):

@@ -103,7 +103,7 @@ def test_values_are_stored_as_encoded_in_the_request() -> None:
     assert update_raw(b"\x91\x01", operations) == b"\x93\x01" + half + b"\xd0\x05"
 
 
-def test_a_sum_takes_half_the_bytes_where_that_is_exact_and_the_format_allows_it() -> None:
+def test_float_sum_is_single_when_exact_and_allowed_by_the_format() -> None:
     fields = FieldDefinition("id"), FieldDefinition("any"), FieldDefinition("double", "double", is_nullable=True)
     format = TupleFormat(SpaceDefinition(512, "t", fields=fields))
     operations = decode_operations((("+", 1, 0.5), ("+", 2, 0.5)))

@@ -49,7 +49,7 @@ async def test_a_terminal_has_a_table() -> None:
         assert part in text
 
 
-async def test_elsewhere_a_line_now_and_then() -> None:
+async def test_output_to_a_file_has_occasional_lines() -> None:
     text = await drawn(Console(file=io.StringIO(), width=200), "lag 1.2 s\n")
     assert "a leads  b dead │ 54,321 acknowledged │ 12,345 in the lake" in text
 

@@ -18,7 +18,7 @@ STATUS = ["OK", "auto-repairable", "unrepairable"]
 
 
 @pytest.mark.parametrize("case", MATRIX, ids=[case.name for case in MATRIX])
-def test_the_exit_code_is_the_real_tools(flowstone: Command, tmp_path: Path, case: Damage) -> None:
+def test_exit_code_equals_that_of_the_real_tool(flowstone: Command, tmp_path: Path, case: Damage) -> None:
     directory = damage.write(tmp_path / "data", case.appended)
     shown = flowstone("limestone", "inspect", directory)
     assert shown.code == case.inspect

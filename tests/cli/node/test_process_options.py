@@ -71,5 +71,5 @@ def test_documentation_lists_every_option_with_its_default() -> None:
     assert documented() in text
 
 
-def test_no_option_is_a_nodes_too() -> None:
+def test_process_options_and_node_options_are_disjoint() -> None:
     assert not PROCESS_OPTIONS.keys() & OPTIONS.keys()

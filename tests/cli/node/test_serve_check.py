@@ -67,7 +67,7 @@ def test_secrets_are_not_shown(flowstone: Command, monkeypatch: pytest.MonkeyPat
     assert "# http_token is set (not shown)" in answer.text
 
 
-def test_data_is_looked_at_and_left_alone(flowstone: Command, tmp_path: Path) -> None:
+def test_check_reads_data_without_changes(flowstone: Command, tmp_path: Path) -> None:
     make_data(tmp_path / "data")
     before = state(tmp_path)
     answer = flowstone("serve", "--check", "--listen=127.0.0.1:0", "--user=app:secret")
@@ -77,7 +77,7 @@ def test_data_is_looked_at_and_left_alone(flowstone: Command, tmp_path: Path) ->
     assert state(tmp_path) == before
 
 
-def test_a_running_node_is_no_problem_nor_are_its_addresses(flowstone: Command, tmp_path: Path) -> None:
+def test_running_node_and_its_addresses_are_no_problem(flowstone: Command, tmp_path: Path) -> None:
     """This is the state before a reload."""
 
     async def with_node() -> tuple[int, str, list[str]]:

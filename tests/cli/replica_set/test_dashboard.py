@@ -84,7 +84,7 @@ def test_dashboard_prints_the_address_of_a_page_and_runs_until_a_signal(tmp_path
                 assert process.wait(SECONDS) == 0
 
 
-def test_a_real_server_is_watched_too(tarantool: object, tmp_path: Path) -> None:
+def test_real_server_is_watched(tarantool: object, tmp_path: Path) -> None:
     with (
         real_tarantool.serve(tmp_path) as server,
         running("--listen", "127.0.0.1:0", server.uri) as (_, page),

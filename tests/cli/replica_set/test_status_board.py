@@ -118,7 +118,7 @@ def test_markup_and_control_codes_of_a_server_are_text() -> None:
     assert "\x1b" not in text
 
 
-def test_a_terminal_that_is_too_low_is_told_how_much_is_missing() -> None:
+def test_low_terminal_shows_the_number_of_hidden_lines() -> None:
     whole = lines(*three())
 
     def shown(height: int) -> list[str]:

@@ -160,7 +160,7 @@ def test_repair_as_the_real_program(case: Case) -> None:
 
 
 @every_case
-def test_ours_starts_where_nothing_durable_is_lost_and_leaves_a_file_that_can_be_appended_to(case: Case) -> None:
+def test_our_startup_keeps_durable_data_and_leaves_an_appendable_file(case: Case) -> None:
     data = CLEAN + case.appended
     scan, found = scanned(data, RECOVERY)
     assert scan.verdict.is_clean is case.ours
@@ -179,7 +179,7 @@ def changed(data: bytes, changes: FileRepair) -> bytes:
     return bytes(found[: changes.cut])
 
 
-def test_damage_in_a_detached_file_is_tolerated_at_startup_inside_what_does_not_count() -> None:
+def test_damage_in_undurable_data_of_a_detached_file_is_tolerated_at_startup() -> None:
     torn = begin(6) + ENTRY[:-1]
     assert scanned(CLEAN + torn, STARTUP, is_detached=True)[0].verdict.is_clean
     assert scanned(CLEAN + marked(torn), STARTUP, is_detached=True)[0].verdict is Verdict.OK

@@ -212,7 +212,7 @@ def test_length_above_the_limit_is_rejected_at_once_without_allocation(data: byt
         tracemalloc.stop()
 
 
-def test_the_limit_counts_the_whole_message_and_each_anew() -> None:
+def test_limit_applies_to_each_whole_message() -> None:
     entry = wire_entry(put(1, b"k", b"v" * 100, WriteVersion(1, 1)))
     message = LogEntries(1, (entry,) * 10, 7)
     size = len(encode(message))

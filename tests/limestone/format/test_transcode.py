@@ -146,7 +146,7 @@ def resent(path: Path) -> Iterator[bytes]:
             yield from wire_parts(data[head:offset], epoch, begin=True, end=True, compatible=True, open_blob=blob)
 
 
-def test_only_whole_entries_are_sent() -> None:
+def test_only_complete_entries_are_sent() -> None:
     entry = entries.encode(put(1, b"key", b"value", WriteVersion(1, 1)))
     with_blobs = entries.encode(put(1, b"key", b"value", WriteVersion(1, 1), (7,)))
     marker = entries.encode(Marker(EntryType.MARKER_BEGIN, 1))

@@ -119,7 +119,7 @@ async def test_blob_pending_for_its_entry_or_named_during_a_compaction_is_kept(r
     assert registry.held() == {waiting}
 
 
-async def test_what_a_session_names_that_was_open_before_a_compaction_is_held_until_the_end_of_both(
+async def test_blob_named_by_a_session_before_a_compaction_is_kept_until_both_end(
     registry: Blobs,
 ) -> None:
     blob_id = await registry.pool().register_data(b"")

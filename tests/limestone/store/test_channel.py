@@ -183,7 +183,7 @@ async def test_session_ends_when_replicated_despite_a_cancelled_caller(host: Hos
     assert (host.told, host.failure) == (["finished"], None)
 
 
-async def test_who_waits_for_both_sides_leaves_no_worker_behind_and_no_replica_waited_for() -> None:
+async def test_cancelled_session_end_leaves_no_worker_and_no_pending_replica() -> None:
     gate = asyncio.Event()
     done: list[str] = []
 

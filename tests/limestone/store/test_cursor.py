@@ -95,7 +95,7 @@ def test_parts_are_about_equal_and_cover_everything() -> None:
     assert [list(part) for part in snapshot_of()[1].partitioned_cursors(2)] == [[], []]
 
 
-def test_what_log_files_decided_holds_when_they_are_renamed_and_the_compacted_file_is_replaced() -> None:
+def test_cursor_is_valid_after_renames_and_a_replaced_compacted_file() -> None:
     disk, found = snapshot_of(ROWS[:10], compacted=ROWS[5:20])
     stored = found.stored(disk, DIRECTORY, with_removes=True)
     rows = stored.rows()

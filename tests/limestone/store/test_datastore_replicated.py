@@ -133,7 +133,7 @@ async def test_when_an_epoch_is_told_it_is_on_both_sides_in_every_order(tmp_path
         assert (tmp_path / "master" / name).read_bytes() == (tmp_path / "replica" / name).read_bytes()
 
 
-async def test_what_was_taken_back_was_never_sent(tmp_path: Path) -> None:
+async def test_aborted_session_is_never_sent(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         async with AsyncDatastore(OUTSIDE, Settings(str(tmp_path), (replica.endpoint,), spill=50)) as store:
             channel = await store.create_channel()
@@ -163,7 +163,7 @@ async def opened(replica: ScriptedReplica, path: Path, on_lost: str) -> tuple[As
     return store, told
 
 
-async def test_nothing_is_told_that_the_replica_has_not_acknowledged(tmp_path: Path) -> None:
+async def test_epoch_without_an_acknowledgement_of_the_replica_is_not_reported(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         store, told = await opened(replica, tmp_path, "block")
         channel = await store.create_channel()
@@ -182,7 +182,7 @@ async def test_nothing_is_told_that_the_replica_has_not_acknowledged(tmp_path: P
         assert told == []
 
 
-async def test_a_store_that_shall_not_lose_its_replica_stops_when_it_does(tmp_path: Path) -> None:
+async def test_store_with_policy_fail_stops_when_it_loses_its_replica(tmp_path: Path) -> None:
     async with scripted(is_ours=True) as replica:
         store, told = await opened(replica, tmp_path, "fail")
         channel = await store.create_channel()
@@ -248,7 +248,7 @@ async def test_after_a_restart_nothing_is_told_before_the_replica_has_what_was_t
 # --- threads ---
 
 
-def test_threads_write_and_the_replica_has_every_epoch_that_was_told(tmp_path: Path) -> None:
+def test_replica_has_every_epoch_reported_to_writing_threads(tmp_path: Path) -> None:
     thread = LoopThread("replica")
     told: list[int] = []
 

@@ -54,7 +54,7 @@ def test_master_needs_descriptors_for_files_connections_and_catch_up(
 
 
 @pytest.mark.parametrize("limit", [None, 64 + 3000])
-def test_limit_that_is_high_enough_is_no_error(limit: int | None) -> None:
+def test_sufficient_limit_is_no_error(limit: int | None) -> None:
     descriptors.check(LimitedDisk(limit), 1000, 3)
 
 
@@ -120,6 +120,6 @@ async def test_replica_that_cannot_hold_all_channels_never_becomes_live(tmp_path
             assert "live" not in states
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_are_unchanged() -> None:
     with pytest.raises(FileNotFoundError), descriptors.explained():
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "x")

@@ -28,7 +28,7 @@ def session(epoch: int, key: bytes, *, has_end: bool = True) -> bytes:
     return begin + encode(put(1, key, b"v", WriteVersion(epoch, 1))) + (end if has_end else b"")
 
 
-async def test_a_new_one_has_what_the_original_makes(tmp_path: Path) -> None:
+async def test_new_directory_equals_that_of_the_original(tmp_path: Path) -> None:
     directory = await DataDirectory.open(OUTSIDE, str(tmp_path / "a" / "b/"))
     path = tmp_path / "a" / "b"
     assert directory.path == str(path)
@@ -44,7 +44,7 @@ async def test_a_new_one_has_what_the_original_makes(tmp_path: Path) -> None:
     directory.release()
 
 
-async def test_there_is_one_holder_at_a_time(tmp_path: Path) -> None:
+async def test_directory_has_one_holder_at_a_time(tmp_path: Path) -> None:
     first = await DataDirectory.open(OUTSIDE, str(tmp_path))
     with pytest.raises(AlreadyLocked):
         await DataDirectory.open(OUTSIDE, str(tmp_path))
@@ -55,7 +55,7 @@ async def test_there_is_one_holder_at_a_time(tmp_path: Path) -> None:
     again.release()
 
 
-async def test_what_is_none_is_not_made_one(tmp_path: Path) -> None:
+async def test_invalid_directory_is_not_initialized(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "none", "is not a directory"), (tmp_path, "is not a data directory")):
         with pytest.raises(LimestoneError, match=message):
             await DataDirectory.open(OUTSIDE, str(path), create=False)
@@ -67,7 +67,7 @@ async def test_what_is_none_is_not_made_one(tmp_path: Path) -> None:
         await DataDirectory.open(OUTSIDE, str(tmp_path))
 
 
-async def test_a_damaged_one_is_not_held(tmp_path: Path) -> None:
+async def test_damaged_directory_is_not_held(tmp_path: Path) -> None:
     (await DataDirectory.open(OUTSIDE, str(tmp_path))).release()
     (tmp_path / names.EPOCH).write_bytes(b"\x55" * 9)
     for _ in range(2):
@@ -91,7 +91,7 @@ async def test_opening_restores_a_catalog_of_which_only_the_copy_is_left(tmp_pat
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4, 5, 6])
-async def test_old_formats_become_ours(tmp_path: Path, version: int) -> None:
+async def test_old_formats_are_migrated(tmp_path: Path, version: int) -> None:
     """Sessions of formats up to 5 have no end, so no session of ours is appended to them."""
     old = Manifest(UUID if version >= 5 else None, version, "1.1" if version >= 5 else "1.0")
     (tmp_path / names.MANIFEST).write_bytes(manifest.encode(old))
@@ -119,7 +119,7 @@ def opened(disk: Disk) -> DataDirectory:
 
 
 @pytest.mark.parametrize("version", [None, 1, 5])
-def test_a_crash_while_it_is_made_or_migrated_leaves_one_that_opens(version: int | None) -> None:
+def test_crash_during_creation_or_migration_leaves_a_directory_that_opens(version: int | None) -> None:
     def prepare(disk: Disk) -> None:
         if version is None:
             return

@@ -19,7 +19,7 @@ def rules(channels: int = 2, last_epoch: int = 0) -> EpochRules:
     return found
 
 
-def test_an_epoch_is_recorded_when_its_sessions_have_ended_and_a_later_one_is_switched_to() -> None:
+def test_epoch_is_recorded_when_its_sessions_have_ended_and_a_later_one_is_current() -> None:
     epochs = rules()
     assert epochs.switch(1) == NOTHING
     assert (epochs.begin(0), epochs.begin(1)) == (1, 1)
@@ -36,7 +36,7 @@ def test_epochs_without_sessions_inform_and_are_not_recorded() -> None:
     assert epochs.durable == 0
 
 
-def test_an_open_session_holds_up_its_epoch_and_all_behind_it() -> None:
+def test_open_session_delays_its_epoch_and_all_later_ones() -> None:
     epochs = rules()
     epochs.switch(1)
     epochs.begin(0)
@@ -48,7 +48,7 @@ def test_an_open_session_holds_up_its_epoch_and_all_behind_it() -> None:
     assert epochs.recorded(2) == Due(inform=2)
 
 
-def test_one_record_is_due_at_a_time_and_what_it_covers_is_told_before_the_next() -> None:
+def test_one_record_is_pending_at_a_time_and_reported_before_the_next() -> None:
     epochs = rules()
     epochs.switch(1)
     epochs.begin(0)
@@ -84,7 +84,7 @@ def test_a_session_that_was_taken_back_is_none() -> None:
     assert epochs.abort(0) == Due(inform=1)
 
 
-def test_after_a_restart_nothing_is_told_again_and_no_session_begins_in_an_old_epoch() -> None:
+def test_no_epoch_is_reported_twice_or_reused_after_a_restart() -> None:
     epochs = rules(last_epoch=5)
     with pytest.raises(WrongTime, match="epoch 5: it is already durable; call switch_epoch with 6"):
         epochs.begin(0)
@@ -93,7 +93,7 @@ def test_after_a_restart_nothing_is_told_again_and_no_session_begins_in_an_old_e
     assert epochs.begin(0) == 6
 
 
-def test_what_replicas_may_lack_after_a_restart_is_recorded_before_anything_is_told() -> None:
+def test_epochs_that_replicas_may_lack_are_recorded_before_any_report() -> None:
     epochs = EpochRules(5, is_pending=True)
     epochs.add_channel()
     assert epochs.switch(7) == Due(record=5)
@@ -130,7 +130,7 @@ def test_the_end_of_a_session_costs_no_more_when_many_epochs_are_held_up() -> No
     assert epochs.finish(0) == Due(record=1000)
 
 
-def test_calls_at_the_wrong_time_change_nothing() -> None:
+def test_calls_in_the_wrong_state_change_nothing() -> None:
     epochs = rules(1)
     epochs.switch(2)
     for call in (epochs.finish, epochs.abort):
@@ -147,7 +147,7 @@ def test_calls_at_the_wrong_time_change_nothing() -> None:
     assert (epochs.switched, epochs.working(0), epochs.durable) == (2, 2, 0)
 
 
-def test_there_are_as_many_channels_as_a_replica_takes() -> None:
+def test_number_of_channels_is_limited_to_that_of_a_replica() -> None:
     epochs = rules(CHANNELS_MAX)
     with pytest.raises(WrongTime, match="10000"):
         epochs.add_channel()
@@ -157,9 +157,7 @@ STEPS = st.lists(st.tuples(st.sampled_from("bfasr"), st.integers(0, 2)), max_siz
 
 
 @given(STEPS, st.integers(0, 3))
-def test_nothing_is_told_durable_that_is_not_and_everything_is_in_the_end(
-    steps: list[tuple[str, int]], last_epoch: int
-) -> None:
+def test_only_durable_epochs_are_reported_and_finally_all(steps: list[tuple[str, int]], last_epoch: int) -> None:
     epochs = rules(3, last_epoch)
     epochs.switch(last_epoch + 1)
     open_sessions: dict[int, int] = {}

@@ -92,7 +92,7 @@ def test_the_winners_are_those_of_the_plain_state(
 
 @pytest.mark.usefixtures("_both_ways")
 @given(st.lists(st.tuples(storages, keys), min_size=1, max_size=60))
-def test_keys_of_any_length_come_into_the_order_of_their_bytes(found: list[tuple[int, bytes]]) -> None:
+def test_keys_of_any_length_are_sorted_by_their_bytes(found: list[tuple[int, bytes]]) -> None:
     winners = Winners()
     add(winners, [put(storage_id, key, b"", WriteVersion(1, 1)) for storage_id, key in found], 1)
     rows = winners.sorted()
@@ -100,7 +100,7 @@ def test_keys_of_any_length_come_into_the_order_of_their_bytes(found: list[tuple
     assert got == sorted(set(found), key=lambda each: each[0].to_bytes(8, "little") + each[1])
 
 
-def test_what_is_not_taken_does_not_count() -> None:
+def test_skipped_entries_do_not_count() -> None:
     data = encode(put(1, b"a", b"", WriteVersion(1, 1))) + encode(Entry(EntryType(7), 1, WriteVersion(9, 9)))
     table = np.zeros((TABLE_ROWS, 2), np.uint64)
     walk_table(np.frombuffer(data, np.uint8), 0, table, 0)
@@ -121,7 +121,7 @@ def keys_of_one_hash(state: int, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("seed", [None, 1, 1 << 63])
-def test_who_chooses_keys_cannot_choose_their_hashes(seed: int | None) -> None:
+def test_hashes_of_chosen_keys_are_unpredictable(seed: int | None) -> None:
     """Each key with an equal hash is compared with all earlier ones: a quadratic number."""
     for state in (0x9E3779B97F4A7C15, 0):
         winners = Winners() if seed is None else Winners(seed)
@@ -166,6 +166,6 @@ def test_spans_go_to_their_places(spans: list[bytes], choice: st.DataObject) -> 
         assert out.tobytes() == b"".join(spans[place] for place in order)
 
 
-def test_rows_are_one_line_of_a_cache() -> None:
+def test_row_fits_a_cache_line() -> None:
     assert columns.ROW_WORDS * 8 == 64
     assert entry_table.TABLE_ROWS == 11

@@ -27,7 +27,7 @@ def directory(tmp_path: Path) -> Path:
     return Path(shutil.copytree(recorded.HERE / "basic/master-dir", tmp_path / "data"))
 
 
-def test_a_held_directory_is_nobody_elses(directory: Path) -> None:
+def test_held_directory_cannot_be_opened(directory: Path) -> None:
     with offline.held(DISK, str(directory)) as found:
         assert found.persistent_format_version == 7
         with pytest.raises(AlreadyLocked), offline.held(DISK, str(directory), only_looks=True):
@@ -36,7 +36,7 @@ def test_a_held_directory_is_nobody_elses(directory: Path) -> None:
         pass
 
 
-def test_what_is_no_data_directory_is_refused(tmp_path: Path) -> None:
+def test_invalid_data_directory_is_rejected(tmp_path: Path) -> None:
     for path, word in ((tmp_path / "nothing", "no such directory"), (tmp_path, "is not a data directory")):
         with pytest.raises(LimestoneError, match=word), offline.held(DISK, str(path)):
             pass
@@ -65,7 +65,7 @@ class ReadOnly:
         return getattr(DISK, name)
 
 
-def test_on_a_read_only_file_system_one_can_look(directory: Path) -> None:
+def test_directory_on_a_read_only_file_system_can_be_inspected(directory: Path) -> None:
     disk: Any = ReadOnly()
     with offline.held(disk, str(directory), only_looks=True) as found:
         assert found.is_current
@@ -73,7 +73,7 @@ def test_on_a_read_only_file_system_one_can_look(directory: Path) -> None:
         pass
 
 
-def test_a_manifest_of_an_older_format_becomes_one_of_ours(directory: Path) -> None:
+def test_manifest_of_an_older_format_is_migrated(directory: Path) -> None:
     old = Manifest(None, 1, "1.0")
     (directory / names.MANIFEST).write_bytes(manifest.encode(old))
     offline.migrate(OUTSIDE, str(directory), old)
@@ -88,7 +88,7 @@ def content(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_what_is_put_aside_is_a_whole_directory_of_its_own(directory: Path) -> None:
+def test_backup_is_a_complete_directory(directory: Path) -> None:
     (directory / "pwal_0002").write_bytes(b"")
     before = content(directory)
     told: list[str] = []
@@ -105,7 +105,7 @@ def test_what_is_put_aside_is_a_whole_directory_of_its_own(directory: Path) -> N
     assert recover(DISK, str(aside), repairs=False).snapshot.rows()
 
 
-def test_one_that_a_crash_cut_short_is_not_taken_for_a_directory() -> None:
+def test_interrupted_backup_is_not_accepted_as_a_directory() -> None:
     def prepare(disk: Disk) -> None:
         manifest.create(disk, DIRECTORY, "11111111-1111-4111-8111-111111111111")
         for name in ("pwal_0000", "pwal_0001"):

@@ -73,7 +73,7 @@ def test_the_compacted_file_is_the_real_programs(side: str) -> None:
     assert encode_compacted(found.snapshot.rows()) == real.read_bytes()
 
 
-def test_what_never_became_durable_is_marked_as_the_real_program_marks_it(tmp_path: Path) -> None:
+def test_undurable_sessions_are_marked_as_by_the_real_program(tmp_path: Path) -> None:
     directory = copied(tmp_path, "tail", "dir-before-reopen")
     found = recover(DISK, str(directory))
     real = {name: data for name, data in content(HERE / "tail" / "dir").items() if names.is_pwal(name)}
@@ -104,7 +104,7 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
     assert content(directory) == before
 
 
-def test_a_removed_key_does_not_come_back_after_an_offline_compaction() -> None:
+def test_removed_key_stays_removed_after_an_offline_compaction() -> None:
     """In the original it does: the empty catalog keeps the remove out of its snapshot."""
     directory = HERE / "quirk-offline-remove" / "dir"
     found = recover(DISK, str(directory), repairs=False)
@@ -114,7 +114,7 @@ def test_a_removed_key_does_not_come_back_after_an_offline_compaction() -> None:
     assert not [entry for entry in removed if (entry.storage_id, entry.key) in keys]
 
 
-def test_a_replica_that_was_killed_in_epoch_0_has_lost_something_and_says_where(tmp_path: Path) -> None:
+def test_replica_killed_in_epoch_0_reports_the_lost_data(tmp_path: Path) -> None:
     directory = copied(tmp_path, "replica_crash", "crash.dir.asleft")
     before = content(directory)
     for mode in (STARTUP, INSPECT):
@@ -123,7 +123,7 @@ def test_a_replica_that_was_killed_in_epoch_0_has_lost_something_and_says_where(
     assert content(directory) == before
 
 
-def test_compacted_files_and_what_they_replace_are_not_read_as_logs(tmp_path: Path) -> None:
+def test_compacted_files_and_their_inputs_are_not_read_as_logs(tmp_path: Path) -> None:
     old, new = put(1, b"k", b"old", WriteVersion(1, 1)), put(1, b"k", b"new", WriteVersion(2, 1))
     detached = "pwal_0000.01794772615522.0"
     (tmp_path / detached).write_bytes(session(1, b"gone"))
@@ -237,14 +237,14 @@ def live_rows(moment: int, happens: Callable[[Channel], None], period: int = 1 <
     return rows, busy.calls
 
 
-def test_a_file_that_is_put_aside_at_any_moment_is_read_once_and_whole() -> None:
+def test_file_rotated_at_any_moment_is_read_completely_once() -> None:
     rows, calls = live_rows(1 << 30, Channel.rotate)
     assert rows == [b"a", b"b"]
     for moment in range(1, calls + 1):
         assert live_rows(moment, Channel.rotate)[0] == [b"a", b"b"]
 
 
-def test_bytes_behind_the_finished_sessions_are_not_looked_at() -> None:
+def test_bytes_after_the_finished_sessions_are_not_read() -> None:
     """They may be aborted and overwritten while they are read."""
     assert live_rows(1, lambda channel: channel.write(b"\xff" * 100, is_finished=False))[0] == [b"a", b"b"]
 

@@ -193,7 +193,7 @@ async def until_rotating(store: AsyncDatastore, work: asyncio.Future[Any]) -> No
 
 
 @pytest.mark.timeout(3600)
-def test_a_crash_at_any_moment_of_a_compaction_or_backup_loses_nothing_that_was_told() -> None:
+def test_crash_during_a_compaction_or_backup_loses_no_reported_epoch() -> None:
     """Sessions continue; the store reopens with whole epochs, and compacts."""
     told: list[int] = []
 

@@ -38,7 +38,7 @@ def test_damage_is_judged_as_the_real_tool_does(case: Damage, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("side", ["dirs-master", "dirs-replica"])
-def test_a_recorded_directory_has_what_the_real_tool_counted(side: str) -> None:
+def test_counts_of_recorded_directories_equal_those_of_the_real_tool(side: str) -> None:
     found = inspected(recorded.HERE / side / "before")
     lines = (recorded.HERE / side / "inspect.out").read_text().splitlines()
     counted = found.counts.get(EntryType.NORMAL, 0) + found.counts.get(EntryType.REMOVE, 0)
@@ -118,7 +118,7 @@ def test_what_was_compacted_was_durable(tmp_path: Path) -> None:
     assert inspected(directory).durable_epoch == 4
 
 
-def test_a_catalog_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_unreadable_catalog_is_reported(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     (directory / names.CATALOG).write_bytes(b"?")
     found = inspected(directory)

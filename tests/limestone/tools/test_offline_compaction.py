@@ -188,7 +188,7 @@ def test_a_directory_of_an_older_format_becomes_one_of_ours(directory: Path) -> 
     assert found.is_current
 
 
-def test_links_damage_and_directories_in_use_are_refused_before_anything_changes(directory: Path) -> None:
+def test_links_damage_and_directories_in_use_are_rejected_before_any_change(directory: Path) -> None:
     link = directory.parent / "link"
     link.symlink_to(directory)
     with pytest.raises(LimestoneError, match="symbolic link"):

@@ -110,7 +110,7 @@ def test_an_epoch_file_is_repaired_which_the_real_tool_cannot(
         assert keys == [b"a", b"b", b"c"][: record - 3]
 
 
-def test_a_directory_of_an_older_format_becomes_one_of_ours(tmp_path: Path) -> None:
+def test_directory_of_an_older_format_is_migrated(tmp_path: Path) -> None:
     directory = damage.write(tmp_path / "data", b"")
     old = Manifest(None, 3, "1.0")
     (directory / names.MANIFEST).write_bytes(manifest.encode(old))

@@ -22,7 +22,7 @@ def test_a_loss_names_the_rows_and_may_come_back() -> None:
     assert lost.message == "peer has lost its rows 5…10: its vclock is {1: 3, 2: 4}, ours {1: 3, 2: 10}"
 
 
-def test_a_peer_that_was_never_behind_is_fine() -> None:
+def test_peer_without_lag_is_accepted() -> None:
     tails = LostTails()
     assert [check(tails, lsn) for lsn in (10, 11, 500)] == [None] * 3
     assert tails.check("peer", PEER, 0, VClock(), OURS) is None
@@ -36,7 +36,7 @@ def test_a_peer_seen_with_exactly_the_rows_that_it_lost_has_them_back() -> None:
     assert check(tails, 12) is None
 
 
-def test_a_peer_that_has_more_without_having_been_seen_there_is_refused_for_good() -> None:
+def test_peer_with_more_rows_than_seen_is_rejected() -> None:
     tails = LostTails()
     assert check(tails, 4)
     assert check(tails, 7)

@@ -79,7 +79,7 @@ def test_what_no_master_sends_is_refused(what: str, rows: list[Row], before: int
     assert caught.value.hint == "check that instance, then restart replication from it"
 
 
-def test_rows_of_our_own_are_taken_up_to_where_they_are_known() -> None:
+def test_own_rows_are_accepted_up_to_the_known_position() -> None:
     check_own_rows(slab(row(5), row(6)), 1, 6)
     check_own_rows(slab(row(5), row(6)), 2, 0)
     with pytest.raises(RowRefused, match="row 6 of replica 1, which is this instance: its last row is 5"):

@@ -33,7 +33,7 @@ def test_a_write_is_answered_once_and_nothing_else_is() -> None:
         story.limbo.request_failed(request, 0.0)
 
 
-def test_control_rows_of_several_peers_are_written_one_after_the_other() -> None:
+def test_control_rows_of_several_peers_are_written_one_at_a_time() -> None:
     story = owner("sync a", "writes", "sync b", "writes")
     first, second = control("promote 1:2 term 3 from 2"), control("promote 2:0 term 4 from 3")
     assert story.limbo.request(first) == [Write(first)]

@@ -34,7 +34,7 @@ def test_the_newest_term_of_everybody_is_known() -> None:
     assert of_two_owners().promote_terms == {1: 2, 2: 3}
 
 
-def test_a_former_owner_keeps_what_comes_directly_behind_what_stands() -> None:
+def test_former_owner_keeps_rows_directly_after_confirmed_ones() -> None:
     tenures = of_two_owners()
     assert tenures.keeps(1)
     tenures.note_void(1, 7)

@@ -68,11 +68,11 @@ def test_before_2_10_who_has_data_leads_before_who_is_loading() -> None:
     assert chosen(oldest_rule, peer(1), peer(2, is_loading=True)) == 1
 
 
-def test_since_2_10_who_is_booted_leads_even_if_it_cannot_be_written_to() -> None:
+def test_bootstrapped_peer_leads_even_if_read_only_since_2_10() -> None:
     assert chosen(score_rule, peer(1, is_booted=False), peer(2, is_ro_cfg=True, is_ro=True)) == 2
 
 
-def test_since_2_10_who_is_writable_now_leads_before_who_is_not() -> None:
+def test_writable_peer_leads_before_a_read_only_one_since_2_10() -> None:
     assert chosen(score_rule, peer(1, {1: 9}, is_ro=True), peer(2)) == 2
 
 

@@ -123,7 +123,7 @@ def test_what_lua_would_stop_in_is_refused(formula: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize("formula", ["1 / 0", "-1 / 0", "0 / 0", "10 ^ 1000", "(-1) ^ 0.5", "math.sqrt(-1)", "1 % 0"])
-def test_numbers_that_are_none_are_out_of_range(formula: str) -> None:
+def test_invalid_quorum_numbers_are_out_of_range(formula: str) -> None:
     assert "out of range [1;31]" in refusal(formula)
 
 

@@ -88,7 +88,7 @@ def test_enough_upstreams_must_follow_before_the_instance_is_no_orphan() -> None
     assert found.is_synced
 
 
-def test_with_ourselves_and_with_whom_we_follow_already_there_is_nothing_to_catch_up() -> None:
+def test_catch_up_is_complete_with_ourselves_and_with_followed_peers() -> None:
     found = with_upstreams(3, 3)
     found.follow(found.upstreams[0], ApplierState.OFF, A, own_uuid=A)
     found.follow(found.upstreams[1], ApplierState.CONNECTED, B, own_uuid=A)

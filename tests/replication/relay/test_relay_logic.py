@@ -237,7 +237,7 @@ def test_a_master_of_2_6_sends_a_heartbeat_when_it_has_sent_nothing() -> None:
     assert pulse.heartbeat_due(1.0) == 102.7
 
 
-def test_a_newer_master_sends_heartbeats_whatever_else_it_sends() -> None:
+def test_newer_master_always_sends_heartbeats() -> None:
     pulse = Pulse(100.0, is_2_6=False)
     pulse.sent(100.7)
     assert pulse.heartbeat_due(1.0) == 101.0

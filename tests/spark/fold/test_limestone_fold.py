@@ -82,7 +82,7 @@ def test_a_batch_done_again_or_larger_than_before_changes_nothing(tmp_path: Path
         assert sorted(tables.rows.values()) == directory.state(end)
 
 
-def test_nothing_but_the_batch_is_read_where_versions_follow_epochs(tmp_path: Path) -> None:
+def test_only_the_batch_is_read_when_versions_follow_epochs(tmp_path: Path) -> None:
     directory = random_directory(tmp_path / "d", 34, 20)
     tables = Tables(directory)
     tables.batch(0, 19)

@@ -217,7 +217,7 @@ def test_a_session_that_is_void_until_it_is_whole(tmp_path: Path) -> None:
     assert epochs_read(index, 0, 2) == [2, 2]
 
 
-def test_a_second_compaction_behind_deleted_files_is_seen(tmp_path: Path) -> None:
+def test_second_compaction_after_deleted_files_is_found(tmp_path: Path) -> None:
     directory = WrittenDirectory(tmp_path / "d")
     directory.session(0, 1, put(1, b"a", b"1", version(1)))
     first = directory.rotate(0)

@@ -20,7 +20,7 @@ def covers(file: PieceFile) -> list[tuple[int, int]]:
     return [(piece.start, piece.end) for piece in file.pieces]
 
 
-def test_only_what_is_durable_is_kept() -> None:
+def test_only_durable_entries_are_kept() -> None:
     first, second = snippet(1, put(1, b"a", b"", version(1))), snippet(2, put(2, b"b", b"", version(2)))
     file = walked(first + second, 1)
     assert [(piece.start, piece.end) for piece in file.sound] == [(0, len(first))]

@@ -293,9 +293,7 @@ def test_moments_are_positions_between_transactions(archive: WrittenArchive, as_
         (AsOf(time=0.5), r"the state at 1970-01-01T00:00:00.500000\+00:00 is unknown; the nearest: \{\}"),
     ],
 )
-def test_what_is_no_settled_moment_is_refused_with_the_nearest(
-    archive: WrittenArchive, as_of: AsOf, message: str
-) -> None:
+def test_unsettled_moment_is_rejected_with_the_nearest_one(archive: WrittenArchive, as_of: AsOf, message: str) -> None:
     archive.write(whole(insert(7, 7, "x"), flags=SYNC), whole(insert(8, 8, "x")))
     archive.save()
     with pytest.raises(NotSettled, match=message):

@@ -76,7 +76,7 @@ def test_logs_without_an_index_are_refused_and_not_passed_over(archive: WrittenA
         ArchiveRuns(archive.disk, DIRECTORY).poll()
 
 
-def test_indexes_that_end_before_the_next_log_are_refused(archive: WrittenArchive) -> None:
+def test_indexes_that_end_before_the_next_log_are_rejected(archive: WrittenArchive) -> None:
     path = second_index(archive)
     with archive.disk.open(path) as file:
         lines = file.read_at(0, file.size()).splitlines(keepends=True)

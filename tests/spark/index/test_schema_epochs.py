@@ -57,7 +57,7 @@ def test_what_nobody_asks_for_is_forgotten(epochs: SchemaEpochs) -> None:
     assert epochs.at(VClock({1: 5})).schema.get("renamed") is not None
 
 
-def test_only_what_is_settled_counts(epochs: SchemaEpochs) -> None:
+def test_only_settled_definitions_count(epochs: SchemaEpochs) -> None:
     epochs.settle(VClock({1: 3}), [])
     assert epochs.epochs[-1].start == VClock({1: 2})
     epochs.settle(VClock({1: 5}), [(1, 3, 4)])

@@ -24,7 +24,7 @@ def test_keys_that_are_gone_are_rows_without_a_tuple() -> None:
     assert all(each.nullable for each in source.schema)
 
 
-def test_a_history_gets_ends_by_key_and_states_that_match_nothing() -> None:
+def test_history_merges_ends_by_key_and_inserts_new_states() -> None:
     given = states((1, packed(1, "a"), 5), (1, packed(1, "b"), 6), (2, None, 7))
     rows = history_source(LakeSchema(ORDERS, (UUID,), history=True), RowStates(given, b"")).to_pylist()
     ends = [(row["_source_key"], row["_end_version"]) for row in rows if row["_tuple"] is None]

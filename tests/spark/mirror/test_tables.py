@@ -218,7 +218,7 @@ def test_all_tables_are_vacuumed_also_those_of_spaces_that_are_gone(tmp_path: Pa
     assert tuples_of(place.exact, "orders") == [(1, "at 4"), (2, "more"), (3, "and more")]
 
 
-def test_a_table_that_is_gone_is_missed(tmp_path: Path) -> None:
+def test_deleted_table_is_reported_missing(tmp_path: Path) -> None:
     with pytest.raises(LakeError, match="the table of space 'orders' is missing"):
         Place(tmp_path, Masking()).tables.targets({512: ORDERS}, UUID, {}, RULES)
 

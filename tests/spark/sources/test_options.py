@@ -105,7 +105,7 @@ def test_time_without_a_zone_is_not_a_moment() -> None:
         as_of(datetime.datetime(2026, 5, 1, 12))  # noqa: DTZ001 - that is the point
 
 
-def test_where_a_stream_goes_on_is_a_checkpoint_or_an_offset() -> None:
+def test_stream_resumes_from_a_checkpoint_or_an_offset() -> None:
     checkpoint = xlog_options({**XLOG, "schemaAt": " checkpoints/orders "}, streaming=True).schema_at
     assert checkpoint == SchemaAt("checkpoints/orders")
     for text in ('{"1": 5}', f'{{"{UUID}": {{"1": 5}}, "stamps": {{"{UUID}": 7}}}}'):

@@ -251,7 +251,7 @@ class LogConversation:
             for message in reader.feed(data):
                 await self._handle(message)
         except BadMessage as error:
-            # The original would not understand; one of ours can say it to its operator, and tries again.
+            # A Flowstone master reports the reason to its operator and retries; the original knows no such message.
             ours = self._master.instance is not None
             problem = Refusal(WireExtensionError.REFUSED, f"invalid message: {error.message}") if ours else error
         except (Refusal, OSError) as error:

@@ -33,5 +33,5 @@ class Master:
 
     @property
     def is_over(self) -> bool:
-        """Nothing that comes from it can become durable any more."""
+        """True if no further data of this master can become durable."""
         return self.control is None and (self.had_control or not self.channels)

@@ -394,7 +394,7 @@ class Replica:
     # --- epochs and files ---
 
     async def compact(self) -> int:
-        """Compact all durable sessions while masters go on.
+        """Compact all durable sessions while masters continue.
 
         The catalog lists the compacted files as detached; they stay until they are deleted manually.
 

@@ -178,7 +178,7 @@ def recover(
     durable_epoch: int | None = None,
     files: Sequence[str] | None = None,
 ) -> RecoveredDirectory:
-    """Read a directory whose manifest has been checked. If `repairs`, invalidate or cut off what does not count.
+    """Read a directory whose manifest has been checked. If `repairs`, invalidate or cut off undurable entries.
 
     `durable_epoch` replaces that of the epoch file. `files` replaces the log files that are read at start. Raise
     DamagedFile if a file has lost durable entries or has damage that the mode does not allow; then nothing changes.

@@ -167,7 +167,7 @@ class GarbageCollector:
         except OSError as error:  # the next collection retries
             LOG.warning("cannot list old files: %s", error)
             return
-        # Set even if files could not be deleted: ballots then promise what is certainly there.
+        # Set even if files could not be deleted: ballots must name only rows that certainly exist.
         self._log_start, self._next_log_start = found
 
     def info(self) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def check_own_rows(slab: Slab, own_id: int, known_lsn: int) -> None:
 def goes_on(slab: Slab, vclock: VClock) -> bool:
     """Return True if no row between `vclock` and these rows is missing."""
     replica_ids, lsns = slab.cells[scan.REPLICA_ID], slab.cells[scan.LSN]
-    # At or below is fine: rows that we have already arrive again after a reconnect and are skipped.
+    # At or below is fine: known rows are sent again after a reconnect, and skipped.
     return all(
         int(lsns[replica_ids == number].min()) <= vclock.get(number) + 1 for number in np.unique(replica_ids).tolist()
     )

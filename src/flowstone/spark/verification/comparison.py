@@ -241,7 +241,7 @@ class _Comparison:
         return None
 
     def _wrong(self, letter: Literal["A", "B"], view: SideView, digests: Sequence[SpaceDigest]) -> Iterator[WrongRow]:
-        """Yield the first rows of a side that contradict themselves."""
+        """Yield the first inconsistent rows of a side."""
         from pyspark.sql import functions as f
 
         spaces = [each.space_id for each in digests if (each.wrong_a if letter == "A" else each.wrong_b)]

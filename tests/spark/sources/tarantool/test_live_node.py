@@ -37,7 +37,7 @@ def test_spaces_are_found_by_name_and_by_id(address: str) -> None:
         found.space("nope")
 
 
-def test_a_user_sees_what_it_may_use(real_server: str) -> None:
+def test_user_sees_only_permitted_spaces(real_server: str) -> None:
     found = definitions([parse_uri(f"limited:pass@{real_server}")])
     assert found.space("orders").id == 512
     assert not found.replicaset_uuid

@@ -14,7 +14,7 @@ from tests.spark.live_servers import PAIR_ROWS, PAIRS
 from tests.xlog.slabs import insert, slab_of
 
 
-def test_all_rows_come_also_where_little_may_wait(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_rows_arrive_with_a_small_buffer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_snapshot, "QUEUE_SIZE_MAX", 100)
     monkeypatch.setattr(live_snapshot, "CHUNK_SIZE", 10)
     found = []

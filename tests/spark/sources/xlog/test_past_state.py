@@ -130,7 +130,7 @@ def test_every_moment_is_as_it_was(seed: int, monkeypatch: pytest.MonkeyPatch) -
     assert state(archive) == sorted(model.state.values())
 
 
-def test_a_large_snapshot_is_shared_out_by_ranges_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_snapshot_is_split_by_key_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_state, "SLICE_SIZE", 1)
     archive = WrittenArchive()
     tuples = [(512, (number, "x" * 300)) for number in range(2000)]
