@@ -55,7 +55,7 @@ def test_an_error_raised_here_gives_no_advice_about_another_server() -> None:
     assert str(error) == "Duplicate key exists (ER_TUPLE_FOUND, 3)"
 
 
-def test_codes_that_the_table_lacks_keep_their_number() -> None:
+def test_unknown_codes_keep_their_number() -> None:
     error = error_of(9999, "from the future")
     assert type(error) is TarantoolError
     assert (error.code, error.name, str(error)) == (9999, "ER_9999", "from the future (ER_9999, 9999)")

@@ -33,7 +33,7 @@ def test_violated_run_reports_the_reason_and_fails(capsys: pytest.CaptureFixture
     assert lines[-2:] == ["violated: b went back", "seed 4: VIOLATED hash hash4"]
 
 
-def test_many_runs_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_runs_are_summarized(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--runs", "4", "--jobs", "2"]) == 0
     out = capsys.readouterr().out
     assert "operations answered: min 300, median 302, max 303, all 1206" in out

@@ -15,7 +15,7 @@ from tests.simulation.test_faults import PLAN, under_load
 
 
 @simulated(seeds=range(3))
-async def test_who_is_elected_when_it_is_to_go_lets_another_lead(sim: Simulation) -> None:
+async def test_leader_elected_during_its_expulsion_resigns(sim: Simulation) -> None:
     async def elect(replica_set: ReplicaSet, name: str) -> None:
         await sim.on(name, sim.node(name).promote())
         await replica_set.until(lambda: replica_set.leads(name), what=f"{name} leads")

@@ -260,7 +260,7 @@ def voted(log: NodeLog) -> tuple[int, int]:
 
 
 def sight(node: Node) -> Sight:
-    # Not by `info()`, which would take most of the run.
+    # Without `info()`, which would take most of the run.
     instance = node._instance
     raft, limbo = instance.elections.raft, instance.queue.limbo
     return Sight(

@@ -76,7 +76,7 @@ def test_rows_of_a_live_server_are_read_by_executors(found: Found) -> None:
 
 
 @pytest.mark.parametrize("transport", ["inline", "tcp"])
-def test_changes_come_to_executors_that_do_not_see_the_spool(found: Found, transport: str) -> None:
+def test_executors_without_access_to_the_spool_receive_changes(found: Found, transport: str) -> None:
     assert sorted(found["live"][transport]) == list(range(1, 51))
 
 

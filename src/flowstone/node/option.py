@@ -44,7 +44,7 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
     def parse(self, text: str) -> Any:
-        """Parse `text` from the command line or environment. An empty text is None, which stands for the default."""
+        """Parse `text` from the command line or environment. An empty string is None, the default."""
         if text == "":
             return None
         if self.types == ("boolean",):

@@ -187,7 +187,7 @@ def replica_sets(answers: Sequence[Report | Unreachable]) -> tuple[ReplicaSet, .
 
     A server that did not answer belongs to the set that lists its UUID, if that is known, or in which a member follows
     its address, to the only set, or to a set without a UUID. A server that was queried at two addresses is included
-    once, and so is a server of which a copy runs, with the address of the copy.
+    once, and so is a server with a running copy, with the address of the copy.
     """
     first: dict[str, Report] = {}
     for answer in answers:

@@ -227,8 +227,8 @@ def slab_of_rows(rows: bytes, path: str) -> Slab:
 def replaces_control(slab: Slab, number: int) -> bool:
     """True if row `number` is a NOP in place of a control row: a transaction of one row with explicit TSN and COMMIT.
 
-    A NOP in place of a void transaction looks as in real servers. A reader of the log must distinguish them: rows of a
-    former owner after its own CONFIRM are kept, rows after a void transaction are not.
+    A NOP in place of a void transaction has the form of real servers. A reader of the log must tell them apart:
+    rows of a former owner after its own CONFIRM are kept, rows after a void transaction are not.
     """
     kind, single, flags, tsn, lsn = slab.cells[_MARKS, number].tolist()
     return kind == row_batches.NOP and not single and bool(flags & rowscan.COMMIT) and tsn == lsn

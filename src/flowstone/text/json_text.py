@@ -26,7 +26,7 @@ OK, MALFORMED, TOO_DEEP, FULL, UNSUPPORTED = 0, 1, 2, 3, 4
 """What became of a value. FULL: no room in `out`, grow it and start the value again. UNSUPPORTED: ask json_plain."""
 
 ROOM = EXTENSION_TEXT_MAX + 20
-"""Free bytes that every step asks for before it writes: more than any scalar needs but str and bin, which ask again."""
+"""Free bytes that each step requests before it writes: enough for any scalar except str and bin, which get more."""
 
 _U8 = np.uint64(8)
 _LOWEST = np.uint64(0x0101010101010101)

@@ -117,7 +117,7 @@ _RUN, _COMPRESSED = 1, 2  # types of a zstd block, 0 is raw; a run is one byte a
 
 @kernel
 def frame_bound(buf: Bytes, at: int, end: int) -> int:
-    """The most that the zstd frame at `at` can unpack to; -1 unless it is one whole frame that ends at `end`.
+    """Maximum size of the decompressed zstd frame at `at`; -1 unless exactly one frame ends at `end`.
 
     Steps over the frame's own blocks (RFC 8878, 3.1.1), so no more memory than this is ever asked for on the word of
     a few bytes, and a frame cut short is told from one that is too large before anything is unpacked.

@@ -192,7 +192,7 @@ class TestManyKeysAtOnce:
         assert index.debt <= 101 * RUN
         assert index.count(Span(5, 120 * RUN, False)) == 120 * RUN - 5
 
-    def test_a_read_puts_few_keys_in_their_places_beside_many(self) -> None:
+    def test_read_merges_few_keys_into_many(self) -> None:
         """Otherwise every write between two reads would add a run."""
         index = index_of()
         put(index, scattered(3 * RUN))

@@ -39,7 +39,7 @@ def test_doubles_and_decimals_take_the_other_side_along() -> None:
         run((1, math.inf), ("+", 2, Decimal(1)))
 
 
-def test_bits_are_of_unsigned_numbers_only() -> None:
+def test_bit_operations_require_unsigned_numbers() -> None:
     assert run((1, 0b1100), ("&", 2, 0b1010)) == (1, 0b1000)
     assert run((1, 0b1100), ("|", 2, 0b1010)) == (1, 0b1110)
     assert run((1, 0b1100), ("^", 2, 0b1010)) == (1, 0b0110)

@@ -1,4 +1,4 @@
-"""Listings: every entry of a file in its place, with its session's epoch, and whether it counts."""
+"""Listings: every entry of a file in its place, with its session's epoch, and whether it is valid."""
 
 from __future__ import annotations
 

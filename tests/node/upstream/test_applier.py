@@ -902,7 +902,7 @@ async def test_rejected_login_is_reported_and_retried(
             assert "secret" not in str(it.info())
 
 
-async def test_a_login_that_is_right_joins(tarantool: ModuleType, tmp_path: Path) -> None:
+async def test_valid_login_joins(tarantool: ModuleType, tmp_path: Path) -> None:
     with tarantool.serve(tmp_path, setup=USERS, cfg=TIMEOUT) as server:
         async with applier(f"replicator:secret@{server.uri}", MemorySink(US), **PATIENT) as (it, states):
             it.start()

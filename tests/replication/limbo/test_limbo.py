@@ -89,7 +89,7 @@ def test_a_cancelled_promotion_fails_with_the_given_reason_unless_it_is_being_wr
     assert story.limbo.cancel_transfer(error) == []
 
 
-def test_a_replica_that_lost_its_log_takes_its_ack_back() -> None:
+def test_replica_that_lost_its_log_withdraws_its_ack() -> None:
     story = told("instance 1 of 2.11, quorum 2", "promote term 2", "writes", "ack 2 {1: 9}", "ack 2 {1: 1}")
     assert story.tell("sync a")[:-1] == []
     assert story.tell("writes")[:-1] == []

@@ -99,7 +99,9 @@ def test_sets_pass(story: Story) -> None:
             "1 is missing",
             id="glanced at before it was confirmed",
         ),
-        pytest.param([(1, 2, "add", 1, OK), (3, 4, "read", (1,), ())], "1 is missing", id="lost, asked for alone"),
+        pytest.param(
+            [(1, 2, "add", 1, OK), (3, 4, "read", (1,), ())], "1 is missing", id="lost, found by a read of one element"
+        ),
         pytest.param(
             [(1, 8, "add", 1, OK), (2, 3, "read", None, (1,)), (4, 5, "read", None, ())],
             "1 is missing",

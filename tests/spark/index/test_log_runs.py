@@ -44,7 +44,7 @@ def test_every_run_comes_once(archive: WrittenArchive) -> None:
     assert positions(feed) == list(range(13, 20))
 
 
-def test_runs_say_where_they_begin(archive: WrittenArchive) -> None:
+def test_runs_state_their_start(archive: WrittenArchive) -> None:
     before = VClock()
     for added in ArchiveRuns(archive.disk, DIRECTORY).poll().added:
         assert added.before == before

@@ -128,7 +128,7 @@ class Circumstances(Protocol):
         ...
 
     async def survey(self, files: LogFiles) -> LogSurvey:
-        """Which epochs were ever durable here; made once, of these files."""
+        """The epochs that were ever durable here; computed once, from these files."""
         ...
 
     def without(self, link: ReplicaLink) -> str:
@@ -323,7 +323,7 @@ class ReplicaLink:
     # --- joining ---
 
     async def _join(self) -> None:
-        """From nothing to a life that counts."""
+        """Connect, and bring the replica to the live state."""
         conversation = self._conversation = self._conversation or Conversation(self._outside, self._peer)
         session_secret = await conversation.begin()
         nonce = None if self._form.compatible else extensions.offered_nonce(session_secret)

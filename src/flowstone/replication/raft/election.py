@@ -201,7 +201,7 @@ class Votes:
     def is_split(self, quorum: int, member_count: int) -> bool:
         """Return True if no candidate can win any more.
 
-        Return False if that is unknown: there are fewer members than a quorum, or more votes than members.
+        Return False if undecidable: there are fewer members than a quorum, or more votes than members.
         """
         open_count = member_count - len(self._votes)
         if member_count < quorum or open_count < 0:

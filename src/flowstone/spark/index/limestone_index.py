@@ -359,7 +359,7 @@ class LimestoneIndex:
     def clears(self, epoch: int, *, after: int = -1, with_detached: bool = False) -> dict[int, Version]:
         """Return for each storage the version of its last clear up to an epoch.
 
-        Clears in files that compaction has taken in are included only with `with_detached`.
+        Clears in compacted files are included only with `with_detached`.
         """
         left_out = self.catalog.detached if self._compacted is not None and not with_detached else ()
         found: dict[int, Version] = {}

@@ -46,7 +46,7 @@ class SpaceResult:
 
     @property
     def difference_count(self) -> int:
-        """The number of keys that differ, plus rows that contradict themselves."""
+        """The number of keys that differ, plus inconsistent rows."""
         return self.missing_in_a + self.missing_in_b + self.differing + self.twice + self.wrong_a + self.wrong_b
 
     @property
