@@ -351,6 +351,8 @@ def check_logs(logs: Sequence[NodeLog], departed: Sequence[NodeLog] = ()) -> lis
             if record.is_kept is None:
                 if number >= len(logs):
                     continue  # no other node need have had it, and its successor has its id
+                if record.is_before_gap:
+                    continue  # the node joined again: the verdict is among the rows that its new snapshot covers
                 found.append(f"no verdict on {position} in the log of {log.name}")
             if row.type == NOP:
                 voids.setdefault(position, log.name)

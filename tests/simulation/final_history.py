@@ -94,13 +94,14 @@ class FinalHistory:
 def _fates(logs: Sequence[NodeLog], departed: Sequence[NodeLog]) -> tuple[dict[Position, bool], list[str]]:
     """Return the outcome of each transaction, by its first row, and the logs that contradict each other.
 
-    Remaining nodes know all outcomes; a former member may have left before it received the verdict.
+    Remaining nodes know all outcomes, except those that they missed before they joined again; a former member may have
+    left before it received the verdict.
     """
     fates: dict[Position, tuple[bool, str]] = {}
     conflicts = []
     for number, log in enumerate((*logs, *departed)):
         for first, record in _replicated(log):
-            if record.is_kept is None and number >= len(logs):
+            if record.is_kept is None and (number >= len(logs) or record.is_before_gap):
                 continue
             is_kept, other = fates.setdefault(first, (bool(record.is_kept), log.name))
             if is_kept != bool(record.is_kept):

@@ -237,6 +237,13 @@ def test_who_has_gone_may_have_missed_a_verdict_and_may_not_have_another() -> No
     assert found == "(1, 1) is kept by the log of a, rolled back by b's"
 
 
+def test_check_logs_accepts_a_verdict_that_a_node_missed_before_it_joined_again() -> None:
+    later = put(5)
+    later.is_behind_gap = True
+    rejoined = log("y", put(1, flags=SYNC), later)
+    assert check_logs([log("a", put(1, flags=SYNC), verdict(CONFIRM, 2, 1), put(5)), rejoined]) == []
+
+
 OLD_LEADER = log("a", put(1, flags=SYNC), verdict(CONFIRM, 2, 1), start={0: 1}, replica_id=1)
 HEIR_ROW = verdict(PROMOTE, 2, 0, owner=2, term=3)
 ROLLED_BACK = put(1, flags=SYNC), verdict(PROMOTE, 1, 0, term=2, replica_id=2)

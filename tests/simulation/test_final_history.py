@@ -217,5 +217,15 @@ def test_logs_that_contradict_each_other_are_told_and_who_is_left_is_believed(ha
     assert not history.withdrawn
 
 
+def test_final_history_takes_the_outcome_from_others_if_a_node_joined_again_before_the_verdict() -> None:
+    later = put(5, 9, "five")
+    later.is_behind_gap = True
+    rejoined = log("y", put(1, 7, "one", flags=SYNC), later)
+    other = log("b", put(1, 7, "one", flags=SYNC), verdict(CONFIRM, 2, 1), put(5, 9, "five"))
+    history = FinalHistory([rejoined, other])
+    assert history.conflicts == []
+    assert (1, 1) in history.rows
+
+
 def test_contents_are_of_users_spaces() -> None:
     assert contents_of([(280, [raw(1)]), (600, []), (601, [raw(1, "a")])]) == {601: {(1,): [1, "a"]}}
