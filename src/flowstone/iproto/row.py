@@ -8,7 +8,6 @@ a real server would write (`docs/spec/files.md#row-header`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import msgpack
@@ -64,8 +63,12 @@ class RowError(RemoteProtocolError):
 _pack: Final = msgpack.Packer().pack
 """Compiled: one call for a whole header takes less than Python code for a single number."""
 
-encode_uint: Final[Callable[[int], bytes]] = _pack
-"""Return the shortest MessagePack of an unsigned number."""
+
+def encode_uint(value: int) -> bytes:
+    """Return the shortest MessagePack of an unsigned number."""
+    assert value >= 0, f"not an unsigned number: {value}"
+    encoded: bytes = _pack(value)
+    return encoded
 
 
 def encode_header(row: Row, *, is_explicit: bool = False) -> bytes:
@@ -97,8 +100,14 @@ def encode_header(row: Row, *, is_explicit: bool = False) -> bytes:
 
 
 def encode_lone_header(type: int, replica_id: int, lsn: int, timestamp: float, flags: int = 0) -> bytes:
-    """Like `encode_header`, for a row that is a transaction of its own; `flags` are the others besides COMMIT."""
-    header = {_TYPE: type, _REPLICA_ID: replica_id, _LSN: lsn, _TIMESTAMP: timestamp}
+    """Return the same as `encode_header` for a replicated row of this instance that is a transaction of its own.
+
+    None of the numbers is 0, so none is omitted. `flags` are the others besides COMMIT.
+    """
+    assert replica_id > 0, "a replicated row has an origin"
+    assert lsn > 0, "a replicated row has an LSN"
+    assert timestamp > 0, "a row of the log has a time"
+    header = {_TYPE: type, _REPLICA_ID: replica_id, _LSN: lsn, _TIMESTAMP: float(timestamp)}
     if flags:
         header[_FLAGS] = flags
     encoded: bytes = _pack(header)
