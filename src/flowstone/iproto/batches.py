@@ -52,11 +52,11 @@ def build_rows(
         at = put_uint(out, at, int(cells[SPACE_ID, row]))
         if kind == RequestType.DELETE:
             at = poke(out, at, Key.KEY)
-            source, behind = int(cells[KEY_AT, row]), int(cells[KEY_END, row])
+            source, source_end = int(cells[KEY_AT, row]), int(cells[KEY_END, row])
         else:
             at = poke(out, at, Key.TUPLE)
-            source, behind = int(cells[TUPLE_AT, row]), int(cells[TUPLE_END, row])
-        at = copy(out, at, buf, source, behind - source)
+            source, source_end = int(cells[TUPLE_AT, row]), int(cells[TUPLE_END, row])
+        at = copy(out, at, buf, source, source_end - source)
         count += 1
     return at, count
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from flowstone.box.dialect import Dialect
 from flowstone.box.engine.transaction import ADMIN
+from flowstone.iproto.msgpack import pack
 from flowstone.iproto.row import Row
 from flowstone.node.wal.journal import WalMode
 from flowstone.replication.limbo.control_rows import Promote, decode_control
@@ -169,3 +171,131 @@ async def test_queue_without_an_owner_or_room_rejects_writes(way: Any) -> None:
     assert 0 < entered < 20
     assert answers(made)[0] == [(number, FULL) for number in range(entered, 20)]
     assert len(kept(made)) == entered
+
+
+async def acknowledge(made: Served) -> None:
+    made.commits.queue.ack(2, made.journal.written_vclock)
+    await made.journal.drain()
+    await asyncio.sleep(0)
+
+
+async def expire(made: Served) -> None:
+    queue = made.commits.queue
+    assert queue.limbo.deadline is not None
+    queue._do(queue.limbo.tick(queue.limbo.deadline))  # the clock of these tests does not advance
+    await made.journal.drain()
+    await asyncio.sleep(0)
+
+
+def mixed(count: int) -> bytes:
+    """Return asynchronous statements of all kinds; the reads see the writes before them."""
+    return b"".join(
+        statement(REPLACE, NUMBERS, (key, "x"), 5 * key)
+        + statement(SELECT, NUMBERS, (key,), 5 * key + 1)
+        + statement(INSERT, NUMBERS, (key + count, "y"), 5 * key + 2)
+        + statement(REPLACE, NUMBERS, (key, "z"), 5 * key + 3)
+        + statement(DELETE, NUMBERS, (key + count,), 5 * key + 4)
+        for key in range(count)
+    )
+
+
+@WAYS
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("mode", [WalMode.WRITE, WalMode.FSYNC])
+async def test_asynchronous_writes_behind_a_pending_transaction_commit_with_it(
+    way: Any, dialect: Dialect, mode: WalMode
+) -> None:
+    made = served(dialect, mode=mode)
+    with way():
+        await made.run([b"", statement(INSERT, SYNCHRONOUS, (1,), 999)])
+        handled = made.peers[0].handled
+        await made.run([mixed(20), b""])
+    assert made.peers[0].handled - handled == (0 if way is in_bulk else 100)
+    assert answers(made) == [[(5 * key + 1, 0) for key in range(20)], []]
+    assert (made.peers[0].postponed_count, len(made.commits.queue.limbo)) == (80, 81)
+    await acknowledge(made)
+    assert answers(made) == [[(number, 0) for number in range(100)], [(999, 0)]]
+    late = [response.sync for response in made.peers[0].responses()[20:]]
+    assert late == sorted(late)
+    assert sorted(made.box.space(NUMBERS).tuples()) == [pack((key, "z")) for key in range(20)]
+    assert (made.peers[0].postponed_count, list(made.box.in_flight)) == (0, [])
+    written = rows(made)
+    assert [row.lsn for row in written] == list(range(6, 88))
+    is_new = dialect is Dialect.V2_11
+    assert [row.flags for row in written[:-1]] == [1 | (6 if is_new else 0), *[1 | (2 if is_new else 0)] * 80]
+
+
+@WAYS
+async def test_asynchronous_writes_behind_a_pending_transaction_are_rolled_back_with_it(way: Any) -> None:
+    made = served()
+    made.fill(5)
+    before = made.contents()
+    with way():
+        await made.run([b"", statement(INSERT, SYNCHRONOUS, (1,), 999)])
+        await made.run([mixed(20), b""])
+    await expire(made)
+    first, second = answers(made)
+    assert second == [(999, SYNC_QUORUM_TIMEOUT)]
+    assert first == [(5 * key + kind, 0 if kind == 1 else SYNC_ROLLBACK) for key in range(20) for kind in range(5)]
+    assert (made.contents(), list(made.box.in_flight), made.peers[0].postponed_count) == (before, [], 0)
+
+
+@WAYS
+async def test_asynchronous_writes_that_are_written_after_the_verdict_commit(way: Any) -> None:
+    """The CONFIRM of the transaction before them is being written when they arrive."""
+    made = served(mode=WalMode.FSYNC)
+    with way():
+        await made.run([b"", statement(INSERT, SYNCHRONOUS, (1,), 999)])
+        made.commits.queue.ack(2, made.journal.written_vclock)
+        await made.run([numbered(REPLACE, range(40)), b""])
+    await asyncio.sleep(0)
+    assert answers(made) == [[(number, 0) for number in range(40)], [(999, 0)]]
+    assert (made.commits.queue.is_empty, list(made.box.in_flight)) == (True, [])
+    assert len(made.box.space(NUMBERS)) == 40
+
+
+@WAYS
+async def test_failing_insert_among_waiting_writes_is_an_error_for_itself(way: Any) -> None:
+    made = served()
+    with way():
+        await made.run([b"", statement(INSERT, SYNCHRONOUS, (1,), 999)])
+        keys = [key - (key == 30) for key in range(60)]
+        await made.run([numbered(INSERT, keys), numbered(INSERT, keys, SYNCHRONOUS, 100)])
+    if way is in_bulk:
+        assert sum(peer.handled for peer in made.peers) <= 6
+    await acknowledge(made)
+    assert answers(made)[0] == [(number, 3 if number == 30 else 0) for number in range(60)]
+    assert answers(made)[1] == [(100 + number, 3 if number in (1, 30) else 0) for number in range(60)] + [(999, 0)]
+    assert made.journal.vclock == VClock({1: 5 + 1 + 59 + 58 + 1})
+
+
+@WAYS
+async def test_deletes_in_a_synchronous_space_wait_for_their_verdicts(way: Any) -> None:
+    made = served()
+    with way():
+        await made.run([numbered(INSERT, range(40), SYNCHRONOUS), b""])
+        await acknowledge(made)
+        handled = made.peers[0].handled
+        await made.run([numbered(DELETE, range(30), SYNCHRONOUS, 100), b""])
+        assert made.peers[0].handled - handled == (0 if way is in_bulk else 30)
+        made.commits.queue.ack(2, VClock({1: made.journal.written_vclock.get(1) - 10}))
+        await made.journal.drain()
+    await expire(made)
+    rest = [(120, SYNC_QUORUM_TIMEOUT), *((number, SYNC_ROLLBACK) for number in range(121, 130))]
+    assert answers(made)[0][40:] == [(number, 0) for number in range(100, 120)] + rest
+    assert made.peers[0].tuples()[40:60] == [((key, "x"),) for key in range(20)]
+    assert (len(kept(made)), list(made.box.in_flight)) == (20, [])
+
+
+async def test_waiting_writes_are_taken_back_when_their_replies_cannot_be_built() -> None:
+    made = served()
+    await made.run([b"", statement(INSERT, SYNCHRONOUS, (1,), 999)])
+    for requests in (numbered(REPLACE, range(40)), numbered(REPLACE, range(40), SYNCHRONOUS)):
+        with (
+            patch("flowstone.iproto.batches.build_replies", side_effect=MemoryError),
+            pytest.raises(MemoryError),
+        ):
+            await made.run([requests, b""])
+        made.peers[0].unread.clear()
+        assert (len(made.commits.queue.limbo), len(made.box.in_flight)) == (1, 1)
+        assert (len(made.box.space(NUMBERS)), len(kept(made))) == (0, 1)

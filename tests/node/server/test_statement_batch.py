@@ -9,6 +9,7 @@ import pytest
 from flowstone.box.engine.transaction import Statement
 from flowstone.iproto.msgpack import unpack
 from flowstone.node.server import statement_batch
+from flowstone.node.server.statement_batch import StatementBatches
 from flowstone.replication.vclock import VClock
 from tests.node.server.test_executor import DELETE, INSERT, NUMBERS, REPLACE, SELECT, TEXTS, Served, numbered, statement
 
@@ -68,13 +69,38 @@ async def test_batch_rolls_back_when_replies_cannot_be_built() -> None:
     assert not served.box.in_flight
 
 
-async def test_batch_leaves_the_rest_to_sessions_after_an_insert_of_an_existing_key() -> None:
+async def test_batch_leaves_only_a_failing_insert_to_its_session() -> None:
     served = Served()
     served.fill(5)
-    reads = b"".join(numbered(SELECT, [key]) + statement(SELECT, TEXTS, (str(key),)) for key in range(10))
-    await served.run([numbered(REPLACE, range(3)) + numbered(INSERT, [3]) + reads])
-    assert served.peers[0].codes() == [0, 0, 0, 3] + [0] * 20
-    assert served.peers[0].handled == 21
+    before = [statement(REPLACE, NUMBERS, (key, "new"), key) + statement(SELECT, NUMBERS, (key,)) for key in range(20)]
+    after = [statement(SELECT, TEXTS, (str(key),)) + statement(DELETE, NUMBERS, (key,), key) for key in range(20)]
+    await served.run([b"".join([*before, statement(INSERT, NUMBERS, (3, "bad"), 99), *after])])
+    assert served.peers[0].handled == 1
+    assert served.peers[0].codes() == [0] * 40 + [3] + [0] * 40
+    assert [response.sync for response in served.peers[0].responses()][40] == 99
+    found = [((str(key),),) if key < 5 else () for key in range(20)]
+    deleted = [((key, "new"),) for key in range(20)]
+    assert served.peers[0].tuples()[41:] == [each for pair in zip(found, deleted, strict=True) for each in pair]
+    assert len(served.box.space(NUMBERS)) == 0
+    assert served.journal.vclock == VClock({1: 5 + 40})
+
+
+async def test_batch_leaves_each_failing_insert_of_a_run_to_its_session() -> None:
+    served = Served()
+    keys = [key - (key % 20 == 19) for key in range(400)]
+    await served.run([numbered(INSERT, keys)])
+    assert served.peers[0].handled == 20
+    assert served.peers[0].codes() == [3 if key % 20 == 19 else 0 for key in range(400)]
+    assert served.journal.vclock == VClock({1: 5 + 380})
+
+
+async def test_batch_is_not_tried_often_when_all_statements_fail() -> None:
+    served = Served()
+    served.fill(1000)
+    with patch.object(StatementBatches, "execute", autospec=True, side_effect=StatementBatches.execute) as tried:
+        await served.run([numbered(INSERT, range(1000))])
+    assert served.peers[0].codes() == [3] * 1000
+    assert tried.call_count < 12
 
 
 async def test_batch_executes_alternating_statements_on_several_spaces_in_order() -> None:
@@ -94,9 +120,18 @@ async def test_batch_executes_alternating_statements_on_several_spaces_in_order(
     assert served.journal.vclock == VClock({1: 5 + 30})
 
 
-async def test_batch_leaves_reads_to_sessions_when_their_replies_are_too_large() -> None:
+async def test_batch_leaves_a_read_to_its_session_when_the_replies_are_too_large() -> None:
     served = Served()
     served.fill(40)
-    with patch.object(statement_batch, "REPLIES_SIZE_MAX", 10):
+    with patch.object(statement_batch, "REPLIES_SIZE_MAX", 60):  # 20 tuples
+        await served.run([numbered(SELECT, range(40))])
+    assert served.peers[0].handled == 1
+    assert served.peers[0].tuples() == [((key, key),) for key in range(40)]
+
+
+async def test_batch_leaves_all_reads_to_sessions_when_each_reply_is_too_large() -> None:
+    served = Served()
+    served.fill(40)
+    with patch.object(statement_batch, "REPLIES_SIZE_MAX", 2):
         await served.run([numbered(SELECT, range(40))])
     assert served.peers[0].handled == 40

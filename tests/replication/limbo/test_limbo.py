@@ -108,6 +108,23 @@ def test_a_local_transaction_waits_in_anybodys_queue() -> None:
     assert story.tell("writes")[0] == "commits a b"
 
 
+def test_asynchronous_batch_released_before_its_write_commits_when_it_is_written() -> None:
+    limbo: Limbo[str] = Limbo(instance_id=1, dialect=Dialect.V2_6, quorum=2, timeout=5.0)
+    first = limbo.submit("a", is_synchronous=True)
+    assert first is not None
+    limbo.written(first, 1, 0.0)
+    (confirm,) = limbo.ack(2, VClock({1: 1}))
+    assert isinstance(confirm, Write)
+    batch = [limbo.submit(name, is_synchronous=False) for name in "bc"]
+    entries = [entry for entry in batch if entry is not None]
+    for lsn, entry in enumerate(entries, 3):
+        entry.lsn = lsn
+    assert limbo.request_written(confirm.request, 2) == [Commit((first,))]
+    assert limbo.written_together(entries, 0.0) == [Commit(tuple(entries))]
+    assert len(entries) == 2
+    assert not limbo
+
+
 def overtaken_owner() -> tuple[Limbo[str], list[Action[str]]]:
     """Return instance 1, whose client waits for `a`, 1:2; then 2 takes over with a PROMOTE, 2:7, that covers it."""
     limbo: Limbo[str] = Limbo(instance_id=1, dialect=Dialect.V2_11, quorum=3, timeout=5.0)

@@ -76,7 +76,7 @@ def takes_writes(lane: Lane) -> bool:
 
 
 def takes_waiting_writes(lane: Lane) -> bool:
-    """Return True if writes may use the lane, provided that each can be rolled back separately."""
+    """Return True if writes may use the lane; those into a synchronous space wait for a verdict."""
     return lane.is_alone and lane.space.sequence is None
 
 
@@ -218,6 +218,17 @@ def insert_many(lane: Lane, keys: list[Key], tuples: list[bytes], written: BulkW
     index.add_fresh(keys)
     written.add(index, keys, olds)
     return True
+
+
+def count_new(lane: Lane, keys: list[Key]) -> int:
+    """Return how many of the first keys can be inserted: up to one that exists already, or occurs a second time."""
+    entries = lane.primary.map
+    seen: set[Key] = set()
+    for key in keys:
+        if key in entries or key in seen:
+            break
+        seen.add(key)
+    return len(seen)
 
 
 def delete_many(lane: Lane, keys: list[Key], written: BulkWrite) -> list[bytes | None]:

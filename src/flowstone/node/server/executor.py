@@ -6,10 +6,11 @@ cost of serving is per message and per system call, not per byte, so the executo
 1. A single plain statement (`single_statement.py`) is executed, logged and answered at once.
 2. Otherwise, one compiled pass finds the packets of all connections, and the plain statements among them
    (`iproto/request_scan.py`, `request_batch.py`).
+   Turns of less than SCAN_SIZE_MIN bytes are not scanned: their sessions execute them.
 3. Stretches of plain statements are executed together (`statement_batch.py`).
 4. Other requests are executed by their sessions, one by one (`session.py`), in the order of arrival: those that are not
-   plain, in stretches too short for a batch, and what a batch leaves because one of its statements is not plain after
-   all or fails.
+   plain, those in stretches too short for a batch, a statement that fails between two batches, and whole stretches
+   with a statement that is not plain after all.
 5. The journal writes the rows of the turn with one write.
 6. Replies are sent when the log has the rows of the whole turn; a failed write turns replies into errors. Replies that
    need the verdict of other members, and those of requests that take time, are sent later (`late_replies.py`).
@@ -131,10 +132,23 @@ class Executor:
         batch = ScannedBatch(data, buf, self._table, peers)
         for is_plain, start, end in _stretches(scan.runs(self._table[scan.CODE, :count])):
             if is_plain and batch.size(start, end) <= BATCH_SIZE_MAX:
-                start += self._batches.execute(batch.part(start, end), outbox)
-            if start < end:
+                self._execute_in_batches(batch, start, end, outbox)
+            else:
                 self._execute_by_sessions(batch, start, end, outbox)
         self._leave(peers, spans)
+
+    def _execute_in_batches(self, batch: ScannedBatch, start: int, end: int, outbox: Outbox) -> None:
+        """Execute plain statements in batches, and by their sessions those that fail between the batches."""
+        plan, step = self._batches.plan(batch.part(start, end)), 1
+        while plan is not None and not plan.part.is_waiting:
+            count = self._batches.execute(plan, outbox)
+            # Where most statements fail, a batch for each of the others would cost more than the sessions.
+            step = 1 if count >= BATCH_COUNT_MIN else 2 * step
+            done = min(end - start, count + step)
+            self._execute_by_sessions(batch, start + count, start + done, outbox)
+            start += done
+            plan = plan.rest(done) if end - start >= BATCH_COUNT_MIN else None
+        self._execute_by_sessions(batch, start, end, outbox)
 
     def _execute_by_sessions(self, batch: ScannedBatch, start: int, end: int, outbox: Outbox) -> None:
         spans, ats, ends = (batch.cells[line, start:end].tolist() for line in _PACKET_LINES)

@@ -27,25 +27,25 @@ class ReplyPeer(Protocol):
 class LateReply:
     """One reply, called with the verdict. `packet` is sent if the transaction is committed."""
 
-    __slots__ = ("_all", "_packet", "_peer", "_sync")
+    __slots__ = ("_all", "_peer", "_sync", "packet")
 
     def __init__(self, all: LateReplies, peer: ReplyPeer, sync: int, packet: bytes) -> None:
         self._all = all
         self._peer = peer
         self._sync = sync
-        self._packet = packet
+        self.packet = packet
 
     def __call__(self, error: FlowstoneError | None) -> None:
-        self._all.send(self._peer, self._packet if error is None else self._all.refusal(self._sync, error))
+        self._all.send(self._peer, self.packet if error is None else self._all.refusal(self._sync, error))
 
 
 class LateRun:
-    """The replies to requests `first` to `behind` (exclusive) of a run; a verdict on a part of the run divides it.
+    """The replies to requests `first` to `end` (exclusive) of a run; a verdict on a part of the run divides it.
 
-    `spans` are the connections, each with the range of its requests; reply i ends at `ends[i + 1]` of `packets`.
+    `spans` are the connections, each with the range of its requests; reply i ends at `edges[i + 1]` of `packets`.
     """
 
-    __slots__ = ("_all", "_behind", "_ends", "_first", "_packets", "_spans", "_syncs")
+    __slots__ = ("_all", "_edges", "_end", "_first", "_packets", "_spans", "_syncs")
 
     def __init__(
         self,
@@ -53,37 +53,37 @@ class LateRun:
         spans: Sequence[tuple[ReplyPeer, int, int]],
         syncs: Sequence[int],
         packets: bytes,
-        ends: Sequence[int],
+        edges: Sequence[int],
         first: int,
-        behind: int,
+        end: int,
     ) -> None:
         self._all = all
         self._spans = spans
         self._syncs = syncs
         self._packets = packets
-        self._ends = ends
+        self._edges = edges
         self._first = first
-        self._behind = behind
+        self._end = end
 
     def __call__(self, error: FlowstoneError | None) -> None:
-        for peer, first, behind in self._spans:
-            first, behind = max(first, self._first), min(behind, self._behind)
-            if first < behind:
-                packets = self._packets[self._ends[first] : self._ends[behind]]
+        for peer, first, end in self._spans:
+            first, end = max(first, self._first), min(end, self._end)
+            if first < end:
+                packets = self._packets[self._edges[first] : self._edges[end]]
                 if error is not None:
-                    packets = b"".join(self._all.refusal(sync, error) for sync in self._syncs[first:behind])
-                self._all.send(peer, packets, behind - first)
+                    packets = b"".join(self._all.refusal(sync, error) for sync in self._syncs[first:end])
+                self._all.send(peer, packets, end - first)
 
     def take_first(self, count: int) -> LateRun:
         first, self._first = self._first, self._first + count
         return self._between(first, self._first)
 
     def take_last(self, count: int) -> LateRun:
-        behind, self._behind = self._behind, self._behind - count
-        return self._between(self._behind, behind)
+        end, self._end = self._end, self._end - count
+        return self._between(self._end, end)
 
-    def _between(self, first: int, behind: int) -> LateRun:
-        return LateRun(self._all, self._spans, self._syncs, self._packets, self._ends, first, behind)
+    def _between(self, first: int, end: int) -> LateRun:
+        return LateRun(self._all, self._spans, self._syncs, self._packets, self._edges, first, end)
 
 
 class LateReplies:
@@ -96,15 +96,18 @@ class LateReplies:
         self._due: dict[ReplyPeer, list[bytes]] = {}
         self._counts: dict[ReplyPeer, int] = {}
 
-    def reply(self, peer: ReplyPeer, sync: int, packet: bytes) -> LateReply:
-        """Return the callback for the verdict on a transaction that is about to be submitted."""
+    def reply(self, peer: ReplyPeer, sync: int, packet: bytes = b"") -> LateReply:
+        """Return the callback for the verdict on a transaction that is about to be submitted.
+
+        The caller may set `packet` later, before the rows are written.
+        """
         return LateReply(self, peer, sync, packet)
 
     def run(
-        self, spans: Sequence[tuple[ReplyPeer, int, int]], syncs: Sequence[int], packets: bytes, ends: Sequence[int]
+        self, spans: Sequence[tuple[ReplyPeer, int, int]], syncs: Sequence[int], packets: bytes, edges: Sequence[int]
     ) -> LateRun:
         """Like `reply`, for a run of transactions."""
-        return LateRun(self, spans, syncs, packets, ends, 0, len(syncs))
+        return LateRun(self, spans, syncs, packets, edges, 0, len(syncs))
 
     def refusal(self, sync: int, error: FlowstoneError) -> bytes:
         self._counters.errors += 1

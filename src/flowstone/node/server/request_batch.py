@@ -124,6 +124,10 @@ class BatchPart:
             return self
         return BatchPart(self.data, self.buf, self.cells, self.start, self.start + count, self._peers)
 
+    def rest(self, count: int) -> BatchPart:
+        """Return the requests after the first `count`."""
+        return BatchPart(self.data, self.buf, self.cells, self.start + count, self.end, self._peers)
+
     def by_peer(self) -> list[tuple[BatchPeer, int, int]]:
         """Return the connections, each with the range of its requests, counted from the start."""
         return self._spans

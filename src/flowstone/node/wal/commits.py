@@ -31,7 +31,7 @@ Listener = Callable[[tuple[Statement, ...]], None]
 
 
 class Commits:
-    """Commits transactions. Turns write their bulk statements themselves, and only `settle` them here."""
+    """Commits transactions. Batches of statements write their rows themselves, and only `settle` them here."""
 
     def __init__(self, box: Box, journal: Journal, clock: Clock) -> None:
         self._box = box

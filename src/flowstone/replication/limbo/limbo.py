@@ -263,15 +263,20 @@ class Limbo(LimboState[T]):
         return self._advance()
 
     def written_together(self, entries: Sequence[LimboEntry[T]], now: float) -> list[Action[T]]:
-        """Do as `written` for several waiting entries that have their LSNs, but look for a quorum only once."""
+        """Do as `written` for several entries that have their LSNs, but look for a quorum only once."""
+        released: list[LimboEntry[T]] = []
         for entry in entries:
-            assert entry.state is EntryState.WAITING, "a verdict is written after its transactions"
             entry.is_written = True
+            if entry.state is EntryState.RELEASED:
+                entry.become(EntryState.COMMITTED)
+                released.append(entry)
+                continue
+            assert entry.state is EntryState.WAITING, "a verdict is written after its transactions"
             if entry.origin_id == self.instance_id:
                 entry.written_at = now
-        # No entry of a batch is local, so these LSNs are those of the owner.
-        self._written_lsn = entries[-1].lsn
-        return self._advance()
+            # No entry of a batch is local, so these LSNs are those of the owner.
+            self._written_lsn = entry.lsn
+        return [*([Commit(tuple(released))] if released else ()), *self._advance()]
 
     def write_failed(self, entry: LimboEntry[T]) -> list[Action[T]]:
         """Record that neither the transaction nor any later one is in the log. A repeated call has no effect."""
