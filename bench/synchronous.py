@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,10 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.load import FIRST_KEY, SPACE_ID, Connections, Requests, person, pings, shuffled, statements
+from bench.load import FIRST_KEY, SPACE_ID, Connections, Requests, people, person, pings, shuffled, statements
 from bench.measure import Result, alternate
 from flowstone.iproto.constants import RequestType
 from flowstone.iproto.errors import TarantoolError
+from flowstone.iproto.msgpack import pack
 from tests.interop.member import Member, NodeMember, RealMember, eventually, wait_ready
 from tests.real_tarantool import free_port
 
@@ -30,11 +33,16 @@ SINGLE_COMMITS: Final = 1500
 IN_FLIGHT: Final = 500
 CONNECTIONS: Final = 50
 IN_FLIGHT_OF_THREE, CONNECTIONS_OF_THREE = 2000, 10
+BESIDE_COMMITS, ASYNCHRONOUS_IN_FLIGHT = 100, 5000
+"""A client writes as many rows synchronously at a time, beside as many asynchronous writes of another client."""
 SECONDS: Final = 60.0
 
-RATE_RATIO, LATENCY_RATIO, PYSYNCOBJ_RATIO = 0.2, 4.0, 3.0
+RATE_RATIO, BESIDE_RATIO, LATENCY_RATIO, PYSYNCOBJ_RATIO = 0.2, 0.12, 4.0, 3.0
 
 INDEX: Final = 288
+NOTES_ID: Final = SPACE_ID + 1
+"""An asynchronous space beside the synchronous one."""
+
 OPTIONS: Final[dict[str, Any]] = {"wal_mode": "write", "net_msg_max": 100_000, "checkpoint_count": 10}
 PAIR: Final = OPTIONS | {"replication_synchro_quorum": 2, "replication_synchro_timeout": 5}
 MESH: Final = OPTIONS | {"bootstrap_strategy": "legacy"}
@@ -87,6 +95,7 @@ def pairs(directory: Path, stack: ExitStack) -> Iterator[Result]:
     yield from _waits(ours, real)
     for connections in (1, CONNECTIONS):
         yield _rate(connections, ours, real)
+    yield _beside(ours)
     for group in (ours, real):
         group.check()
 
@@ -100,7 +109,7 @@ def node_pair(directory: Path, stack: ExitStack) -> Group:
 
     master = started("master")
     replica = started("replica", replication=[master.uri])
-    make_space(master)
+    make_spaces(master)
     return Group(stack, master, replica)
 
 
@@ -118,9 +127,11 @@ def real_pair(directory: Path, stack: ExitStack) -> Group:
     return Group(stack, master, replica)
 
 
-def make_space(master: Member) -> None:
+def make_spaces(master: Member) -> None:
     master.call("box.schema.space.create", "people", {"id": SPACE_ID, "is_sync": True})
-    master.client.insert(INDEX, SPACE_ID, 0, "pk", "tree", {"unique": True}, ((0, "unsigned"),))
+    master.call("box.schema.space.create", "notes", {"id": NOTES_ID})
+    for space_id in (SPACE_ID, NOTES_ID):
+        master.client.insert(INDEX, space_id, 0, "pk", "tree", {"unique": True}, ((0, "unsigned"),))
 
 
 def _waits(ours: Group, real: Group) -> Iterator[Result]:
@@ -145,6 +156,36 @@ def _rate(connections: int, ours: Group, real: Group) -> Result:
     of = "one connection" if connections == 1 else f"{connections} connections"
     what = f"synchronous INSERT with quorum 2, {IN_FLIGHT} in flight, {of}"
     return _compared(what, mine, beside, RATE_RATIO)
+
+
+def _beside(ours: Group) -> Result:
+    """Compare with ourselves: under this load, the real server 2.6 misses ACKs, and its queue times out."""
+    body = b"\x82\x10" + pack(NOTES_ID) + b"\x21" + pack(person(FIRST_KEY))
+    replaces = people(RequestType.REPLACE, body, shuffled(COMMITS, seed=1), age_at=-1)
+    load, other = ours.connect(1), ours.connect(1)
+
+    def alone() -> float:
+        return load.run(replaces, ASYNCHRONOUS_IN_FLIGHT).rate
+
+    def beside() -> float:
+        is_over = threading.Event()
+
+        def write_synchronously() -> None:
+            while not is_over.is_set():
+                other.run(ours.inserts(BESIDE_COMMITS), BESIDE_COMMITS)
+
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(write_synchronously)
+            try:
+                rate = alone()
+            finally:
+                is_over.set()
+            writing.result()
+        return rate
+
+    what = f"asynchronous REPLACE, {ASYNCHRONOUS_IN_FLIGHT} in flight, beside synchronous writes, and alone"
+    mine, by_itself = alternate(ROUNDS, beside, alone)
+    return _compared(what, mine, by_itself, BESIDE_RATIO)
 
 
 def _compared(what: str, ours: float, peers: float, promised: float) -> Result:
@@ -189,7 +230,7 @@ def elected(directory: Path, stack: ExitStack) -> Group:
     first.wait_writable(seconds=SECONDS)
     for other in others:
         other.configure(election_mode="candidate")
-    make_space(first)
+    make_spaces(first)
     return Group(stack, first, *others)
 
 
