@@ -79,7 +79,7 @@ def _divide(batches: Iterator[Any]) -> Iterator[Any]:
 def test_errors_of_workers_outlive_the_session(spark: SparkSession) -> None:
     with pytest.raises(SparkJobFailed) as ours, session("failing") as running:
         running.range(9).mapInArrow(_fail, "id long").count()
-    assert str(ours.value) == "the log is gone; make it again"
+    assert str(ours.value) == "the log is deleted; make it again"
     with pytest.raises(RuntimeError, match=r"(?s)Traceback.*ZeroDivisionError"), session("failing") as running:
         running.range(9).mapInArrow(_divide, "id long").count()
 
